@@ -1,0 +1,183 @@
+//! The model as a graph of layers and values, checked once and then trusted.
+
+use crate::build;
+use crate::yaml;
+use crate::{Fault, LayerId, LayerKind, ParamSpec, Place, SpecError, TensorType, ValueId, Warning};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// A checked model. Layers stand in file order, and every layer's inputs are made before it:
+/// by the model's inputs or by layers above.
+#[derive(Clone, Debug)]
+pub struct LayerGraph {
+    pub(crate) name: String,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) values: Vec<Value>,
+    pub(crate) inputs: Vec<ValueId>,
+    pub(crate) outputs: Vec<ValueId>,
+    pub(crate) users: Vec<Vec<Use>>,
+    pub(crate) requires_grad: Vec<bool>,
+    pub(crate) param_count: u64,
+    pub(crate) warnings: Vec<Warning>,
+}
+
+/// One layer of a model.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Layer {
+    /// The layer's number, which is its position in [`LayerGraph::layers`].
+    pub id: LayerId,
+    /// Its full name, which its parameters' names begin with: `blocks.0.attn`.
+    pub name: String,
+    /// What it computes, with its arguments.
+    pub kind: LayerKind,
+    /// Its inputs, by port.
+    pub inputs: Vec<ValueId>,
+    /// Its outputs, by port.
+    pub outputs: Vec<ValueId>,
+    /// The earlier layer whose parameters it uses, where both have one of the same name and shape.
+    pub share: Option<LayerId>,
+    /// Whether its parameters are kept as they are.
+    pub frozen: bool,
+    /// Where the file says so.
+    pub place: Place,
+}
+
+/// A tensor that flows between layers.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Value {
+    /// The value's number.
+    pub id: ValueId,
+    /// The name under which the file defines it, or the name of the layer that makes it.
+    pub name: String,
+    /// Element type and shape.
+    pub ty: TensorType,
+    /// Who makes it.
+    pub made_by: Source,
+}
+
+/// Where a value comes from.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// It is the model's input of this position.
+    Input(usize),
+    /// A layer makes it.
+    Layer {
+        /// The layer.
+        layer: LayerId,
+        /// Which of the layer's outputs it is.
+        port: usize,
+    },
+}
+
+/// One use of a value by a layer.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Use {
+    /// The layer that takes the value.
+    pub layer: LayerId,
+    /// Which of the layer's inputs it is.
+    pub port: usize,
+}
+
+impl LayerGraph {
+    /// Reads and checks a model file.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, SpecError> {
+        let path = path.as_ref();
+        Self::from_yaml(&yaml::read_file(path)?, &path.display().to_string())
+    }
+
+    /// Checks a model given as YAML. Errors name `file_name`, and so does the model if it does
+    /// not name itself.
+    pub fn from_yaml(text: &str, file_name: &str) -> Result<Self, SpecError> {
+        let graph = yaml::parse(text).and_then(|root| build::build(&root, file_name));
+        graph.map_err(|fault: Fault| fault.in_file(file_name))
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// All layers in file order.
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// A layer of this graph.
+    pub fn layer(&self, id: LayerId) -> &Layer {
+        &self.layers[id.index()]
+    }
+
+    /// The layer of this full name.
+    pub fn layer_by_name(&self, name: &str) -> Option<LayerId> {
+        self.layers.iter().find(|layer| layer.name == name).map(|layer| layer.id)
+    }
+
+    /// All values: the model's inputs, then what the layers make, in file order.
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// A value of this graph.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    /// The model's inputs, in file order.
+    pub fn inputs(&self) -> &[ValueId] {
+        &self.inputs
+    }
+
+    /// The model's outputs, in file order; the last layer's, if the file names none.
+    pub fn outputs(&self) -> &[ValueId] {
+        &self.outputs
+    }
+
+    /// Every use of a value by a layer, ascending. Being an output of the model is no use.
+    pub fn users(&self, id: ValueId) -> &[Use] {
+        &self.users[id.index()]
+    }
+
+    /// Whether gradients flow into a value: it is a floating-point number and depends on a
+    /// parameter that is trained. Inputs of the model never do.
+    pub fn requires_grad(&self, id: ValueId) -> bool {
+        self.requires_grad[id.index()]
+    }
+
+    /// The word for the batch size: the outermost size of the first input, where it is a word.
+    pub fn batch(&self) -> Option<&str> {
+        self.value(*self.inputs.first()?).ty.dims().first()?.as_symbol()
+    }
+
+    /// What in the file is allowed but hardly meant.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.warnings
+    }
+
+    /// Every word that stands for a size in the inputs' shapes.
+    pub fn words(&self) -> BTreeSet<String> {
+        let mut words = BTreeSet::new();
+        for dim in self.inputs.iter().flat_map(|input| self.value(*input).ty.dims()) {
+            dim.collect_symbols(&mut words);
+        }
+        words
+    }
+
+    /// Elements of all trained or frozen parameters; shared ones count once, buffers not at all.
+    pub fn param_count(&self) -> u64 {
+        self.param_count
+    }
+
+    /// The layer's parameters and buffers, less those it uses of the layer it shares with.
+    pub fn own_params(&self, id: LayerId) -> Vec<ParamSpec> {
+        let tied = self.shared_params(id);
+        let params = self.layer(id).kind.params();
+        params.into_iter().filter(|param| !tied.contains(&param.name)).collect()
+    }
+
+    /// The names of the parameters that the layer uses of the layer it shares with.
+    pub fn shared_params(&self, id: LayerId) -> Vec<&'static str> {
+        let layer = self.layer(id);
+        layer.share.map_or(Vec::new(), |other| layer.kind.tied_params(&self.layer(other).kind))
+    }
+}

@@ -1,0 +1,79 @@
+//! Readers and checks that several kinds of layer share.
+
+use super::rules::BadArgument;
+use crate::spec::MAX_RANK;
+use crate::yaml::{Kind, Node, Reader, COUNT, SIZE};
+use crate::{DType, Dim, TensorType};
+
+/// Two numbers for height and width, or one for both.
+pub(super) fn pair_of(node: &Node, one: &Reader<u64>) -> Option<[u64; 2]> {
+    match &node.kind {
+        Kind::List(items) => match items.as_slice() {
+            [height, width] => Some([(one.read)(height)?, (one.read)(width)?]),
+            _ => None,
+        },
+        _ => (one.read)(node).map(|both| [both, both]),
+    }
+}
+
+/// Height and width, 1 or more.
+pub(super) const PAIR: Reader<[u64; 2]> =
+    Reader::new("a whole number, 1 or more, or two of them: [height, width]", |node| pair_of(node, &SIZE));
+
+/// Height and width, 0 or more.
+pub(super) const COUNT_PAIR: Reader<[u64; 2]> =
+    Reader::new("a whole number, 0 or more, or two of them: [height, width]", |node| pair_of(node, &COUNT));
+
+/// One size or several.
+pub(super) const SIZES: Reader<Vec<u64>> =
+    Reader::new("a whole number, 1 or more, or a list of them", |node| match &node.kind {
+        Kind::List(items) if (1..=MAX_RANK).contains(&items.len()) => items.iter().map(SIZE.read).collect(),
+        _ => (SIZE.read)(node).map(|size| vec![size]),
+    });
+
+/// Which dimension a PyTorch index means: `-1` is the last.
+pub(super) fn dimension(index: i64, rank: usize) -> Result<usize, String> {
+    let from_start = if index < 0 { index.checked_add_unsigned(rank as u64) } else { Some(index) };
+    from_start
+        .and_then(|index| usize::try_from(index).ok())
+        .filter(|index| *index < rank)
+        .ok_or_else(|| format!("the input has {rank} dimensions, so there is no dimension {index}"))
+}
+
+/// Refuses inputs of another dtype than float32, which parameters have.
+pub(super) fn expect_float32(input: &TensorType) -> Result<(), String> {
+    match input.dtype {
+        DType::Float32 => Ok(()),
+        other => Err(format!("expected a float32 input, as its parameters are, found {other}")),
+    }
+}
+
+/// Refuses inputs that are not floating-point numbers.
+pub(super) fn expect_floating(input: &TensorType) -> Result<(), String> {
+    if input.dtype.is_floating() {
+        return Ok(());
+    }
+    Err(format!("expected a floating-point input, found {}", input.dtype))
+}
+
+/// The sizes of an image batch: `[batch, channels, height, width]`.
+pub(super) fn image(input: &TensorType) -> Result<[&Dim; 4], String> {
+    match input.dims() {
+        [batch, channels, height, width] => Ok([batch, channels, height, width]),
+        _ => Err(format!("expected an input [batch, channels, height, width], found {input}")),
+    }
+}
+
+/// Refuses an image whose number of channels is not `expected`, which `argument` asks for.
+pub(super) fn expect_channels(input: &TensorType, argument: &str, expected: u64) -> Result<(), String> {
+    let [_, channels, _, _] = image(input)?;
+    if *channels == Dim::Fixed(expected) {
+        return Ok(());
+    }
+    Err(format!("expected {expected} channels ({argument}), found {channels} in {input}"))
+}
+
+/// An argument that does not fit the others.
+pub(super) fn bad(name: &'static str, expected: impl Into<String>) -> BadArgument {
+    BadArgument { name, expected: expected.into() }
+}

@@ -1,0 +1,135 @@
+//! Declaring a kind of layer: its arguments, how they are read, and what the manual says of them.
+
+use super::Rules;
+use crate::yaml::{Choice, Mapping};
+use crate::Fault;
+
+/// A kind's name, arguments and documentation; `layer!` writes it.
+pub(crate) trait Described: Sized + Rules {
+    const NAME: &'static str;
+    const DOC: &'static str;
+    const ARGUMENTS: &'static [Argument];
+    /// Arguments that PyTorch has and this layer refuses.
+    const REFUSED: &'static [Refused];
+
+    fn read(arguments: &Mapping<'_>) -> Result<Self, Fault>;
+}
+
+/// One argument of a kind of layer.
+#[derive(Debug)]
+pub(crate) struct Argument {
+    pub(crate) name: &'static str,
+    pub(crate) doc: &'static str,
+    pub(crate) expected: &'static str,
+    /// The default as a file would write it; None if the argument must be given.
+    pub(crate) default: Option<&'static str>,
+}
+
+/// An argument of PyTorch's that a layer does not take, and what to do instead.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) name: &'static str,
+    pub(crate) instead: &'static str,
+}
+
+/// Everything the reference manual says of a kind.
+#[derive(Debug)]
+pub(crate) struct Manual {
+    pub(crate) name: &'static str,
+    pub(crate) doc: &'static str,
+    pub(crate) arguments: &'static [Argument],
+    pub(crate) refused: &'static [Refused],
+}
+
+impl Manual {
+    pub(crate) fn of<L: Described>() -> Manual {
+        Manual { name: L::NAME, doc: L::DOC, arguments: L::ARGUMENTS, refused: L::REFUSED }
+    }
+}
+
+/// Reads and checks the arguments of one kind of layer.
+pub(crate) fn read_layer<L: Described>(choice: &Choice<'_>) -> Result<L, Fault> {
+    let known: Vec<&str> = L::ARGUMENTS.iter().map(|argument| argument.name).collect();
+    for refused in L::REFUSED {
+        if let Some(key) = choice.argument(refused.name) {
+            let message = format!("argument `{}` is not supported: {}", refused.name, refused.instead);
+            return Err(Fault::new(key.place, message));
+        }
+    }
+    let arguments = choice.arguments(&known)?;
+    let layer = L::read(&arguments)?;
+    layer.check().map_err(|bad| {
+        let place = arguments.get(bad.name).map_or(choice.place, |node| node.place);
+        Fault::new(place, format!("`{}`: expected {}", bad.name, bad.expected))
+    })?;
+    Ok(layer)
+}
+
+/// Declares a kind of layer: its struct, and its arguments with how each is read. The comments
+/// are the reference manual's words.
+///
+/// ```text
+/// layer! {
+///     /// What it computes.
+///     Name {
+///         /// What it is.
+///         required: u64 = SIZE;
+///         /// What it is; the default as a file writes it follows where Rust writes it otherwise.
+///         optional: [u64; 2] = PAIR, or [1, 1] => "1";
+///     }
+///     refuses { other: "what to do instead"; }       // may be left out
+/// }
+/// ```
+macro_rules! layer {
+    (
+        $(#[doc = $doc:literal])+
+        $Name:ident {
+            $(
+                $(#[doc = $field_doc:literal])+
+                $field:ident: $Type:ty = $reader:expr $(, or $default:expr $(=> $shown:literal)?)?;
+            )*
+        }
+        $(refuses { $($refused:ident: $instead:literal;)* })?
+    ) => {
+        $(#[doc = $doc])+
+        #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+        pub struct $Name {
+            $($(#[doc = $field_doc])+ pub $field: $Type,)*
+        }
+
+        impl $crate::layers::Described for $Name {
+            const NAME: &'static str = stringify!($Name);
+            const DOC: &'static str = concat!($($doc),+);
+            const ARGUMENTS: &'static [$crate::layers::Argument] = &[$(
+                $crate::layers::Argument {
+                    name: stringify!($field),
+                    doc: concat!($($field_doc),+),
+                    expected: $reader.expected,
+                    default: layer!(@shown $($default $(=> $shown)?)?),
+                }
+            ),*];
+            const REFUSED: &'static [$crate::layers::Refused] = &[$($(
+                $crate::layers::Refused { name: stringify!($refused), instead: $instead }
+            ),*)?];
+
+            #[allow(unused_variables)] // a layer without arguments reads none
+            fn read(arguments: &$crate::yaml::Mapping<'_>) -> Result<Self, $crate::Fault> {
+                $(let $field: $Type = layer!(@read arguments, $field, $reader $(, $default)?);)*
+                Ok($Name { $($field),* })
+            }
+        }
+    };
+    (@shown) => { None };
+    (@shown $default:expr) => { Some(stringify!($default)) };
+    (@shown $default:expr => $shown:literal) => { Some($shown) };
+    (@read $arguments:ident, $field:ident, $reader:expr) => {
+        $arguments.required(stringify!($field), &$reader)?
+    };
+    (@read $arguments:ident, $field:ident, $reader:expr, $default:expr) => {
+        match $arguments.optional(stringify!($field), &$reader)? {
+            Some(value) => value,
+            None => $default,
+        }
+    };
+}
+pub(super) use layer;

@@ -1,0 +1,60 @@
+//! What every kind of layer must say of itself.
+
+use crate::{Dim, OutOfRange, ParamSpec, TensorType};
+
+/// What a layer does to types, and what it costs. All of it is checked arithmetic: a layer that
+/// came over the wire may hold any numbers.
+pub(crate) trait Rules {
+    /// How many inputs the layer takes.
+    fn arity(&self) -> Arity {
+        Arity::One
+    }
+
+    /// What no argument can tell alone: whether the arguments fit each other.
+    fn check(&self) -> Result<(), BadArgument> {
+        Ok(())
+    }
+
+    /// Parameters and buffers in PyTorch's order.
+    fn params(&self) -> Vec<ParamSpec> {
+        Vec::new()
+    }
+
+    /// Output types for inputs whose number fits [`Rules::arity`].
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String>;
+
+    /// Forward FLOPs for the whole batch.
+    fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Result<Dim, OutOfRange>;
+}
+
+/// How many inputs a kind of layer takes.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Arity {
+    /// Exactly one.
+    One,
+    /// Two or more.
+    Several,
+}
+
+impl Arity {
+    /// Checks a number of inputs; the error says what to do.
+    pub(crate) fn check(self, inputs: usize) -> Result<(), String> {
+        match (self, inputs) {
+            (Arity::One, 1) | (Arity::Several, 2..) => Ok(()),
+            (Arity::One, 0) => Err("expected one input, found none".into()),
+            (Arity::One, _) => Err(format!(
+                "expected one input, found {inputs}; `merge: add`, `mul` or `concat` joins `in_variables` to it"
+            )),
+            (Arity::Several, _) => {
+                Err(format!("expected two inputs or more, found {inputs}; name the others in `in_variables: [..]`"))
+            }
+        }
+    }
+}
+
+/// An argument that does not fit the others.
+#[derive(Debug)]
+pub(crate) struct BadArgument {
+    pub(crate) name: &'static str,
+    pub(crate) expected: String,
+}

@@ -1,0 +1,226 @@
+//! Entries of a `layers:` list: a layer, or a block of further entries.
+
+use crate::layers::{Add, Concat, LayerKind, Mul};
+use crate::vars::Vars;
+use crate::yaml::{Choice, Entry, Key, Kind, Mapping, Node, Reader, COUNT, FLAG, INTEGER, TEXT};
+use crate::{Fault, Place};
+
+/// A name and where it is written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Name {
+    pub(crate) text: String,
+    pub(crate) place: Place,
+}
+
+/// One entry of a list of layers.
+#[derive(Debug)]
+pub(crate) enum Item {
+    Layer(Box<Written>),
+    Block(Block),
+}
+
+/// A layer as written.
+#[derive(Clone, Debug)]
+pub(crate) struct Written {
+    /// None: its position is its name.
+    pub(crate) name: Option<Name>,
+    pub(crate) kind: LayerKind,
+    pub(crate) place: Place,
+    pub(crate) input: Option<Name>,
+    pub(crate) in_variables: Vec<Name>,
+    pub(crate) out_variables: Vec<Name>,
+    pub(crate) merge: Option<Merge>,
+    pub(crate) share: Option<Name>,
+    pub(crate) freeze: bool,
+}
+
+/// `merge:`, the layer that joins a layer's `in_variables` to its input.
+#[derive(Clone, Debug)]
+pub(crate) struct Merge {
+    pub(crate) kind: LayerKind,
+    pub(crate) place: Place,
+}
+
+/// Several entries under one name, perhaps repeated.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) name: Option<Name>,
+    /// Where `repeat` says how often, or where the block begins.
+    pub(crate) place: Place,
+    /// None: once, and without a number in the names.
+    pub(crate) repeat: Option<u64>,
+    pub(crate) items: Vec<Item>,
+    pub(crate) freeze: bool,
+}
+
+const LAYER_KEYS: [&str; 8] = ["name", "input", "in_variables", "out_variables", "merge", "dim", "share", "freeze"];
+const BLOCK_KEYS: [&str; 4] = ["name", "repeat", "layers", "freeze"];
+
+/// The longest full name of a layer: it becomes part of file keys.
+pub(super) const MAX_NAME: usize = 200;
+
+/// Reads a list of layers; `prefix` is what their full names begin with.
+pub(super) fn read_list(node: &Node, prefix: &str, vars: &Vars) -> Result<Vec<Item>, Fault> {
+    let items = node.list("`layers`", "a list of layers, each begun with `- `")?;
+    if items.is_empty() {
+        return Err(Fault::new(node.place, "`layers`: expected at least one layer"));
+    }
+    let item = |(position, item)| read_item(item, position, prefix, vars);
+    items.iter().enumerate().map(item).collect()
+}
+
+fn read_item(node: &Node, position: usize, prefix: &str, vars: &Vars) -> Result<Item, Fault> {
+    let path = format!("{prefix}{}", label(node).unwrap_or_else(|| position.to_string()));
+    match &node.kind {
+        Kind::Map(entries) if entries.iter().any(|entry| is_block_key(&entry.key)) => {
+            read_block(node, &path, vars).map(Item::Block).map_err(|fault| fault.in_layer(&path, None))
+        }
+        _ => read_layer(node, vars)
+            .map(|layer| Item::Layer(Box::new(layer)))
+            .map_err(|fault| fault.in_layer(&path, known_kind(node))),
+    }
+}
+
+fn is_block_key(key: &Key) -> bool {
+    key.text == "layers" || key.text == "repeat"
+}
+
+/// The name that an entry gives itself, for errors that come before it is checked.
+fn label(node: &Node) -> Option<String> {
+    let Kind::Map(entries) = &node.kind else { return None };
+    let name = &entries.iter().find(|entry| entry.key.text == "name")?.value;
+    (TEXT.read)(name).filter(|name| is_name(name))
+}
+
+/// The layer's kind, for errors, if the entry is clear about it.
+fn known_kind(node: &Node) -> Option<&str> {
+    let (choice, _) = split(node).ok()?;
+    LayerKind::NAMES.contains(&choice.name).then_some(choice.name)
+}
+
+fn read_block(node: &Node, path: &str, vars: &Vars) -> Result<Block, Fault> {
+    let block = node.mapping("a block", "key", &BLOCK_KEYS)?;
+    let repeat = block.get("repeat").map(|node| vars.substitute(node)?.read("`repeat`", &COUNT)).transpose()?;
+    let prefix = if repeat.is_some() { format!("{path}.0.") } else { format!("{path}.") };
+    Ok(Block {
+        name: block.get("name").map(|node| layer_name(node, "`name`")).transpose()?,
+        place: block.get("repeat").unwrap_or(node).place,
+        repeat,
+        items: read_list(block.need("layers")?, &prefix, vars)?,
+        freeze: block.optional("freeze", &FLAG)?.unwrap_or(false),
+    })
+}
+
+/// Tells the key that names the layer's kind from the keys beside it.
+fn split(node: &Node) -> Result<(Choice<'_>, Node), Fault> {
+    let Kind::Map(entries) = &node.kind else {
+        let choice = node.choice("this entry", "a layer")?;
+        return Ok((choice, Node { place: node.place, kind: Kind::Null }));
+    };
+    let is_sibling = |entry: &&Entry| LAYER_KEYS.contains(&entry.key.text.as_str());
+    let (siblings, others): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(is_sibling);
+    let is_kind = |entry: &&&Entry| LayerKind::NAMES.contains(&entry.key.text.as_str());
+    let Some(kind) = others.iter().find(is_kind).or(others.first()) else {
+        return Err(node.unexpected("this entry", "the name of a layer among the keys"));
+    };
+    if let Some(stray) = others.iter().find(|other| other.key != kind.key) {
+        return Err(stray_key(&stray.key, &kind.key.text));
+    }
+    let choice = Choice { name: &kind.key.text, place: kind.key.place, arguments: Some(&kind.value) };
+    let siblings = siblings.into_iter().cloned().collect();
+    Ok((choice, Node { place: node.place, kind: Kind::Map(siblings) }))
+}
+
+fn stray_key(key: &Key, kind: &str) -> Fault {
+    let text = &key.text;
+    if LayerKind::NAMES.contains(&text.as_str()) {
+        let message = format!("a second layer `{text}` in one entry; begin it with `- `");
+        return Fault::new(key.place, message);
+    }
+    if LayerKind::argument_names(kind).contains(&text.as_str()) {
+        let message = format!("`{text}` is an argument of {kind}: indent it below `{kind}:`");
+        return Fault::new(key.place, message);
+    }
+    key.unknown("key", &LAYER_KEYS)
+}
+
+fn read_layer(node: &Node, vars: &Vars) -> Result<Written, Fault> {
+    let node = vars.substitute(node)?;
+    let (choice, siblings) = split(&node)?;
+    let keys = siblings.mapping("a layer", "key", &LAYER_KEYS)?;
+    let list = |key| keys.get(key).map(|node| names(node, &format!("`{key}`"))).transpose();
+    let written = Written {
+        name: keys.get("name").map(|node| layer_name(node, "`name`")).transpose()?,
+        kind: LayerKind::read(&choice)?,
+        place: choice.place,
+        input: keys.get("input").map(|node| name(node, "`input`")).transpose()?,
+        in_variables: list("in_variables")?.unwrap_or_default(),
+        out_variables: list("out_variables")?.unwrap_or_default(),
+        merge: read_merge(&keys)?,
+        share: keys.get("share").map(|node| layer_name(node, "`share`")).transpose()?,
+        freeze: keys.optional("freeze", &FLAG)?.unwrap_or(false),
+    };
+    written.out_variables.iter().try_for_each(check_name)?;
+    Ok(written)
+}
+
+const MERGE: Reader<&'static str> =
+    Reader::word("`add`, `mul` or `concat`", &["add", "mul", "concat"], |node| match node.as_text()? {
+        "add" => Some("add"),
+        "mul" => Some("mul"),
+        "concat" => Some("concat"),
+        _ => None,
+    });
+
+fn read_merge(keys: &Mapping<'_>) -> Result<Option<Merge>, Fault> {
+    let how = keys.optional("merge", &MERGE)?;
+    let dim = keys.get("dim");
+    let kind = match (how, dim) {
+        (Some("add"), None) => LayerKind::Add(Add {}),
+        (Some("mul"), None) => LayerKind::Mul(Mul {}),
+        (Some("concat"), Some(dim)) => LayerKind::Concat(Concat { dim: dim.read("`dim`", &INTEGER)? }),
+        (Some("concat"), None) => {
+            return Err(Fault::new(keys.place, "`merge: concat` needs the dimension to join along: `dim: 1`"))
+        }
+        (_, Some(dim)) => return Err(Fault::new(dim.place, "`dim` means something beside `merge: concat` only")),
+        (_, None) => return Ok(None),
+    };
+    Ok(keys.get("merge").map(|node| Merge { kind, place: node.place }))
+}
+
+/// A list of names, or one name alone.
+pub(super) fn names(node: &Node, what: &str) -> Result<Vec<Name>, Fault> {
+    match &node.kind {
+        Kind::List(items) => items.iter().map(|item| name(item, what)).collect(),
+        _ => Ok(vec![name(node, what)?]),
+    }
+}
+
+/// A variable's name. Whether it fits the rules matters only where it is defined.
+fn name(node: &Node, what: &str) -> Result<Name, Fault> {
+    Ok(Name { text: node.read(what, &Reader::new("a name", TEXT.read))?, place: node.place })
+}
+
+/// A layer's name, dots and all.
+fn layer_name(node: &Node, what: &str) -> Result<Name, Fault> {
+    let name = name(node, what)?;
+    if is_name(&name.text) {
+        return Ok(name);
+    }
+    Err(node.unexpected(what, &format!("1 to {MAX_NAME} letters, digits, `_`, `-` or `.` between them")))
+}
+
+fn is_name(text: &str) -> bool {
+    let allowed = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+    let length = (1..=MAX_NAME).contains(&text.len());
+    length && text.chars().all(allowed) && text.split('.').all(|part| !part.is_empty())
+}
+
+/// Refuses a variable's name that is none.
+pub(super) fn check_name(name: &Name) -> Result<(), Fault> {
+    if is_name(&name.text) {
+        return Ok(());
+    }
+    let message = format!("expected a name of 1 to {MAX_NAME} letters, digits, `_`, `-` or `.`");
+    Err(Fault::new(name.place, message))
+}

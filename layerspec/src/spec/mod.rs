@@ -1,0 +1,46 @@
+//! The model file as written, read into types: names are not looked up yet, shapes not inferred.
+
+mod entry;
+mod input;
+mod unroll;
+
+pub(crate) use entry::{Block, Item, Name, Written};
+pub(crate) use input::{Input, MAX_RANK};
+pub(crate) use unroll::{unroll, Flat, ScopeId, Scopes};
+
+use crate::vars::Vars;
+use crate::yaml::{Kind, Node, TEXT};
+use crate::{Fault, Place};
+
+/// A whole model file.
+#[derive(Debug)]
+pub(crate) struct Spec {
+    pub(crate) name: Option<String>,
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) layers: Vec<Item>,
+    /// Where `layers` begins.
+    pub(crate) layers_place: Place,
+    /// None: the last layer's output.
+    pub(crate) outputs: Option<Vec<Name>>,
+}
+
+impl Spec {
+    pub(crate) fn read(root: &Node) -> Result<Spec, Fault> {
+        if root.kind == Kind::Null {
+            return Err(Fault::new(root.place, "the file is empty: expected `inputs` and `layers`"));
+        }
+        let known = ["model", "vars", "inputs", "layers", "outputs"];
+        let file = root.mapping("the model file", "key", &known)?;
+        let vars = file.get("vars").map(Vars::read).transpose()?.unwrap_or_default();
+        let name = file.optional("model", &TEXT)?;
+        let inputs = input::read_inputs(&vars.substitute(file.need("inputs")?)?)?;
+        let layers = file.need("layers")?;
+        Ok(Spec {
+            name,
+            inputs,
+            layers: entry::read_list(layers, "", &vars)?,
+            layers_place: layers.place,
+            outputs: file.get("outputs").map(|node| entry::names(node, "`outputs`")).transpose()?,
+        })
+    }
+}

@@ -1,0 +1,132 @@
+//! Blocks and repeats, unrolled into one list of layers in the order they run.
+
+use super::entry::MAX_NAME;
+use super::{Block, Item, Written};
+use crate::{Fault, Place};
+
+/// The most layers a model may have once repeats are unrolled.
+const MAX_LAYERS: u64 = 10_000;
+
+/// A layer of the unrolled list.
+#[derive(Debug)]
+pub(crate) struct Flat {
+    /// The full name: the names of the blocks around it, then its own, with dots.
+    pub(crate) name: String,
+    pub(crate) scope: ScopeId,
+    /// `freeze` of the layer or of a block around it.
+    pub(crate) frozen: bool,
+    pub(crate) written: Written,
+}
+
+/// Where variables are visible: the file, or one repetition of a block.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct ScopeId(usize);
+
+/// Every scope with the one around it.
+#[derive(Debug)]
+pub(crate) struct Scopes {
+    parents: Vec<Option<ScopeId>>,
+}
+
+impl Scopes {
+    /// The scope of the file itself.
+    pub(crate) const FILE: ScopeId = ScopeId(0);
+
+    /// A scope and those around it, innermost first.
+    pub(crate) fn outwards(&self, scope: ScopeId) -> impl Iterator<Item = ScopeId> + '_ {
+        std::iter::successors(Some(scope), |scope| *self.parents.get(scope.0)?)
+    }
+
+    fn inside(&mut self, parent: ScopeId) -> ScopeId {
+        self.parents.push(Some(parent));
+        ScopeId(self.parents.len() - 1)
+    }
+}
+
+/// All layers of a model in the order they run, with the scopes they stand in.
+pub(crate) fn unroll(items: &[Item], place: Place) -> Result<(Vec<Flat>, Scopes), Fault> {
+    count(items, place)?;
+    let mut unroll = Unroll { layers: Vec::new(), scopes: Scopes { parents: vec![None] } };
+    unroll.items(items, &Around { prefix: String::new(), scope: Scopes::FILE, frozen: false })?;
+    Ok((unroll.layers, unroll.scopes))
+}
+
+/// How many layers `items` unroll to, counted before any is made. References to variables count
+/// too, as each is a copy in each repetition.
+fn count(items: &[Item], place: Place) -> Result<u64, Fault> {
+    let mut total = 0u64;
+    for item in items {
+        let (more, place) = match item {
+            Item::Layer(layer) => {
+                let references = layer.in_variables.len() + layer.out_variables.len();
+                (Some(1 + references as u64 / 16), layer.place)
+            }
+            Item::Block(block) => {
+                let once = count(&block.items, block.place)?;
+                (once.checked_mul(block.repeat.unwrap_or(1)), block.place)
+            }
+        };
+        total = more.and_then(|more| total.checked_add(more)).unwrap_or(u64::MAX);
+        if total > MAX_LAYERS {
+            let message = format!("more than {MAX_LAYERS} layers once repeats are unrolled");
+            return Err(Fault::new(place, message));
+        }
+    }
+    match total {
+        0 => Err(Fault::new(place, "expected at least one layer once repeats are unrolled")),
+        total => Ok(total),
+    }
+}
+
+/// What the blocks around a list of items say.
+struct Around {
+    prefix: String,
+    scope: ScopeId,
+    frozen: bool,
+}
+
+struct Unroll {
+    layers: Vec<Flat>,
+    scopes: Scopes,
+}
+
+impl Unroll {
+    fn items(&mut self, items: &[Item], around: &Around) -> Result<(), Fault> {
+        for (position, item) in items.iter().enumerate() {
+            let (own, place) = match item {
+                Item::Layer(layer) => (&layer.name, layer.place),
+                Item::Block(block) => (&block.name, block.place),
+            };
+            let own = own.as_ref().map_or_else(|| position.to_string(), |name| name.text.clone());
+            let name = format!("{}{own}", around.prefix);
+            if name.len() > MAX_NAME {
+                let message = format!("the layer's full name is longer than {MAX_NAME} letters");
+                return Err(Fault::new(place, message));
+            }
+            match item {
+                Item::Layer(layer) => self.layers.push(Flat {
+                    name,
+                    scope: around.scope,
+                    frozen: around.frozen || layer.freeze,
+                    written: Written::clone(layer),
+                }),
+                Item::Block(block) => self.block(block, &name, around)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, block: &Block, name: &str, around: &Around) -> Result<(), Fault> {
+        let frozen = around.frozen || block.freeze;
+        let Some(repeat) = block.repeat else {
+            let prefix = format!("{name}.");
+            return self.items(&block.items, &Around { prefix, scope: around.scope, frozen });
+        };
+        for repetition in 0..repeat {
+            let prefix = format!("{name}.{repetition}.");
+            let scope = self.scopes.inside(around.scope);
+            self.items(&block.items, &Around { prefix, scope, frozen })?;
+        }
+        Ok(())
+    }
+}

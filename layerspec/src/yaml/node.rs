@@ -1,0 +1,49 @@
+//! The tree a YAML file becomes.
+
+use crate::Place;
+
+/// One YAML value and where it stands.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Node {
+    /// Its first character.
+    pub place: Place,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What a YAML value is. Plain scalars are typed by YAML 1.2's core schema.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Kind {
+    /// Nothing, `null` or `~`.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// Any other number.
+    Float(f64),
+    /// Text, quoted or not.
+    Text(String),
+    /// A list.
+    List(Vec<Node>),
+    /// A mapping in file order; no key occurs twice.
+    Map(Vec<Entry>),
+}
+
+/// One `key: value` of a mapping.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Entry {
+    /// What stands before the colon.
+    pub key: Key,
+    /// What stands after it.
+    pub value: Node,
+}
+
+/// A mapping's key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Key {
+    /// Its first character.
+    pub place: Place,
+    /// The key as written, without quotes.
+    pub text: String,
+}

@@ -1,0 +1,183 @@
+//! Reading nodes as typed values, with one style of error.
+
+use super::{Entry, Key, Kind, Node};
+use crate::error::quoted;
+use crate::suggest::nearest;
+use crate::{Fault, Place};
+
+/// How a node becomes a `T`, and what to call a `T` when it doesn't.
+#[derive(Copy, Clone, Debug)]
+pub struct Reader<T: 'static> {
+    /// What is expected, as an error and the reference manual say it: "a whole number, 1 or more".
+    pub expected: &'static str,
+    /// The value, or None when the node is something else.
+    pub read: fn(&Node) -> Option<T>,
+    /// The words a value may be, if it is one of a few; for "did you mean".
+    pub choices: &'static [&'static str],
+}
+
+impl<T> Reader<T> {
+    /// A reader of values that are not one of a few words.
+    pub const fn new(expected: &'static str, read: fn(&Node) -> Option<T>) -> Self {
+        Reader { expected, read, choices: &[] }
+    }
+
+    /// A reader of one of a few words.
+    pub const fn word(expected: &'static str, choices: &'static [&'static str], read: fn(&Node) -> Option<T>) -> Self {
+        Reader { expected, read, choices }
+    }
+}
+
+impl Node {
+    /// The node as `reader` reads it. `what` names it in the error: "`lr`".
+    pub fn read<T>(&self, what: &str, reader: &Reader<T>) -> Result<T, Fault> {
+        (reader.read)(self).ok_or_else(|| {
+            let near = self.as_text().and_then(|text| nearest(text, reader.choices.iter().copied()));
+            self.unexpected(what, reader.expected).suggesting(near)
+        })
+    }
+
+    /// The error for a node that is not what it should be.
+    pub fn unexpected(&self, what: &str, expected: &str) -> Fault {
+        Fault::new(self.place, format!("{what}: expected {expected}, found {}", self.describe()))
+    }
+
+    /// The node's text, where it is text.
+    pub fn as_text(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The node's items. `what` names it in the error ("`layers`"); `expected` says what it should be.
+    pub fn list(&self, what: &str, expected: &str) -> Result<&[Node], Fault> {
+        match &self.kind {
+            Kind::List(items) => Ok(items),
+            _ => Err(self.unexpected(what, expected)),
+        }
+    }
+
+    /// The node as a mapping all of whose keys are among `known`. `what` names the mapping in
+    /// errors, `noun` one of its keys ("key", "argument"). Nothing at all is the empty mapping.
+    pub fn mapping<'n>(&'n self, what: &'n str, noun: &'n str, known: &[&str]) -> Result<Mapping<'n>, Fault> {
+        let entries: &[Entry] = match &self.kind {
+            Kind::Map(entries) => entries,
+            Kind::Null => &[],
+            _ => return Err(self.unexpected(what, &format!("a mapping of {noun}s"))),
+        };
+        for Entry { key, .. } in entries {
+            if !known.contains(&key.text.as_str()) {
+                return Err(key.unknown(noun, known));
+            }
+        }
+        Ok(Mapping { place: self.place, noun, entries })
+    }
+
+    /// The node as a choice with arguments: a bare word (`ReLU`) or a mapping with one key
+    /// (`Linear: {...}`). `what` names the node in the error; `noun` says what is chosen ("a loss").
+    pub fn choice(&self, what: &str, noun: &str) -> Result<Choice<'_>, Fault> {
+        match &self.kind {
+            Kind::Text(name) => Ok(Choice { name, place: self.place, arguments: None }),
+            Kind::Map(entries) if entries.len() == 1 => {
+                let Entry { key, value } = &entries[0];
+                Ok(Choice { name: &key.text, place: key.place, arguments: Some(value) })
+            }
+            _ => Err(self.unexpected(what, &format!("{noun} (`Name`, or `Name: {{argument: value}}`)"))),
+        }
+    }
+
+    /// What the node is, in an error's words.
+    pub fn describe(&self) -> String {
+        match &self.kind {
+            Kind::Null => "nothing".into(),
+            Kind::Bool(value) => format!("`{value}`"),
+            Kind::Int(value) => format!("`{value}`"),
+            Kind::Float(value) => format!("`{value}`"),
+            Kind::Text(text) => quoted(text),
+            Kind::List(_) => "a list".into(),
+            Kind::Map(_) => "a mapping".into(),
+        }
+    }
+}
+
+impl Key {
+    /// The error for a key that is not among `known`.
+    pub fn unknown(&self, noun: &str, known: &[&str]) -> Fault {
+        let message = format!("unknown {noun} {}", quoted(&self.text));
+        match nearest(&self.text, known.iter().copied()) {
+            Some(near) => Fault::new(self.place, message).suggesting(Some(near)),
+            None if known.is_empty() => Fault::new(self.place, format!("{message}: expected no {noun}s")),
+            None => Fault::new(self.place, format!("{message}: expected one of {}", known.join(", "))),
+        }
+    }
+}
+
+/// A mapping whose keys are all known.
+#[derive(Clone, Debug)]
+pub struct Mapping<'n> {
+    /// Where the mapping begins.
+    pub place: Place,
+    noun: &'n str,
+    entries: &'n [Entry],
+}
+
+impl<'n> Mapping<'n> {
+    /// The value of `key`, where the file gives one.
+    pub fn get(&self, key: &str) -> Option<&'n Node> {
+        self.entries.iter().find(|entry| entry.key.text == key).map(|entry| &entry.value)
+    }
+
+    /// The value of `key`, or an error that says it is missing.
+    pub fn need(&self, key: &str) -> Result<&'n Node, Fault> {
+        self.get(key).ok_or_else(|| Fault::new(self.place, format!("missing {} `{key}`", self.noun)))
+    }
+
+    /// The value of `key` as `reader` reads it, or an error that says it is missing.
+    pub fn required<T>(&self, key: &str, reader: &Reader<T>) -> Result<T, Fault> {
+        match self.get(key) {
+            Some(node) => node.read(&format!("`{key}`"), reader),
+            None => Err(Fault::new(self.place, format!("missing {} `{key}`: expected {}", self.noun, reader.expected))),
+        }
+    }
+
+    /// The value of `key` as `reader` reads it, where the file gives one.
+    pub fn optional<T>(&self, key: &str, reader: &Reader<T>) -> Result<Option<T>, Fault> {
+        self.get(key).map(|node| node.read(&format!("`{key}`"), reader)).transpose()
+    }
+}
+
+/// One of several named things, with its arguments: `CrossEntropyLoss`, or
+/// `CrossEntropyLoss: {label_smoothing: 0.1}`.
+#[derive(Copy, Clone, Debug)]
+pub struct Choice<'n> {
+    /// The name chosen.
+    pub name: &'n str,
+    /// Where the name stands.
+    pub place: Place,
+    /// The arguments as written; None for a bare word.
+    pub arguments: Option<&'n Node>,
+}
+
+impl<'n> Choice<'n> {
+    /// The arguments as a mapping all of whose keys are among `known`.
+    pub fn arguments(&self, known: &[&str]) -> Result<Mapping<'n>, Fault> {
+        match self.arguments {
+            Some(node) => Ok(Mapping { place: self.place, ..node.mapping(self.name, "argument", known)? }),
+            None => Ok(Mapping { place: self.place, noun: "argument", entries: &[] }),
+        }
+    }
+
+    /// The key of the argument `name` as written, where the file gives one.
+    pub fn argument(&self, name: &str) -> Option<&'n Key> {
+        match &self.arguments?.kind {
+            Kind::Map(entries) => entries.iter().map(|entry| &entry.key).find(|key| key.text == name),
+            _ => None,
+        }
+    }
+
+    /// The error for a name that is not among `known`; `noun` says what they are ("loss").
+    pub fn unknown(&self, noun: &str, known: &[&str]) -> Fault {
+        Key { place: self.place, text: self.name.to_owned() }.unknown(noun, known)
+    }
+}

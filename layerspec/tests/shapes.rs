@@ -1,0 +1,195 @@
+//! Shape and parameter arithmetic against values worked out by hand or known from PyTorch.
+
+mod support;
+
+use layerspec::{Bindings, Dim, Init, LayerGraph, Role, Shape};
+use support::{model, refused};
+
+/// The output type of a model of one layer, as text.
+fn output(input: &str, layer: &str) -> String {
+    let graph = one(input, layer);
+    graph.value(graph.outputs()[0]).ty.to_string()
+}
+
+fn one(input: &str, layer: &str) -> LayerGraph {
+    model(&format!("inputs: {{x: {input}}}\nlayers:\n  - {layer}\n"))
+}
+
+#[test]
+fn convolution_sizes() {
+    let conv = |size: u32, rest: &str| {
+        let layer = format!("Conv2d: {{in_channels: 1, out_channels: 2, kernel_size: {rest}}}");
+        output(&format!("[batch, 1, {size}, {size}]"), &layer)
+    };
+    assert_eq!(conv(28, "5"), "[batch, 2, 24, 24]");
+    assert_eq!(conv(28, "3, padding: 1, stride: 2"), "[batch, 2, 14, 14]");
+    assert_eq!(conv(224, "7, padding: 3, stride: 2"), "[batch, 2, 112, 112]");
+    assert_eq!(conv(10, "[3, 1], stride: [2, 3], padding: [0, 1]"), "[batch, 2, 4, 4]");
+    assert_eq!(conv(10, "3, dilation: 4"), "[batch, 2, 2, 2]");
+    assert_eq!(conv(10, "4, padding: same, dilation: 2"), "[batch, 2, 10, 10]");
+    assert_eq!(conv(10, "4, padding: valid"), "[batch, 2, 7, 7]");
+}
+
+/// PyTorch's rule: rounded up, but the last window must start inside the image or its left padding.
+#[test]
+fn pool_sizes_rounded_up() {
+    let pool = |size: u32, rest: &str| {
+        let layer = format!("MaxPool2d: {{ceil_mode: true, kernel_size: {rest}}}");
+        output(&format!("[batch, 1, {size}, {size}]"), &layer)
+    };
+    assert_eq!(pool(5, "2"), "[batch, 1, 3, 3]");
+    assert_eq!(pool(6, "2"), "[batch, 1, 3, 3]");
+    assert_eq!(pool(4, "1, stride: 3"), "[batch, 1, 2, 2]");
+    assert_eq!(pool(5, "1, stride: 3"), "[batch, 1, 2, 2]"); // ceil(4 / 3) + 1 = 3, but it starts at 6
+    assert_eq!(pool(4, "2, stride: 3, padding: 1"), "[batch, 1, 2, 2]"); // starts at 6 = 4 + 1 + 1
+    assert_eq!(pool(112, "3, stride: 2, padding: 1"), "[batch, 1, 57, 57]");
+    assert_eq!(output("[batch, 3, 5, 7]", "AvgPool2d: {kernel_size: [2, 3]}"), "[batch, 3, 2, 2]");
+}
+
+/// The formula for words gives what numbers give, for every size and either rounding.
+#[test]
+fn formulas_agree_with_numbers() {
+    for ceil in ["false", "true"] {
+        for (kernel, stride, padding) in [(1, 1, 0), (1, 3, 0), (2, 2, 1), (3, 2, 1), (5, 3, 2), (3, 7, 0)] {
+            let layer = format!(
+                "MaxPool2d: {{kernel_size: {kernel}, stride: {stride}, padding: {padding}, ceil_mode: {ceil}}}"
+            );
+            let symbolic = one("[batch, 1, height, 9]", &layer);
+            let formula = &symbolic.value(symbolic.outputs()[0]).ty.dims()[2];
+            for height in kernel..kernel + 12 {
+                let fixed = one(&format!("[batch, 1, {height}, 9]"), &layer);
+                let expected = fixed.value(fixed.outputs()[0]).ty.dims()[2].as_fixed();
+                let found = formula.eval(&Bindings::new().with("height", height));
+                assert_eq!(found, expected, "{layer}, height {height}, {formula}");
+                assert_eq!(expected, Some(windows(height, kernel, stride, padding, ceil == "true")));
+            }
+        }
+    }
+}
+
+/// PyTorch's `pooling_output_shape`, word for word.
+fn windows(size: u64, kernel: u64, stride: u64, padding: u64, ceil: bool) -> u64 {
+    let span = size + 2 * padding - kernel + if ceil { stride - 1 } else { 0 };
+    let windows = span / stride + 1;
+    if ceil && (windows - 1) * stride >= size + padding {
+        return windows - 1;
+    }
+    windows
+}
+
+#[test]
+fn words_in_shapes() {
+    assert_eq!(output("[batch, seq, 512]", "Flatten"), "[batch, seq*512]");
+    assert_eq!(output("[batch, 8, 64]", "Flatten: {start_dim: 0}"), "[batch*512]");
+    assert_eq!(output("[batch, seq, 512]", "Reshape: {shape: [-1, 512]}"), "[batch*seq, 512]");
+    assert_eq!(output("[batch, seq, 512]", "Reshape: {shape: [-1, 8, 64]}"), "[batch*seq, 8, 64]");
+    assert_eq!(output("[batch, 64]", "Reshape: {shape: [-1, 1, 8, 8]}"), "[batch, 1, 8, 8]");
+    assert_eq!(output("[batch, seq, 4]", "Transpose: {dim0: 1, dim1: -1}"), "[batch, 4, seq]");
+    assert_eq!(
+        output("[batch, 1, h, 8]", "Conv2d: {in_channels: 1, out_channels: 1, kernel_size: 3, stride: 2}"),
+        "[batch, 1, ((h + 1)//2) - 1, 3]"
+    );
+    assert_eq!(output("[batch, 1, h, w]", "AdaptiveAvgPool2d: {output_size: 4}"), "[batch, 1, 4, 4]");
+}
+
+#[test]
+fn joins_of_words() {
+    let join = |inputs: &str, layer: &str| {
+        let graph = model(&format!("inputs: {inputs}\nlayers:\n  - {layer}:\n    in_variables: y"));
+        graph.value(graph.outputs()[0]).ty.to_string()
+    };
+    assert_eq!(join("{x: [batch, seq, 4], y: [1, seq, 4]}", "Add"), "[batch, seq, 4]");
+    assert_eq!(join("{x: [batch, seq, 4], y: [4]}", "Mul"), "[batch, seq, 4]");
+    assert_eq!(join("{x: [batch, 1, 4], y: [batch, seq, 1]}", "Mul"), "[batch, seq, 4]");
+    let concat = "merge: concat\n    dim: 1\n    in_variables: y";
+    let graph = model(&format!("inputs: {{x: [batch, a, 4], y: [batch, b, 4]}}\nlayers:\n  - ReLU:\n    {concat}"));
+    assert_eq!(graph.value(graph.outputs()[0]).ty.to_string(), "[batch, a + b, 4]");
+}
+
+#[test]
+fn dtypes_flow() {
+    let embedding = "Embedding: {num_embeddings: 9, embedding_dim: 4}";
+    assert_eq!(output("{shape: [batch, seq], dtype: int64}", embedding), "[batch, seq, 4]");
+    assert_eq!(output("{shape: [batch, 2], dtype: float64}", "Tanh"), "float64 [batch, 2]");
+    assert_eq!(output("{shape: [batch, 2], dtype: bool}", "Identity"), "bool [batch, 2]");
+    assert!(refused("inputs: {x: [batch]}\nlayers:\n  - Embedding: {num_embeddings: 9, embedding_dim: 4}")
+        .ends_with("expected an int64 or int32 input, found float32"));
+}
+
+/// Name, shape and role of a layer's parameters and buffers.
+fn params(input: &str, layer: &str) -> String {
+    let graph = one(input, layer);
+    let show = |param: &layerspec::ParamSpec| {
+        let buffer = if param.role == Role::Buffer { " buffer" } else { "" };
+        format!("{} {:?}{buffer}", param.name, param.shape)
+    };
+    graph.layers()[0].kind.params().iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn parameters_are_pytorchs() {
+    assert_eq!(params("[b, 4]", "Linear: {in_features: 4, out_features: 2}"), "weight [2, 4], bias [2]");
+    assert_eq!(params("[b, 4]", "Linear: {in_features: 4, out_features: 2, bias: false}"), "weight [2, 4]");
+    let conv = "Conv2d: {in_channels: 4, out_channels: 6, kernel_size: [3, 5], groups: 2}";
+    assert_eq!(params("[b, 4, 9, 9]", conv), "weight [6, 2, 3, 5], bias [6]");
+    assert_eq!(params("[b, 3, 4]", "LayerNorm: {normalized_shape: [3, 4]}"), "weight [3, 4], bias [3, 4]");
+    assert_eq!(params("[b, 4]", "LayerNorm: {normalized_shape: 4, bias: false}"), "weight [4]");
+    assert_eq!(params("[b, 4]", "LayerNorm: {normalized_shape: 4, elementwise_affine: false}"), "");
+    assert_eq!(
+        params("[b, 4, 9, 9]", "BatchNorm2d: {num_features: 4}"),
+        "weight [4], bias [4], running_mean [4] buffer, running_var [4] buffer, num_batches_tracked [] buffer"
+    );
+    assert_eq!(params("[b, 4, 9, 9]", "BatchNorm2d: {num_features: 4, affine: false, track_running_stats: false}"), "");
+}
+
+#[test]
+fn initialisation_is_pytorchs() {
+    let first = |input: &str, layer: &str| one(input, layer).layers()[0].kind.params()[0].init;
+    let bound = 1.0 / 4f64.sqrt();
+    assert_eq!(
+        first("[b, 4]", "Linear: {in_features: 4, out_features: 2}"),
+        Init::Uniform { low: -bound, high: bound }
+    );
+    let bound = 1.0 / (2.0 * 3.0 * 5.0f64).sqrt();
+    assert_eq!(
+        first("[b, 4, 9, 9]", "Conv2d: {in_channels: 4, out_channels: 6, kernel_size: [3, 5], groups: 2}"),
+        Init::Uniform { low: -bound, high: bound }
+    );
+    let tokens = "{shape: [b], dtype: int64}";
+    assert_eq!(
+        first(tokens, "Embedding: {num_embeddings: 9, embedding_dim: 4, padding_idx: -2}"),
+        Init::NormalZeroRow { mean: 0.0, std: 1.0, zero_row: 7 }
+    );
+    assert_eq!(first("[b, 4]", "LayerNorm: {normalized_shape: 4}"), Init::Ones);
+}
+
+#[test]
+fn costs_of_known_layers() {
+    let cost = |input: &str, layer: &str| {
+        let graph = one(input, layer);
+        graph.cost(graph.layers()[0].id, &Bindings::new().with("batch", 2)).unwrap()
+    };
+    let linear = cost("[batch, 3, 4]", "Linear: {in_features: 4, out_features: 5}");
+    assert_eq!((linear.params, linear.flops, linear.activation_bytes), (25, 2 * 2 * 3 * 4 * 5, 2 * 3 * 5 * 4));
+    // ResNet's first layer: 118 million multiply-adds a sample.
+    let conv = cost(
+        "[batch, 3, 224, 224]",
+        "Conv2d: {in_channels: 3, out_channels: 64, kernel_size: 7, stride: 2, padding: 3, bias: false}",
+    );
+    assert_eq!((conv.params, conv.flops), (9408, 2 * 2 * 118_013_952));
+    let graph = one("[batch, seq, 4]", "ReLU");
+    assert_eq!(graph.cost(graph.layers()[0].id, &Bindings::new().with("batch", 2)), None, "seq is not bound");
+}
+
+#[test]
+fn real_sizes_bind_words() {
+    let shape = Shape::new(vec![Dim::symbol("batch"), Dim::symbol("seq"), Dim::Fixed(4)]);
+    let mut bindings = Bindings::new().with("seq", 7);
+    assert_eq!(shape.match_sizes(&[32, 7, 4], &mut bindings), Ok(()));
+    assert_eq!(bindings.get("batch"), Some(32));
+    assert_eq!(
+        shape.match_sizes(&[32, 8, 4], &mut bindings).unwrap_err(),
+        "expected shape [batch, seq, 4], found [32, 8, 4]: seq is 7 here, not 8"
+    );
+    assert!(shape.match_sizes(&[32, 7], &mut bindings).unwrap_err().ends_with("2 dimensions instead of 3"));
+}
