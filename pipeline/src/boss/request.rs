@@ -1,0 +1,186 @@
+//! What the user can ask for, and the frames that ask workers for it.
+
+use super::command;
+use crate::effect::{Destination, Effect, Peer};
+use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
+use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Round, RoundLoss};
+use crate::optimizer::OptimizerSpec;
+use crate::plan::Plan;
+use crate::schedule::Action;
+use layerspec::ValueId;
+use std::net::SocketAddr;
+
+/// What a session starts from.
+pub struct Setup {
+    /// The stages and their workers.
+    pub plan: Plan,
+    /// The run's seed.
+    pub seed: u64,
+    /// For each worker where it accepts direct connections, if it does.
+    pub addresses: Vec<Option<SocketAddr>>,
+}
+
+/// Something the user wants done on all workers.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Request {
+    /// Give every worker its stages.
+    Distribute,
+    /// Use this optimizer, with fresh state.
+    SetOptimizer(OptimizerSpec),
+    /// Carry out a round of actions.
+    Run(Box<RunRequest>),
+    /// Forget a batch whose backward pass will not come.
+    Discard {
+        /// Which batch.
+        batch: u64,
+    },
+    /// Gather parameters and buffers.
+    SendState,
+    /// Replace parameters and buffers: for each its worker, name and tensor.
+    LoadState(Vec<(WorkerId, String, Slot)>),
+    /// End the run on every worker.
+    Stop,
+}
+
+/// A round of actions and the tensors it starts from.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RunRequest {
+    /// The batch it works on.
+    pub batch: u64,
+    /// The training step, which random draws depend on.
+    pub step: u64,
+    /// Training or evaluation.
+    pub mode: Mode,
+    /// For each worker what it does.
+    pub actions: Vec<Vec<Action>>,
+    /// The loss, where the last stage computes it.
+    pub loss: Option<RoundLoss>,
+    /// Whether the model's outputs come back.
+    pub outputs: bool,
+    /// The model's inputs, by microbatch.
+    pub inputs: Vec<(u32, ValueId, Slot)>,
+    /// What the output should have been, by microbatch.
+    pub targets: Vec<(u32, Slot)>,
+    /// Gradients of the model's outputs, where the boss gives them.
+    pub grads: Option<Vec<(u32, ValueId, Vec<Slot>)>>,
+}
+
+impl Request {
+    /// Every tensor in it, for letting go of a request that is not carried out.
+    pub(super) fn into_slots(self) -> Vec<Slot> {
+        match self {
+            Request::Run(run) => {
+                let grads = run.grads.into_iter().flatten().flat_map(|(.., slots)| slots);
+                let inputs = run.inputs.into_iter().map(|(.., slot)| slot);
+                inputs.chain(run.targets.into_iter().map(|(_, slot)| slot)).chain(grads).collect()
+            }
+            Request::LoadState(tensors) => tensors.into_iter().map(|(.., slot)| slot).collect(),
+            Request::Distribute
+            | Request::SetOptimizer(_)
+            | Request::Discard { .. }
+            | Request::SendState
+            | Request::Stop => Vec::new(),
+        }
+    }
+
+    /// The frames that carry it out.
+    pub(super) fn sends(self, id: u64, plan: &Plan, seed: u64, addresses: &[Option<SocketAddr>]) -> Vec<Effect> {
+        let workers = (0..plan.workers() as u16).map(WorkerId);
+        let to_all = |body: &dyn Fn(WorkerId) -> Command| {
+            let to = workers.clone().map(|w| command(w, id, body(w))).collect();
+            Effect::Send { to, slots: Vec::new() }
+        };
+        match self {
+            Request::Distribute => {
+                vec![to_all(&|w| Command::Assign(Box::new(assignment(plan, seed, addresses, w))))]
+            }
+            Request::SetOptimizer(spec) => vec![to_all(&|_| Command::SetOptimizer(spec))],
+            Request::Discard { batch } => vec![to_all(&|_| Command::Discard { batch })],
+            Request::SendState => vec![to_all(&|_| Command::SendState)],
+            Request::Run(run) => {
+                let mut sends = vec![to_all(&|w| Command::Run(Box::new(round(&run, w))))];
+                sends.extend(tensors(*run, plan));
+                sends
+            }
+            Request::LoadState(tensors) => {
+                let count = |w| tensors.iter().filter(|(worker, ..)| *worker == w).count() as u32;
+                let mut sends = vec![to_all(&|w| Command::LoadState { tensors: count(w) })];
+                sends.extend(tensors.into_iter().map(|(worker, name, slot)| {
+                    let head = Head::Load { id, name };
+                    let to = vec![Destination { peer: Peer::Worker(worker), route: None, head }];
+                    Effect::Send { to, slots: vec![slot] }
+                }));
+                sends
+            }
+            Request::Stop => {
+                let to = workers.map(|w| Destination { peer: Peer::Worker(w), route: None, head: Head::Stop });
+                vec![Effect::Send { to: to.collect(), slots: Vec::new() }]
+            }
+        }
+    }
+}
+
+fn assignment(plan: &Plan, seed: u64, addresses: &[Option<SocketAddr>], worker: WorkerId) -> Assignment {
+    let address = |w: WorkerId| addresses.get(w.0 as usize).copied().flatten();
+    let peers = plan.peers_of(worker).into_iter().map(|peer| {
+        // The lower number dials, unless only the lower one can be called.
+        let (low, high) = (worker.min(peer), worker.max(peer));
+        let caller = if address(high).is_none() && address(low).is_some() { high } else { low };
+        PeerAddress { worker: peer, address: address(peer), dial: caller == worker }
+    });
+    let peers = peers.collect();
+    Assignment { worker, stages: plan.stages_of(worker), homes: plan.homes.clone(), peers, seed }
+}
+
+fn round(run: &RunRequest, worker: WorkerId) -> Round {
+    Round {
+        batch: run.batch,
+        step: run.step,
+        mode: run.mode,
+        actions: run.actions.get(worker.0 as usize).cloned().unwrap_or_default(),
+        loss: run.loss.clone(),
+        outputs: run.outputs,
+        grads_from_boss: run.grads.is_some(),
+    }
+}
+
+/// The frames that bring a round its tensors: inputs to the stages that use them, targets to the
+/// stage that computes the loss, gradients to the stages that made the outputs.
+fn tensors(run: RunRequest, plan: &Plan) -> Vec<Effect> {
+    let batch = run.batch;
+    let send = |stages: Vec<StageId>, slots: Vec<Slot>, head: &dyn Fn(StageId) -> Head| {
+        let to = stages.into_iter().filter_map(|stage| {
+            let peer = Peer::Worker(plan.home(stage)?);
+            Some(Destination { peer, route: None, head: head(stage) })
+        });
+        let to: Vec<_> = to.collect();
+        if to.is_empty() {
+            Effect::Drop(slots)
+        } else {
+            Effect::Send { to, slots }
+        }
+    };
+    let users = |value: ValueId| {
+        let uses = plan.stages.iter().filter(|s| s.inputs.iter().any(|i| i.value == value && i.from.is_none()));
+        uses.map(|s| s.stage).collect::<Vec<_>>()
+    };
+    let maker = |wanted: &dyn Fn(&crate::plan::StageOutput) -> bool| {
+        plan.stages.iter().find(|s| s.outputs.iter().any(wanted)).map(|s| s.stage).into_iter().collect::<Vec<_>>()
+    };
+    let inputs = run.inputs.into_iter().map(|(index, value, slot)| {
+        let key = MicrobatchKey { batch, index };
+        (index, send(users(value), vec![slot], &|to| Head::Value { key, value, to }))
+    });
+    let targets = run.targets.into_iter().map(|(index, slot)| {
+        let key = MicrobatchKey { batch, index };
+        (index, send(maker(&|o| o.model_output == Some(0)), vec![slot], &|to| Head::Target { key, to }))
+    });
+    let grads = run.grads.into_iter().flatten().map(|(index, value, slots)| {
+        let key = MicrobatchKey { batch, index };
+        let head = |to| Head::Gradient { key, value, from: None, to };
+        (index, send(maker(&|o| o.value == value && o.needs_grad), slots, &head))
+    });
+    let mut sends: Vec<_> = inputs.chain(targets).chain(grads).collect();
+    sends.sort_by_key(|(index, _)| *index);
+    sends.into_iter().map(|(_, send)| send).collect()
+}

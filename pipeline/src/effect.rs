@@ -1,0 +1,117 @@
+//! What sessions are told and what they want done. A session does no I/O: the driver does, and
+//! tells it what happened.
+
+use crate::frame::Route;
+use crate::ids::{Slot, Ticket, WorkerId};
+use crate::message::{Failure, Head};
+use crate::task::Task;
+use std::fmt;
+use std::net::SocketAddr;
+
+/// A moment on the driver's clock, in microseconds from any fixed start.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Micros(pub u64);
+
+impl Micros {
+    /// That many seconds later.
+    pub fn plus_seconds(self, seconds: u64) -> Self {
+        Micros(self.0.saturating_add(seconds.saturating_mul(1_000_000)))
+    }
+}
+
+/// The other end of a connection.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Peer {
+    /// The boss.
+    Boss,
+    /// A worker; a session's own number leads back to itself.
+    Worker(WorkerId),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Boss => f.write_str("the boss"),
+            Peer::Worker(worker) => worker.fmt(f),
+        }
+    }
+}
+
+/// A frame whose tensors the driver holds in slots.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Frame {
+    /// Set on frames that go by way of the boss.
+    pub route: Option<Route>,
+    /// What is said.
+    pub head: Head,
+    /// The tensors that came with it.
+    pub slots: Vec<Slot>,
+}
+
+/// One receiver of a frame.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Destination {
+    /// The connection to use.
+    pub peer: Peer,
+    /// Set where the boss is to pass it on.
+    pub route: Option<Route>,
+    /// What is said to this receiver.
+    pub head: Head,
+}
+
+/// What a session wants done. Every slot is given back in exactly one effect.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Effect {
+    /// Send the same tensors to each receiver.
+    Send {
+        /// The receivers.
+        to: Vec<Destination>,
+        /// The tensors.
+        slots: Vec<Slot>,
+    },
+    /// Give this to the compute thread, and its result to `on_done`.
+    Compute {
+        /// Names the result.
+        ticket: Ticket,
+        /// The work.
+        task: Task<Slot>,
+    },
+    /// Connect to a worker, and say how it went with `on_link_up` or `on_link_down`.
+    Dial {
+        /// Which worker.
+        peer: WorkerId,
+        /// Where it listens.
+        address: SocketAddr,
+    },
+    /// Free these tensors.
+    Drop(Vec<Slot>),
+    /// Close this connection: the other end broke the protocol.
+    Hangup {
+        /// Which connection.
+        peer: Peer,
+        /// What it did.
+        reason: String,
+    },
+    /// Something the user should read.
+    Notice(String),
+    /// A stage session only: the boss ended the run.
+    Finish,
+    /// The boss session only: the answer to a request.
+    Reply {
+        /// Which request.
+        request: u64,
+        /// How it went.
+        result: Result<Answer, Failure>,
+    },
+}
+
+/// What a request to the boss session brings.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Answer {
+    /// The weighted loss of each microbatch, ascending.
+    pub losses: Vec<(u32, f32)>,
+    /// The model's outputs, by microbatch and variable.
+    pub outputs: Vec<(u32, layerspec::ValueId, Slot)>,
+    /// Parameters and buffers by name.
+    pub state: Vec<(String, Slot)>,
+}

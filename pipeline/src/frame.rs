@@ -1,0 +1,113 @@
+//! The frame: a MessagePack head of bounded size, then raw tensor bytes.
+//!
+//! ```text
+//! | head length: u32 little-endian | head: MessagePack of Envelope | tensor 0 | tensor 1 | ...
+//! ```
+//!
+//! The head says how long each tensor is, so a reader knows and bounds every size before it takes
+//! memory for it.
+
+use crate::ids::WorkerId;
+use crate::message::Head;
+use crate::tensor_meta::TensorMeta;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A head longer than this is refused. The largest is a stage with all its layers.
+pub const MAX_HEAD_BYTES: usize = 16 << 20;
+/// More tensors than this in one frame are refused.
+pub const MAX_TENSORS: usize = 4096;
+/// Tensor bytes in one frame beyond this are refused.
+pub const MAX_BODY_BYTES: u64 = 16 << 30;
+
+/// Everything in a frame but the tensors' bytes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    /// Set on frames that go by way of the boss.
+    pub route: Option<Route>,
+    /// What is said.
+    pub head: Head,
+    /// The tensors that follow.
+    pub tensors: Vec<TensorMeta>,
+}
+
+/// The two workers of a relayed frame.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Route {
+    /// Who wrote it.
+    pub from: WorkerId,
+    /// Whom it is for.
+    pub to: WorkerId,
+}
+
+/// Why bytes are not a frame.
+#[derive(Debug, Error)]
+pub enum FrameError {
+    /// The head is larger than any real one.
+    #[error("a frame head of {0} bytes; at most {MAX_HEAD_BYTES} are allowed")]
+    HeadTooLong(u64),
+    /// The head is not what this version understands.
+    #[error("a frame head that cannot be read: {0}")]
+    Head(String),
+    /// A tensor or their sum is larger than allowed.
+    #[error("a frame with {0} of tensors; at most {MAX_BODY_BYTES} bytes are allowed")]
+    BodyTooLong(String),
+    /// The number of tensors does not fit the head.
+    #[error("a frame with {got} tensors where {least} to {most} belong")]
+    TensorCount {
+        /// How many it has.
+        got: usize,
+        /// How many at least.
+        least: usize,
+        /// How many at most.
+        most: usize,
+    },
+}
+
+/// Checks the four bytes that start a frame; gives the length of the head.
+pub fn head_len(prefix: [u8; 4]) -> Result<usize, FrameError> {
+    let len = u32::from_le_bytes(prefix) as usize;
+    if len > MAX_HEAD_BYTES {
+        return Err(FrameError::HeadTooLong(len as u64));
+    }
+    Ok(len)
+}
+
+/// Reads a head. What comes back is bounded: the right number of tensors, each of a real size.
+pub fn decode(head: &[u8]) -> Result<Envelope, FrameError> {
+    let mut reader = rmp_serde::Deserializer::from_read_ref(head);
+    reader.set_max_depth(64);
+    let envelope = Envelope::deserialize(&mut reader).map_err(|e| FrameError::Head(e.to_string()))?;
+    check(&envelope)?;
+    Ok(envelope)
+}
+
+/// Writes length and head; the tensors' bytes follow it on the wire.
+pub fn encode(envelope: &Envelope) -> Result<Vec<u8>, FrameError> {
+    check(envelope)?;
+    let mut out = vec![0; 4];
+    rmp_serde::encode::write(&mut out, envelope).map_err(|e| FrameError::Head(e.to_string()))?;
+    let len = out.len() - 4;
+    if len > MAX_HEAD_BYTES {
+        return Err(FrameError::HeadTooLong(len as u64));
+    }
+    out[..4].copy_from_slice(&(len as u32).to_le_bytes());
+    Ok(out)
+}
+
+fn check(envelope: &Envelope) -> Result<(), FrameError> {
+    let (least, most) = envelope.head.tensors();
+    let got = envelope.tensors.len();
+    if got < least || got > most {
+        return Err(FrameError::TensorCount { got, least, most });
+    }
+    let mut sum = 0u64;
+    for tensor in &envelope.tensors {
+        let len = tensor.byte_len().ok_or_else(|| FrameError::BodyTooLong(tensor.to_string()))?;
+        sum = sum.saturating_add(len);
+    }
+    if sum > MAX_BODY_BYTES {
+        return Err(FrameError::BodyTooLong(format!("{sum} bytes")));
+    }
+    Ok(())
+}

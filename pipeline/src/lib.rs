@@ -1,0 +1,27 @@
+//! How work is cut and ordered: plans, schedules, frames and both sessions, without I/O.
+//!
+//! The route: a [`layerspec::LayerGraph`] is cut into a [`plan::Plan`], whose [`schedule::Schedule`]
+//! lists every worker's actions; the [`boss::BossSession`] hands both out, and each worker's
+//! [`stage::StageSession`] carries its part out. Sessions hold no tensors, read no clock and touch no
+//! socket: time is an argument, tensors are slot numbers, and effects are drained by a driver.
+
+pub mod boss;
+pub mod cut;
+pub mod effect;
+pub mod frame;
+pub mod ids;
+pub mod loss;
+pub mod message;
+pub mod optimizer;
+pub mod plan;
+pub mod schedule;
+pub mod stage;
+pub mod task;
+pub mod tensor_meta;
+
+pub use cut::Cuts;
+pub use loss::LossSpec;
+pub use optimizer::OptimizerSpec;
+pub use plan::Plan;
+pub use schedule::{Schedule, ScheduleKind};
+pub use tensor_meta::TensorMeta;

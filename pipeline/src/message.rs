@@ -1,0 +1,276 @@
+//! Everything boss and workers say to each other.
+
+use crate::ids::{MicrobatchKey, StageId, WorkerId};
+use crate::loss::LossSpec;
+use crate::optimizer::OptimizerSpec;
+use crate::plan::StageSpec;
+use crate::schedule::Action;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::SocketAddr;
+
+/// Said first on every connection; peers of different versions do not talk.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Whether layers behave as in training (dropout, batch statistics) and keep what backward needs.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Mode {
+    /// Training.
+    Train,
+    /// Evaluation.
+    Eval,
+}
+
+/// The head of a frame. Tensors, where a kind carries some, follow it as raw bytes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Head {
+    /// Boss to worker: do this and answer with [`Head::Done`] or [`Head::Failed`].
+    Command {
+        /// Answers name it.
+        id: u64,
+        /// What to do.
+        body: Command,
+    },
+    /// Boss to worker: this pair cannot connect, send by way of the boss.
+    UseRelay {
+        /// The other of the pair.
+        peer: WorkerId,
+    },
+    /// Boss to worker: the command with this number is void; forget what it left.
+    Abort {
+        /// Which command.
+        id: u64,
+        /// The batch it worked on, if any.
+        batch: Option<u64>,
+    },
+    /// Boss to worker: the run is over.
+    Stop,
+
+    /// Worker to boss: the command is carried out.
+    Done {
+        /// Which command.
+        id: u64,
+        /// The weighted loss of each microbatch, from the stage that computes it.
+        losses: Vec<(u32, f32)>,
+        /// How many frames with tensors it sent to the boss for this command; they may arrive later.
+        sent: u32,
+    },
+    /// Worker to boss: the command cannot be carried out.
+    Failed {
+        /// Which command.
+        id: u64,
+        /// What went wrong and where.
+        failure: Failure,
+    },
+    /// Worker to boss: what the aborted command left is gone.
+    Aborted {
+        /// Which command.
+        id: u64,
+        /// The abort came too late: parameters of this worker were already updated.
+        stepped: bool,
+    },
+    /// Worker to boss: no connection to that worker can be made, or it broke.
+    LinkFailed {
+        /// The other end.
+        peer: WorkerId,
+        /// Why.
+        reason: String,
+        /// It had been up, so tensors may be lost.
+        was_up: bool,
+    },
+    /// Worker to boss, one tensor: a parameter or buffer, answer to [`Command::SendState`].
+    State {
+        /// Which command.
+        id: u64,
+        /// Its name, as in PyTorch's `state_dict`.
+        name: String,
+    },
+
+    /// One tensor: a variable on its way to a stage that uses it.
+    Value {
+        /// Which microbatch.
+        key: MicrobatchKey,
+        /// Which variable.
+        value: layerspec::ValueId,
+        /// The stage that uses it.
+        to: StageId,
+    },
+    /// One tensor: what the model's output should have been.
+    Target {
+        /// Which microbatch.
+        key: MicrobatchKey,
+        /// The stage that computes the loss.
+        to: StageId,
+    },
+    /// Gradients of a variable on their way back to the stage that made it, in summing order.
+    Gradient {
+        /// Which microbatch.
+        key: MicrobatchKey,
+        /// Which variable.
+        value: layerspec::ValueId,
+        /// The stage that used it, or nobody for the boss.
+        from: Option<StageId>,
+        /// The stage that made it.
+        to: StageId,
+    },
+    /// Worker to boss, one tensor: an output of the model.
+    Output {
+        /// Which microbatch.
+        key: MicrobatchKey,
+        /// Which variable.
+        value: layerspec::ValueId,
+    },
+    /// Boss to worker, one tensor: a parameter or buffer, part of [`Command::LoadState`].
+    Load {
+        /// Which command.
+        id: u64,
+        /// Its name.
+        name: String,
+    },
+}
+
+impl Head {
+    /// How many tensors may follow this head, at least and at most.
+    pub fn tensors(&self) -> (usize, usize) {
+        match self {
+            Head::State { .. } | Head::Value { .. } | Head::Target { .. } | Head::Output { .. } | Head::Load { .. } => {
+                (1, 1)
+            }
+            Head::Gradient { .. } => (0, crate::frame::MAX_TENSORS),
+            _ => (0, 0),
+        }
+    }
+
+    /// Whether it goes on a stream of its own, so that a large tensor holds nothing up; the rest
+    /// shares one ordered stream.
+    pub fn is_data(&self) -> bool {
+        self.tensors().1 > 0
+    }
+}
+
+/// What a boss asks of a worker.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Command {
+    /// Make stages and connect to those they exchange tensors with.
+    Assign(Box<Assignment>),
+    /// Use this optimizer, with fresh state.
+    SetOptimizer(OptimizerSpec),
+    /// Carry out actions.
+    Run(Box<Round>),
+    /// Forget what is kept of a batch for backward.
+    Discard {
+        /// Which batch.
+        batch: u64,
+    },
+    /// Send parameters and buffers as [`Head::State`].
+    SendState,
+    /// Take parameters and buffers, which come as [`Head::Load`].
+    LoadState {
+        /// How many come.
+        tensors: u32,
+    },
+}
+
+/// A worker's part of the model.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The number of the worker that gets it.
+    pub worker: WorkerId,
+    /// Its stages, in the order of the model.
+    pub stages: Vec<StageSpec>,
+    /// For every stage of the run, the worker that has it.
+    pub homes: Vec<WorkerId>,
+    /// The workers it exchanges tensors with.
+    pub peers: Vec<PeerAddress>,
+    /// The run's seed: parameters and dropout come from it.
+    pub seed: u64,
+}
+
+/// Where another worker can be reached.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PeerAddress {
+    /// Which worker.
+    pub worker: WorkerId,
+    /// Its address as the boss sees it; nothing where that worker accepts no direct connections.
+    pub address: Option<SocketAddr>,
+    /// Whether this worker is the one of the pair that dials.
+    pub dial: bool,
+}
+
+/// One round of actions over the microbatches of a batch.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Round {
+    /// The batch it works on.
+    pub batch: u64,
+    /// The training step, which random draws depend on.
+    pub step: u64,
+    /// Training or evaluation.
+    pub mode: Mode,
+    /// What this worker does, in this order.
+    pub actions: Vec<Action>,
+    /// The loss, where the last stage computes it.
+    pub loss: Option<RoundLoss>,
+    /// Send the model's outputs to the boss.
+    pub outputs: bool,
+    /// Gradients of the model's outputs come from the boss.
+    pub grads_from_boss: bool,
+}
+
+/// The loss of a round.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RoundLoss {
+    /// The function.
+    pub spec: LossSpec,
+    /// For each microbatch its share of the batch's samples.
+    pub weights: Vec<f64>,
+}
+
+/// What went wrong, and as much of where as is known.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Failure {
+    /// The worker that saw it.
+    pub worker: Option<WorkerId>,
+    /// The stage at work.
+    pub stage: Option<StageId>,
+    /// The layer, as `4 (Linear)`.
+    pub layer: Option<String>,
+    /// What was being done, as `forward`.
+    pub action: Option<String>,
+    /// Which microbatch of the batch.
+    pub microbatch: Option<u32>,
+    /// The training step.
+    pub step: Option<u64>,
+    /// What happened, what was expected, what to do.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure of which only the text is known.
+    pub fn new(message: impl Into<String>) -> Self {
+        Failure { message: message.into(), ..Failure::default() }
+    }
+
+    /// The same, seen by this worker.
+    pub fn on(mut self, worker: WorkerId) -> Self {
+        self.worker = Some(worker);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut place = Vec::new();
+        place.extend(self.worker.map(|w| w.to_string()));
+        place.extend(self.stage.map(|s| s.to_string()));
+        place.extend(self.layer.as_ref().map(|l| format!("layer {l}")));
+        place.extend(self.action.clone());
+        place.extend(self.microbatch.map(|m| format!("microbatch {m}")));
+        place.extend(self.step.map(|s| format!("step {s}")));
+        if !place.is_empty() {
+            write!(f, "{}: ", place.join(", "))?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}

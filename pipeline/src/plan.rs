@@ -1,0 +1,265 @@
+//! A model cut into stages and placed on workers: what each stage gets, gives, and to whom.
+
+use crate::cut::{balanced, Cuts, LayerCost, TooFewLayers};
+use crate::ids::{StageId, WorkerId};
+use crate::schedule::{check, Schedule, ScheduleError, ScheduleKind};
+use layerspec::{Bindings, Layer, LayerGraph, LayerId, Source, ValueId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use thiserror::Error;
+
+/// A stage as it travels to its worker.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct StageSpec {
+    /// Its number.
+    pub stage: StageId,
+    /// Its layers, in the order of the model.
+    pub layers: Vec<Layer>,
+    /// Variables it uses and does not make.
+    pub inputs: Vec<StageInput>,
+    /// Variables it makes that are used elsewhere.
+    pub outputs: Vec<StageOutput>,
+}
+
+/// A variable that comes to a stage.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StageInput {
+    /// Which variable.
+    pub value: ValueId,
+    /// The stage that makes it; nobody for an input of the model, which the boss sends.
+    pub from: Option<StageId>,
+    /// Whether its maker wants its gradient.
+    pub needs_grad: bool,
+    /// Whether the gradients of its uses here are summed before they are sent. They are where that
+    /// does not change the order in which the maker would sum them; else each use's is sent.
+    pub sum_here: bool,
+}
+
+/// A variable that leaves a stage.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StageOutput {
+    /// Which variable.
+    pub value: ValueId,
+    /// The stages that use it, descending: the order in which their gradients are summed.
+    pub to: Vec<StageId>,
+    /// Its place among the model's outputs, where it is one.
+    pub model_output: Option<u32>,
+    /// Whether gradients come back for it.
+    pub needs_grad: bool,
+}
+
+/// Every stage and where it runs.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// The stages in the order of the model.
+    pub stages: Vec<StageSpec>,
+    /// For every stage its worker.
+    pub homes: Vec<WorkerId>,
+    /// The pairs of stages (maker, user) between which a variable goes.
+    pub edges: Vec<(StageId, StageId)>,
+}
+
+/// Why a model cannot be cut as asked.
+#[derive(Debug, Error)]
+pub enum PlanError {
+    /// A cut names no layer.
+    #[error("cuts: there is no layer `{name}`; layers are named {known}")]
+    UnknownLayer {
+        /// The name.
+        name: String,
+        /// Names that exist.
+        known: String,
+    },
+    /// Cuts are not in the order of the model, or one is the first layer or doubled.
+    #[error("cuts: layer `{0}` cannot start a new stage here; name layers after the first, in the order of the model")]
+    Order(String),
+    /// The number of stages and of workers differ.
+    #[error("the cuts make {stages} stages but there are {workers} workers; each worker takes one stage")]
+    Workers {
+        /// Stages the cuts make.
+        stages: usize,
+        /// Workers there are.
+        workers: usize,
+    },
+    /// The automatic cut found no way.
+    #[error("cuts: {0}; use fewer workers")]
+    TooFewLayers(#[from] TooFewLayers),
+    /// Layers that share parameters would be in different stages.
+    #[error("layers `{layer}` and `{owner}` share parameters and must be in one stage; cut before both or after both")]
+    Tied {
+        /// The layer that shares.
+        layer: String,
+        /// The layer it shares with.
+        owner: String,
+    },
+    /// The schedule was refused.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+}
+
+impl Plan {
+    /// Cuts a model into one stage for each of `workers` workers.
+    pub fn new(graph: &LayerGraph, cuts: &Cuts, workers: usize) -> Result<Self, PlanError> {
+        let starts = match cuts {
+            Cuts::Auto => balanced(&costs(graph), workers)?,
+            Cuts::At(names) => named(graph, names, workers)?,
+        };
+        let layers = graph.layers().len();
+        let bounds: Vec<usize> = [0].into_iter().chain(starts).chain([layers]).collect();
+        let ranges: Vec<Range<usize>> = bounds.windows(2).map(|w| w[0]..w[1]).collect();
+        for layer in graph.layers() {
+            if let Some(owner) = layer.share.filter(|o| stage_of(&ranges, *o) != stage_of(&ranges, layer.id)) {
+                let owner = graph.layer(owner).name.clone();
+                return Err(PlanError::Tied { layer: layer.name.clone(), owner });
+            }
+        }
+        let stages: Vec<_> = (0..ranges.len()).map(|s| stage(graph, &ranges, StageId(s as u16))).collect();
+        let homes = (0..stages.len() as u16).map(WorkerId).collect();
+        let edges = stages.iter().flat_map(|s| s.outputs.iter().flat_map(|o| o.to.iter().map(|to| (s.stage, *to))));
+        let edges: BTreeSet<_> = edges.collect();
+        Ok(Plan { stages, homes, edges: edges.into_iter().collect() })
+    }
+
+    /// The checked schedule of a training step.
+    pub fn schedule(&self, kind: ScheduleKind, microbatches: u32) -> Result<Schedule, PlanError> {
+        let schedule = Schedule::new(kind, &self.homes, microbatches);
+        check(&schedule, &self.edges)?;
+        Ok(schedule)
+    }
+
+    /// How many workers it is made for.
+    pub fn workers(&self) -> usize {
+        self.homes.iter().collect::<BTreeSet<_>>().len()
+    }
+
+    /// The worker of a stage.
+    pub fn home(&self, stage: StageId) -> Option<WorkerId> {
+        self.homes.get(stage.0 as usize).copied()
+    }
+
+    /// The worker of a layer.
+    pub fn home_of_layer(&self, layer: LayerId) -> Option<WorkerId> {
+        let stage = self.stages.iter().find(|s| s.layers.iter().any(|l| l.id == layer))?;
+        self.home(stage.stage)
+    }
+
+    /// The stages of a worker.
+    pub fn stages_of(&self, worker: WorkerId) -> Vec<StageSpec> {
+        self.stages.iter().filter(|s| self.home(s.stage) == Some(worker)).cloned().collect()
+    }
+
+    /// The workers that exchange tensors with this one.
+    pub fn peers_of(&self, worker: WorkerId) -> BTreeSet<WorkerId> {
+        let homes = self.edges.iter().filter_map(|(a, b)| Some((self.home(*a)?, self.home(*b)?)));
+        let others = homes.filter_map(|(a, b)| match (a == worker, b == worker) {
+            (true, false) => Some(b),
+            (false, true) => Some(a),
+            _ => None,
+        });
+        others.collect()
+    }
+}
+
+fn stage_of(ranges: &[Range<usize>], layer: LayerId) -> usize {
+    ranges.iter().position(|r| r.contains(&(layer.0 as usize))).unwrap_or(0)
+}
+
+fn stage(graph: &LayerGraph, ranges: &[Range<usize>], stage: StageId) -> StageSpec {
+    let mine = &ranges[stage.0 as usize];
+    let layers: Vec<Layer> = graph.layers()[mine.clone()].to_vec();
+    let maker = |value: ValueId| match graph.value(value).made_by {
+        Source::Input(_) => None,
+        Source::Layer { layer, .. } => Some(StageId(stage_of(ranges, layer) as u16)),
+    };
+    let users = |value: ValueId| -> BTreeSet<StageId> {
+        graph.users(value).iter().map(|u| StageId(stage_of(ranges, u.layer) as u16)).collect()
+    };
+    let model_output = |value: ValueId| graph.outputs().iter().position(|o| *o == value).map(|i| i as u32);
+
+    let used: BTreeSet<ValueId> = layers.iter().flat_map(|l| l.inputs.iter().copied()).collect();
+    let foreign = used.into_iter().filter(|v| maker(*v) != Some(stage));
+    let inputs = foreign.map(|value| {
+        let uses_here = graph.users(value).iter().filter(|u| mine.contains(&(u.layer.0 as usize))).count();
+        let last_user = users(value).last() == Some(&stage);
+        StageInput {
+            value,
+            from: maker(value),
+            needs_grad: graph.requires_grad(value),
+            sum_here: uses_here == 1 || (last_user && model_output(value).is_none()),
+        }
+    });
+    let outputs = layers.iter().flat_map(|l| l.outputs.iter().copied()).filter_map(|value| {
+        let to: Vec<StageId> = users(value).into_iter().rev().filter(|s| *s != stage).collect();
+        let model_output = model_output(value);
+        let leaves = !to.is_empty() || model_output.is_some();
+        leaves.then(|| StageOutput { value, to, model_output, needs_grad: graph.requires_grad(value) })
+    });
+    StageSpec { stage, inputs: inputs.collect(), outputs: outputs.collect(), layers: layers.clone() }
+}
+
+/// Sizes for words that only a batch will tell: one sample, and for anything else (a sequence, say) a
+/// middling length, the same for every layer.
+fn one_sample(graph: &LayerGraph) -> Bindings {
+    let size = |word: &str| if graph.batch() == Some(word) { 1 } else { 64 };
+    graph.words().iter().fold(Bindings::new(), |bindings, word| bindings.with(word, size(word)))
+}
+
+fn costs(graph: &LayerGraph) -> Vec<LayerCost> {
+    let one_sample = one_sample(graph);
+    let count = graph.layers().len();
+    let position = |layer: LayerId| layer.0 as usize;
+    // change[i]: by how much the bytes that cross a cut before layer i exceed those before layer i - 1.
+    let mut change = vec![0i128; count + 2];
+    let mut tied = vec![false; count];
+    for value in graph.values() {
+        let start = match value.made_by {
+            Source::Input(_) => continue,
+            Source::Layer { layer, .. } => position(layer),
+        };
+        let end = graph.users(value.id).iter().map(|u| position(u.layer)).max().unwrap_or(start);
+        let size = i128::from(value.ty.bytes(&one_sample).unwrap_or(0));
+        change[start + 1] += size;
+        change[end + 1] -= size;
+    }
+    for layer in graph.layers() {
+        if let Some(owner) = layer.share {
+            tied[position(owner) + 1..=position(layer.id)].fill(true);
+        }
+    }
+    let mut crossing = 0i128;
+    let layers = graph.layers().iter().enumerate();
+    layers
+        .map(|(i, layer)| {
+            crossing += change[i];
+            LayerCost {
+                flops: graph.cost(layer.id, &one_sample).map_or(0, |cost| cost.flops),
+                bytes_before: u64::try_from(crossing).unwrap_or(u64::MAX),
+                may_cut: !tied[i],
+            }
+        })
+        .collect()
+}
+
+fn named(graph: &LayerGraph, names: &[String], workers: usize) -> Result<Vec<usize>, PlanError> {
+    let mut starts = Vec::with_capacity(names.len());
+    for name in names {
+        let layer = graph.layer_by_name(name).ok_or_else(|| {
+            let known = graph.layers().iter().map(|l| l.name.as_str());
+            let mut known: Vec<_> = known.take(12).collect();
+            if graph.layers().len() > known.len() {
+                known.push("...");
+            }
+            PlanError::UnknownLayer { name: name.clone(), known: known.join(", ") }
+        })?;
+        let start = layer.0 as usize;
+        if start == 0 || starts.last().is_some_and(|last| *last >= start) {
+            return Err(PlanError::Order(name.clone()));
+        }
+        starts.push(start);
+    }
+    if starts.len() + 1 != workers {
+        return Err(PlanError::Workers { stages: starts.len() + 1, workers });
+    }
+    Ok(starts)
+}

@@ -1,0 +1,122 @@
+//! How each other worker is reached: directly, or by way of the boss.
+
+use crate::effect::{Destination, Micros, Peer};
+use crate::frame::Route;
+use crate::ids::WorkerId;
+use crate::message::{Head, PeerAddress};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+/// How long a direct connection may take before the boss relays instead.
+const DIAL_SECONDS: u64 = 3;
+
+/// The way that tensors for a worker take.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+enum Link {
+    /// Being dialled from here, until this time at the latest.
+    Dialling(Micros),
+    /// The other end dials.
+    Awaited,
+    Direct,
+    Relayed,
+}
+
+/// The state of every link of a worker.
+#[derive(Default)]
+pub(super) struct Links {
+    me: Option<WorkerId>,
+    links: BTreeMap<WorkerId, Link>,
+    /// Connections that are there, whether used or not: one may come up before the assignment that
+    /// wants it, or after the pair has settled on the boss and serve the next assignment.
+    connected: BTreeSet<WorkerId>,
+}
+
+/// What is to be done for the links of a new assignment.
+pub(super) struct Opening {
+    pub(super) dial: Vec<(WorkerId, SocketAddr)>,
+    pub(super) unreachable: Vec<WorkerId>,
+}
+
+impl Links {
+    /// Starts over with these peers.
+    pub(super) fn open(&mut self, now: Micros, me: WorkerId, peers: &[PeerAddress]) -> Opening {
+        let mut opening = Opening { dial: Vec::new(), unreachable: Vec::new() };
+        let mut links = BTreeMap::new();
+        for peer in peers {
+            let link = match (self.connected.contains(&peer.worker), peer.dial, peer.address) {
+                (true, ..) => Link::Direct,
+                (false, false, _) => Link::Awaited,
+                (false, true, Some(address)) => {
+                    opening.dial.push((peer.worker, address));
+                    Link::Dialling(now.plus_seconds(DIAL_SECONDS))
+                }
+                (false, true, None) => {
+                    opening.unreachable.push(peer.worker);
+                    Link::Relayed
+                }
+            };
+            links.insert(peer.worker, link);
+        }
+        self.me = Some(me);
+        self.links = links;
+        opening
+    }
+
+    /// Whether it is known of every peer how to reach it.
+    pub(super) fn settled(&self) -> bool {
+        self.links.values().all(|link| matches!(link, Link::Direct | Link::Relayed))
+    }
+
+    pub(super) fn up(&mut self, peer: WorkerId) {
+        self.connected.insert(peer);
+        match self.links.get_mut(&peer) {
+            Some(Link::Relayed) => {} // too late: the pair has settled on the boss
+            Some(link) => *link = Link::Direct,
+            None => {}
+        }
+    }
+
+    /// A connection failed or broke; says whether it had been up, or nothing where that is no news.
+    pub(super) fn down(&mut self, peer: WorkerId) -> Option<bool> {
+        self.connected.remove(&peer);
+        let link = self.links.get_mut(&peer)?;
+        let was_up = match link {
+            Link::Direct => true,
+            Link::Dialling(_) => false,
+            Link::Awaited | Link::Relayed => return None,
+        };
+        *link = Link::Relayed;
+        Some(was_up)
+    }
+
+    pub(super) fn relay(&mut self, peer: WorkerId) {
+        if let Some(link) = self.links.get_mut(&peer) {
+            *link = Link::Relayed;
+        }
+    }
+
+    /// The next time at which a dial counts as failed.
+    pub(super) fn deadline(&self) -> Option<Micros> {
+        let dialling = self.links.values().filter_map(|link| match link {
+            Link::Dialling(until) => Some(*until),
+            _ => None,
+        });
+        dialling.min()
+    }
+
+    /// Peers whose dial has taken too long.
+    pub(super) fn overdue(&self, now: Micros) -> Vec<WorkerId> {
+        let late = |link: &Link| matches!(link, Link::Dialling(until) if *until <= now);
+        self.links.iter().filter(|(_, link)| late(link)).map(|(peer, _)| *peer).collect()
+    }
+
+    /// The way to a worker.
+    pub(super) fn to(&self, worker: WorkerId, head: Head) -> Destination {
+        match (self.me, self.links.get(&worker)) {
+            (Some(me), Some(Link::Relayed)) => {
+                Destination { peer: Peer::Boss, route: Some(Route { from: me, to: worker }), head }
+            }
+            _ => Destination { peer: Peer::Worker(worker), route: None, head },
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! What is known of a tensor without looking at its bytes.
+
+use layerspec::DType;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// More dimensions than any tensor here has; a frame that claims more is refused.
+pub const MAX_RANK: usize = 16;
+
+/// Element type and sizes of a dense, row-major tensor.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TensorMeta {
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes, outermost first; empty for a scalar.
+    pub shape: Vec<u64>,
+}
+
+impl TensorMeta {
+    /// Size in bytes, or nothing where the sizes are too large to be real.
+    pub fn byte_len(&self) -> Option<u64> {
+        if self.shape.len() > MAX_RANK {
+            return None;
+        }
+        let elements = self.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d))?;
+        elements.checked_mul(self.dtype.size_bytes() as u64).filter(|&n| n <= i64::MAX as u64)
+    }
+}
+
+impl fmt::Display for TensorMeta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.dtype, self.shape)
+    }
+}

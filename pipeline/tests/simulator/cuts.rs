@@ -1,0 +1,122 @@
+//! Law 1: whatever the cut, the schedule and the network, the results are those of the uncut model.
+
+use crate::calls::{script, Call};
+use crate::faults::Faults;
+use crate::network::Conditions;
+use crate::oracle::Oracle;
+use crate::seeds::{each, each_seed, Random};
+use crate::user::User;
+use crate::world::World;
+use crate::{compare, every_cut, models, user, Setting};
+use pipeline::ids::WorkerId;
+use pipeline::ScheduleKind;
+
+const STEPS: [Call; 7] = [
+    Call::Distribute,
+    Call::Optimizer(1),
+    Call::Train(1),
+    Call::Forward(2),
+    Call::Backward(2),
+    Call::OptimStep(2),
+    Call::State,
+];
+
+fn every_cut_of(name: &str) {
+    let graph = models::model(name);
+    let settings = every_cut(&graph, 4).into_iter().flat_map(|cuts| {
+        let kinds = [ScheduleKind::GPipe, ScheduleKind::OneFOneB];
+        let kinds = kinds.into_iter().flat_map(|kind| [1, 4, 5].map(|microbatches| (kind, microbatches)));
+        kinds.map(move |(kind, microbatches)| Setting { cuts: cuts.clone(), kind, microbatches })
+    });
+    let settings: Vec<Setting> = settings.collect();
+    assert!(settings.len() >= 90, "only {} settings", settings.len());
+    each(&settings, |setting, log| {
+        let mut user = user(&graph, setting, 1, Conditions::CALM, Faults::default(), log);
+        compare(&mut user, &mut Oracle::new(&graph, setting.microbatches), &STEPS);
+        user.world.assert_clear();
+        user.stop();
+    });
+}
+
+macro_rules! every_cut_tests {
+    ($($test:ident: $model:literal),*) => {$(
+        #[test]
+        fn $test() {
+            every_cut_of($model);
+        }
+    )*};
+}
+
+every_cut_tests! {
+    simulator_every_cut_of_a_chain: "chain",
+    simulator_every_cut_of_a_branchy_model: "branchy",
+    simulator_every_cut_of_a_skip: "skip",
+    simulator_every_cut_of_a_variable_with_many_uses: "many-uses",
+    simulator_every_cut_of_two_inputs: "two-inputs",
+    simulator_every_cut_of_two_outputs: "two-outputs",
+    simulator_every_cut_of_an_early_output: "early-output",
+    simulator_every_cut_of_frozen_layers: "frozen",
+    simulator_every_cut_of_tied_layers: "tied"
+}
+
+#[test]
+fn simulator_any_network_gives_the_same() {
+    let models = models::all();
+    each_seed(1000, |seed, log| {
+        let mut random = Random::new(seed);
+        let graph = random.pick(&models);
+        let setting = Setting::random(&mut random, graph);
+        let conditions = Conditions::random(&mut random);
+        log.note(|| format!("{}: {setting:?}, {conditions:?}", graph.name()));
+        let mut user = user(graph, &setting, random.next(), conditions, Faults::default(), log);
+        let mut oracle = Oracle::new(graph, setting.microbatches);
+        for call in script(&mut random, 4) {
+            compare(&mut user, &mut oracle, &[call]);
+            if random.chance(50) {
+                user.world.settle();
+            }
+        }
+        user.world.assert_clear();
+        user.stop();
+    });
+}
+
+#[test]
+fn simulator_several_stages_on_a_worker() {
+    let models = models::all();
+    each_seed(200, |seed, log| {
+        let mut random = Random::new(seed);
+        let graph = random.pick(&models);
+        let setting = Setting::random(&mut random, graph);
+        let mut plan = setting.plan(graph);
+        let workers = 1 + random.below(plan.homes.len() as u64) as u16;
+        for (stage, home) in plan.homes.iter_mut().enumerate() {
+            *home = WorkerId(stage as u16 % workers);
+        }
+        let world = World::new(plan.clone(), random.next(), Conditions::random(&mut random), Faults::default(), log);
+        let mut user = User::new(graph, plan, setting.kind, setting.microbatches, world);
+        compare(&mut user, &mut Oracle::new(graph, setting.microbatches), &STEPS);
+        user.stop();
+    });
+}
+
+#[test]
+fn simulator_requests_in_line_are_answered_in_order() {
+    let graph = models::model("skip");
+    each_seed(100, |seed, log| {
+        let mut random = Random::new(seed);
+        let setting = Setting::random(&mut random, &graph);
+        let mut user = user(&graph, &setting, random.next(), Conditions::random(&mut random), Faults::default(), log);
+        let mut oracle = Oracle::new(&graph, setting.microbatches);
+        let calls = [Call::Distribute, Call::Optimizer(1), Call::Train(1), Call::Eval(2), Call::Train(3), Call::State];
+        let requests = calls.map(|call| user.submit(call));
+        let mut last = 0;
+        for (call, request) in calls.into_iter().zip(requests) {
+            let reply = user.world.reply(request);
+            assert!(last <= reply.at, "a reply before the last one's");
+            last = reply.at;
+            assert_eq!(reply.result, Ok(oracle.call(call)));
+        }
+        user.stop();
+    });
+}

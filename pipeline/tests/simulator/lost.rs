@@ -1,0 +1,118 @@
+//! A worker is lost: every request is answered, the one at work by a clear error, and nothing hangs.
+
+use crate::calls::Call;
+use crate::faults::Faults;
+use crate::network::Conditions;
+use crate::seeds::{each, each_seed, Log, Random};
+use crate::{models, user, Setting};
+use layerspec::LayerGraph;
+use pipeline::ids::WorkerId;
+use pipeline::ScheduleKind;
+
+const CALLS: [Call; 7] = [
+    Call::Distribute,
+    Call::Optimizer(1),
+    Call::Train(1),
+    Call::Forward(2),
+    Call::Backward(2),
+    Call::OptimStep(2),
+    Call::State,
+];
+
+/// From when the boss knows, every answer must be there within this.
+const SECOND: u64 = 1_000_000;
+
+/// Runs all calls, one after the other, with a worker lost on the way.
+fn lose(graph: &LayerGraph, setting: &Setting, seed: u64, conditions: Conditions, lose: (u64, WorkerId), log: Log) {
+    let faults = Faults { lose: Some(lose), ..Faults::default() };
+    let mut user = user(graph, setting, seed, conditions, faults, log);
+    let mut errors = Vec::new();
+    for call in CALLS {
+        let asked = user.world.now();
+        let request = user.submit(call);
+        let reply = user.world.reply(request);
+        if let Some(known) = user.world.faults.known_lost {
+            assert!(reply.at <= asked.max(known) + SECOND, "{call:?} was answered late");
+            // What was asked after the boss knew cannot succeed; and an answer is at once.
+            if asked > known {
+                assert!(reply.result.is_err(), "{call:?} succeeded without {}", lose.1);
+            }
+        }
+        errors.extend(reply.result.err().map(|failure| failure.to_string()));
+        if !errors.is_empty() && user.world.faults.lost.is_none() {
+            panic!("an error without a cause: {errors:?}");
+        }
+    }
+    // A peer may see its link break before the boss sees the loss; both errors name the worker.
+    for error in &errors {
+        assert!(error.contains(&lose.1.to_string()), "an error that does not name {}: {error}", lose.1);
+    }
+    if user.world.faults.known_lost.is_some_and(|known| known + SECOND < user.world.now()) {
+        assert!(!errors.is_empty(), "the loss was not noticed");
+    }
+    user.stop();
+}
+
+fn baseline(graph: &LayerGraph, setting: &Setting, seed: u64, conditions: Conditions, log: Log) -> u64 {
+    let mut user = user(graph, setting, seed, conditions, Faults::default(), log);
+    for call in CALLS {
+        user.call(call).expect("no trouble");
+    }
+    user.world.events
+}
+
+#[test]
+fn simulator_a_worker_lost_at_every_point() {
+    let graph = models::model("skip");
+    let cuts = vec!["2".to_string(), "4".to_string()];
+    let setting = Setting { cuts, kind: ScheduleKind::OneFOneB, microbatches: 3 };
+    each([Conditions::CALM, Conditions { delay: 10_000, ..Conditions::CALM }], |conditions, log| {
+        let events = baseline(&graph, &setting, 5, conditions, log);
+        let points = (1..=events).flat_map(|event| [0, 1, 2].map(|worker| (event, WorkerId(worker))));
+        each(points, |point, log| lose(&graph, &setting, 5, conditions, point, log));
+    });
+}
+
+#[test]
+fn simulator_a_worker_lost_anywhere() {
+    let models = models::all();
+    each_seed(1000, |seed, log| {
+        let mut random = Random::new(seed);
+        let graph = random.pick(&models);
+        let setting = Setting::random(&mut random, graph);
+        let conditions = Conditions::random(&mut random);
+        let network = random.next();
+        let events = baseline(graph, &setting, network, conditions, log);
+        let worker = WorkerId(random.below(setting.cuts.len() as u64 + 1) as u16);
+        let point = (1 + random.below(events), worker);
+        log.note(|| format!("{}: {setting:?}, {conditions:?}, lost at {point:?}", graph.name()));
+        lose(graph, &setting, network, conditions, point, log);
+    });
+}
+
+#[test]
+fn simulator_requests_in_line_when_a_worker_is_lost() {
+    let graph = models::model("branchy");
+    each_seed(300, |seed, log| {
+        let mut random = Random::new(seed);
+        let setting = Setting::random(&mut random, &graph);
+        let worker = WorkerId(random.below(setting.cuts.len() as u64 + 1) as u16);
+        let faults = Faults { lose: Some((1 + random.below(300), worker)), ..Faults::default() };
+        let mut user = user(&graph, &setting, random.next(), Conditions::random(&mut random), faults, log);
+        let requests = [Call::Distribute, Call::Optimizer(1), Call::Train(1), Call::Eval(2), Call::State];
+        let requests = requests.map(|call| user.submit(call));
+        let mut failed = false;
+        for request in requests {
+            let reply = user.world.reply(request);
+            let Err(failure) = reply.result else {
+                assert!(!failed, "a success after {worker} was lost");
+                continue;
+            };
+            failed = true;
+            assert!(failure.to_string().contains(&worker.to_string()), "{failure}");
+            let known = user.world.faults.known_lost.unwrap_or(user.world.now());
+            assert!(reply.at <= known + SECOND, "an answer long after the loss was known");
+        }
+        user.stop();
+    });
+}

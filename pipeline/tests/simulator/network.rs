@@ -1,0 +1,245 @@
+//! The network between the boss and the workers: what is on its way, in which order it arrives, and
+//! what gets lost.
+
+use crate::math::Fake;
+use crate::seeds::Random;
+use pipeline::effect::{Micros, Peer};
+use pipeline::ids::WorkerId;
+use std::collections::BTreeMap;
+
+/// How a network behaves.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Conditions {
+    /// The longest delay of a frame, in microseconds.
+    pub(crate) delay: u64,
+    /// The longest task, in microseconds.
+    pub(crate) task: u64,
+    /// Of 100 dials, how many are refused, never answered, and answered after more than three seconds.
+    pub(crate) refused: u64,
+    pub(crate) silent: u64,
+    pub(crate) late: u64,
+}
+
+impl Conditions {
+    /// Every dial succeeds.
+    pub(crate) const CALM: Conditions = Conditions { delay: 100, task: 100, refused: 0, silent: 0, late: 0 };
+
+    pub(crate) fn random(random: &mut Random) -> Self {
+        let delay = *random.pick(&[1, 10, 100, 50_000]);
+        let task = *random.pick(&[1, 100, 10_000]);
+        let (refused, silent, late) = *random.pick(&[(0, 0, 0), (20, 20, 20), (100, 0, 0), (0, 100, 0), (0, 0, 100)]);
+        Conditions { delay, task, refused, silent, late }
+    }
+}
+
+/// A frame on its way.
+pub(crate) struct Packet {
+    pub(crate) from: Peer,
+    pub(crate) to: Peer,
+    pub(crate) head: Vec<u8>,
+    pub(crate) tensors: Vec<Fake>,
+    /// The dial that made the connection it is on, where that is a direct one.
+    dial: Option<u32>,
+}
+
+impl Packet {
+    pub(crate) fn new(from: Peer, to: Peer, head: Vec<u8>, tensors: Vec<Fake>) -> Self {
+        Packet { from, to, head, tensors, dial: None }
+    }
+}
+
+/// What happens next.
+pub(crate) enum Event {
+    Arrives(Packet),
+    /// The compute thread of a worker is done with its oldest task.
+    Computed(WorkerId),
+    LinkUp { at: WorkerId, peer: WorkerId, dial: u32 },
+    LinkDown { at: WorkerId, peer: WorkerId, dial: u32, reason: &'static str },
+    /// The boss learns that a worker is gone.
+    Lost(WorkerId),
+}
+
+/// The direct connections of two workers: one at a time, but the end of one may be learned after the
+/// next was dialled.
+#[derive(Default)]
+struct Link {
+    /// The number of the last dial.
+    dial: u32,
+    /// For each end that knows of a connection the dial that made it.
+    up: BTreeMap<WorkerId, u32>,
+    /// Connections that broke: what would arrive on one later than this is lost.
+    broken: BTreeMap<u32, u64>,
+}
+
+/// Everything between the nodes.
+pub(crate) struct Network {
+    pub(crate) conditions: Conditions,
+    pub(crate) random: Random,
+    pub(crate) now: u64,
+    queue: BTreeMap<(u64, u64), Event>,
+    sequence: u64,
+    /// When the last frame of an ordered stream arrives.
+    ordered: BTreeMap<(Peer, Peer), u64>,
+    links: BTreeMap<(WorkerId, WorkerId), Link>,
+    /// Workers that are gone, and until when what they had sent still arrives, by receiver.
+    gone: BTreeMap<WorkerId, BTreeMap<Peer, u64>>,
+}
+
+impl Network {
+    pub(crate) fn new(conditions: Conditions, random: Random) -> Self {
+        Network {
+            conditions,
+            random,
+            now: 0,
+            queue: BTreeMap::new(),
+            sequence: 0,
+            ordered: BTreeMap::new(),
+            links: BTreeMap::new(),
+            gone: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn time(&self) -> Micros {
+        Micros(self.now)
+    }
+
+    /// When the next event happens.
+    pub(crate) fn next_time(&self) -> Option<u64> {
+        self.queue.keys().next().map(|(time, _)| *time)
+    }
+
+    pub(crate) fn next(&mut self) -> Option<Event> {
+        let ((time, _), event) = self.queue.pop_first()?;
+        self.now = self.now.max(time);
+        Some(event)
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.sequence += 1;
+        self.queue.insert((time, self.sequence), event);
+    }
+
+    fn soon(&mut self) -> u64 {
+        self.now + 1 + self.random.below(self.conditions.delay)
+    }
+
+    /// A task begins.
+    pub(crate) fn compute(&mut self, worker: WorkerId) {
+        let end = self.now + 1 + self.random.below(self.conditions.task);
+        self.at(end, Event::Computed(worker));
+    }
+
+    /// Frames with tensors overtake each other, the others keep their order.
+    pub(crate) fn send(&mut self, mut packet: Packet, is_data: bool) {
+        let mut arrival = self.soon();
+        if let (Peer::Worker(from), Peer::Worker(to)) = (packet.from, packet.to) {
+            packet.dial = self.links.get(&pair(from, to)).and_then(|link| link.up.get(&from)).copied();
+            assert!(from == to || packet.dial.is_some(), "{from} sends to {to} on a link that is not up");
+        }
+        if !is_data {
+            let last = self.ordered.entry((packet.from, packet.to)).or_default();
+            arrival = arrival.max(*last);
+            *last = arrival;
+        }
+        self.at(arrival, Event::Arrives(packet));
+    }
+
+    /// Whether a frame that would arrive now does.
+    pub(crate) fn delivers(&self, packet: &Packet) -> bool {
+        if let Peer::Worker(from) = packet.from {
+            if self.gone.get(&from).is_some_and(|until| until.get(&packet.to).is_none_or(|until| *until < self.now)) {
+                return false;
+            }
+            if let (Peer::Worker(to), Some(dial)) = (packet.to, packet.dial) {
+                let broken = self.links.get(&pair(from, to)).and_then(|link| link.broken.get(&dial));
+                return broken.is_none_or(|broken| self.now <= *broken);
+            }
+        }
+        true
+    }
+
+    /// Tries to connect; how it goes is decided here.
+    pub(crate) fn dial(&mut self, from: WorkerId, to: WorkerId) {
+        let link = self.links.entry(pair(from, to)).or_default();
+        link.dial += 1;
+        let dial = link.dial;
+        let Conditions { refused, silent, late, .. } = self.conditions;
+        let fate = self.random.below(100);
+        if self.gone.contains_key(&to) || (refused..refused + silent).contains(&fate) {
+            return;
+        }
+        if fate < refused {
+            let time = self.soon();
+            return self.at(time, Event::LinkDown { at: from, peer: to, dial, reason: "refused" });
+        }
+        let wait = if fate < refused + silent + late { 3_000_000 + self.random.below(1_000_000) } else { 0 };
+        for (at, peer) in [(from, to), (to, from)] {
+            let time = self.soon() + wait;
+            self.at(time, Event::LinkUp { at, peer, dial });
+        }
+    }
+
+    /// An end learns that it is connected; says whether that is news of the last dial.
+    pub(crate) fn link_up(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
+        let Some(link) = self.links.get_mut(&pair(at, peer)) else { return false };
+        let news = link.dial == dial && !self.gone.contains_key(&peer);
+        if news {
+            link.up.insert(at, dial);
+        }
+        news
+    }
+
+    /// An end learns that a dial failed or its connection broke; says whether that leaves it without
+    /// a connection.
+    pub(crate) fn link_down(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
+        let Some(link) = self.links.get_mut(&pair(at, peer)) else { return false };
+        let present = link.up.get(&at).copied().unwrap_or(link.dial);
+        if present == dial {
+            link.up.remove(&at);
+        }
+        present == dial
+    }
+
+    /// Breaks a direct link that is up at both ends; each end learns it some time later.
+    pub(crate) fn break_link(&mut self) -> Option<(WorkerId, WorkerId)> {
+        let both_up = |link: &Link| link.up.len() == 2 && link.up.values().all(|dial| *dial == link.dial);
+        let whole = self.links.iter().filter(|(_, l)| both_up(l) && !l.broken.contains_key(&l.dial));
+        let whole: Vec<_> = whole.map(|(pair, _)| *pair).collect();
+        if whole.is_empty() {
+            return None;
+        }
+        let (a, b) = *self.random.pick(&whole);
+        let until = self.now + self.random.below(self.conditions.delay);
+        let link = self.links.get_mut(&(a, b))?;
+        let dial = link.dial;
+        link.broken.insert(dial, until);
+        for (at, peer) in [(a, b), (b, a)] {
+            let time = until + self.soon() - self.now;
+            self.at(time, Event::LinkDown { at, peer, dial, reason: "connection reset" });
+        }
+        Some((a, b))
+    }
+
+    /// A worker vanishes. What it had sent is lost from some moment on, another one for each
+    /// receiver; the boss and its peers learn of it in any order.
+    pub(crate) fn lose(&mut self, worker: WorkerId, others: impl Iterator<Item = WorkerId>) {
+        let mut until = BTreeMap::new();
+        for peer in others {
+            let last = self.now + self.random.below(self.conditions.delay * 2);
+            until.insert(Peer::Worker(peer), last);
+            if let Some(&dial) = self.links.get(&pair(worker, peer)).and_then(|link| link.up.get(&peer)) {
+                let time = last + self.soon() - self.now;
+                self.at(time, Event::LinkDown { at: peer, peer: worker, dial, reason: "connection lost" });
+            }
+        }
+        let last = self.now + self.random.below(self.conditions.delay * 2);
+        until.insert(Peer::Boss, last);
+        let time = last + self.soon() - self.now;
+        self.at(time, Event::Lost(worker));
+        self.gone.insert(worker, until);
+    }
+}
+
+fn pair(a: WorkerId, b: WorkerId) -> (WorkerId, WorkerId) {
+    (a.min(b), a.max(b))
+}

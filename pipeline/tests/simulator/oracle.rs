@@ -1,0 +1,150 @@
+//! The plain reference: the whole model in one place, without stages, sessions or a network.
+
+use crate::calls::{self, Answered, Call, MICROBATCH_LOSS};
+use crate::math::{self, Draw, Fake, Param};
+use layerspec::{Layer, LayerGraph, ValueId};
+use pipeline::task::LossTask;
+use pipeline::OptimizerSpec;
+use std::collections::BTreeMap;
+
+/// The model uncut.
+pub(crate) struct Oracle<'g> {
+    graph: &'g LayerGraph,
+    microbatches: u32,
+    params: BTreeMap<String, Param>,
+    optimizer: Option<OptimizerSpec>,
+    /// The variables of each (step, microbatch) that went forward.
+    saved: BTreeMap<(u64, u32), Vec<Fake>>,
+}
+
+impl<'g> Oracle<'g> {
+    pub(crate) fn new(graph: &'g LayerGraph, microbatches: u32) -> Self {
+        Oracle { graph, microbatches, params: BTreeMap::new(), optimizer: None, saved: BTreeMap::new() }
+    }
+
+    /// What the fleet must answer.
+    pub(crate) fn call(&mut self, call: Call) -> Answered {
+        let mut answered = Answered::default();
+        match call {
+            Call::Distribute => {
+                let names = self.graph.layers().iter().flat_map(|l| self.weights(l));
+                self.params = names.map(|(name, _)| (name.clone(), Param::new(calls::SEED, &name))).collect();
+                self.optimizer = None;
+                self.saved.clear();
+            }
+            Call::Optimizer(lr) => {
+                self.optimizer = Some(calls::optimizer(lr));
+                self.params.values_mut().for_each(|p| p.state = 0);
+            }
+            Call::State => answered.state = self.state(),
+            Call::Load(salt) => {
+                self.params.iter_mut().for_each(|(name, p)| p.value = calls::loaded(name, p.value, salt));
+            }
+            Call::Train(step) => {
+                for microbatch in 0..self.microbatches {
+                    let values = self.forward(step, microbatch, true);
+                    self.answer_outputs(&mut answered, microbatch, &values, calls::wants_outputs(step));
+                    let (loss, grad) = self.loss(step, microbatch, &values);
+                    answered.losses.push((microbatch, loss.to_bits()));
+                    self.backward(step, microbatch, &values, BTreeMap::from([(self.graph.outputs()[0], vec![grad])]));
+                }
+                self.optim_step();
+            }
+            Call::Eval(step) => {
+                for microbatch in 0..self.microbatches {
+                    let values = self.forward(step, microbatch, false);
+                    self.answer_outputs(&mut answered, microbatch, &values, true);
+                    let (loss, _) = self.loss(step, microbatch, &values);
+                    answered.losses.push((microbatch, loss.to_bits()));
+                }
+            }
+            Call::Forward(step) => {
+                for microbatch in 0..self.microbatches {
+                    let values = self.forward(step, microbatch, true);
+                    self.answer_outputs(&mut answered, microbatch, &values, true);
+                    self.saved.insert((step, microbatch), values);
+                }
+            }
+            Call::Backward(step) => {
+                for microbatch in 0..self.microbatches {
+                    let values = self.saved.remove(&(step, microbatch)).expect("a forward pass before");
+                    let outputs = self.graph.outputs().iter().enumerate();
+                    let grads = outputs.map(|(index, v)| (*v, calls::grads(step, microbatch, index))).collect();
+                    self.backward(step, microbatch, &values, grads);
+                }
+            }
+            Call::OptimStep(_) => self.optim_step(),
+            Call::Discard(step) => self.saved.retain(|(saved, _), _| *saved != step),
+        }
+        answered
+    }
+
+    pub(crate) fn state(&self) -> BTreeMap<String, Fake> {
+        self.params.iter().map(|(name, p)| (name.clone(), p.value)).collect()
+    }
+
+    fn weights(&self, layer: &Layer) -> Vec<(String, bool)> {
+        math::weights(layer, layer.share.map(|owner| self.graph.layer(owner)))
+    }
+
+    fn weight_values(&self, layer: &Layer) -> Vec<Fake> {
+        self.weights(layer).iter().map(|(name, _)| self.params[name].value).collect()
+    }
+
+    fn forward(&self, step: u64, microbatch: u32, train: bool) -> Vec<Fake> {
+        let inputs = (0..self.graph.inputs().len()).map(|index| calls::input(step, microbatch, index));
+        let mut values: Vec<Fake> = inputs.collect();
+        for layer in self.graph.layers() {
+            let inputs: Vec<Fake> = layer.inputs.iter().map(|v| values[v.index()]).collect();
+            let draw = train.then_some(Draw { seed: calls::SEED, step, microbatch });
+            values.extend(math::forward(layer, &self.weight_values(layer), &inputs, draw));
+        }
+        values
+    }
+
+    fn loss(&self, step: u64, microbatch: u32, values: &[Fake]) -> (f32, Fake) {
+        let weight = calls::loss_weights(self.microbatches)[microbatch as usize];
+        let target = calls::target(step, microbatch);
+        let output = values[self.graph.outputs()[0].index()];
+        math::loss(output, &LossTask { output: 0, spec: MICROBATCH_LOSS, weight, target })
+    }
+
+    fn answer_outputs(&self, answered: &mut Answered, microbatch: u32, values: &[Fake], wanted: bool) {
+        let mut outputs = self.graph.outputs().to_vec();
+        outputs.sort();
+        let outputs = outputs.into_iter().map(|v| (microbatch, v, values[v.index()]));
+        answered.outputs.extend(outputs.filter(|_| wanted));
+    }
+
+    /// `grads` are those of the outputs, which come first in every sum; then the uses, last use first.
+    fn backward(&mut self, step: u64, microbatch: u32, values: &[Fake], mut grads: BTreeMap<ValueId, Vec<Fake>>) {
+        let graph = self.graph;
+        grads.retain(|value, _| graph.requires_grad(*value));
+        for layer in graph.layers().iter().rev() {
+            let of = |value: &ValueId| grads.get(value).and_then(|terms| math::sum(terms.iter().copied()));
+            let of_outputs: Vec<Option<Fake>> = layer.outputs.iter().map(of).collect();
+            if of_outputs.iter().all(Option::is_none) {
+                continue;
+            }
+            let inputs: Vec<Fake> = layer.inputs.iter().map(|v| values[v.index()]).collect();
+            let draw = Draw { seed: calls::SEED, step, microbatch };
+            let own = self.weight_values(layer);
+            let (of_inputs, of_weights) = math::backward(layer, &own, &inputs, draw, &of_outputs);
+            for ((name, trained), grad) in self.weights(layer).into_iter().zip(of_weights) {
+                if trained {
+                    self.params.get_mut(&name).expect("known").add_grad(grad);
+                }
+            }
+            for (value, grad) in layer.inputs.iter().zip(of_inputs).rev() {
+                if graph.requires_grad(*value) {
+                    grads.entry(*value).or_default().push(grad);
+                }
+            }
+        }
+    }
+
+    fn optim_step(&mut self) {
+        let optimizer = self.optimizer.expect("an optimizer before a step");
+        self.params.values_mut().for_each(|p| p.step(&optimizer));
+    }
+}

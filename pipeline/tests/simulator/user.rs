@@ -1,0 +1,180 @@
+//! The user's side: calls turned into requests with their tensors, answers awaited.
+
+use crate::calls::{self, Answered, Call};
+use crate::world::World;
+use layerspec::LayerGraph;
+use pipeline::boss::{Request, RunRequest};
+use pipeline::ids::{StageId, WorkerId};
+use pipeline::message::{Failure, Mode, RoundLoss};
+use pipeline::schedule::Action;
+use pipeline::{Plan, ScheduleKind};
+use std::collections::BTreeMap;
+
+/// A user with a fleet.
+pub(crate) struct User<'g> {
+    pub(crate) world: World,
+    graph: &'g LayerGraph,
+    plan: Plan,
+    kind: ScheduleKind,
+    microbatches: u32,
+    /// The number of the last batch.
+    batch: u64,
+    /// The batches of steps carried out by hand.
+    open: BTreeMap<u64, u64>,
+    /// What the last `State` brought, for `Load`.
+    state: BTreeMap<String, u64>,
+}
+
+impl<'g> User<'g> {
+    pub(crate) fn new(graph: &'g LayerGraph, plan: Plan, kind: ScheduleKind, microbatches: u32, world: World) -> Self {
+        let (open, state) = (BTreeMap::new(), BTreeMap::new());
+        User { world, graph, plan, kind, microbatches, batch: 0, open, state }
+    }
+
+    /// Calls and waits for the answer.
+    pub(crate) fn call(&mut self, call: Call) -> Result<Answered, Failure> {
+        let request = self.submit(call);
+        let result = self.world.reply(request).result;
+        if let (Call::State, Ok(answered)) = (call, &result) {
+            self.state.clone_from(&answered.state);
+        }
+        result
+    }
+
+    /// Ends the run; checks that it ends everywhere and that nothing is left.
+    pub(crate) fn stop(&mut self) {
+        self.world.settle();
+        let request = self.world.submit(Request::Stop);
+        self.world.reply(request).result.expect("a stop is always carried out");
+        self.world.settle();
+        self.world.assert_over();
+    }
+
+    /// Calls without waiting.
+    pub(crate) fn submit(&mut self, call: Call) -> u64 {
+        let request = match call {
+            Call::Distribute => Request::Distribute,
+            Call::Optimizer(lr) => Request::SetOptimizer(calls::optimizer(lr)),
+            Call::State => Request::SendState,
+            Call::Load(salt) => self.load(salt),
+            Call::Train(step) => {
+                let actions = self.train_actions();
+                self.run(step, Mode::Train, actions, true, true, calls::wants_outputs(step))
+            }
+            Call::Eval(step) => {
+                let actions = self.actions(|stage, microbatch| Action::Forward { stage, microbatch });
+                self.run(step, Mode::Eval, actions, true, true, true)
+            }
+            Call::Forward(step) => {
+                let actions = self.actions(|stage, microbatch| Action::Forward { stage, microbatch });
+                let request = self.run(step, Mode::Train, actions, true, false, true);
+                self.open.insert(step, self.batch);
+                request
+            }
+            Call::Backward(step) => self.backward(step),
+            Call::Discard(step) => Request::Discard { batch: self.open[&step] },
+            Call::OptimStep(step) => {
+                let list = |stages: Vec<StageId>| stages.into_iter().map(|stage| Action::OptimStep { stage }).collect();
+                let actions = self.stages().into_iter().map(list).collect();
+                let request = self.run(step, Mode::Train, actions, false, false, false);
+                with_batch(request, self.open[&step])
+            }
+        };
+        self.world.submit(request)
+    }
+
+    /// For each worker its stages.
+    fn stages(&self) -> Vec<Vec<StageId>> {
+        let workers = (0..self.plan.workers() as u16).map(WorkerId);
+        workers.map(|w| self.plan.stages_of(w).into_iter().map(|s| s.stage).collect()).collect()
+    }
+
+    /// For each worker an action for each of its stages and every microbatch.
+    fn actions(&self, action: impl Fn(StageId, u32) -> Action) -> Vec<Vec<Action>> {
+        let all = |stage: StageId| (0..self.microbatches).map(move |microbatch| (stage, microbatch));
+        let list = |stages: Vec<StageId>| stages.into_iter().flat_map(all).map(|(s, m)| action(s, m)).collect();
+        self.stages().into_iter().map(list).collect()
+    }
+
+    /// A schedule where each worker has one stage; where one has several, all forward, then all
+    /// backward, last stage first.
+    fn train_actions(&self) -> Vec<Vec<Action>> {
+        if self.plan.workers() == self.plan.stages.len() {
+            return self.plan.schedule(self.kind, self.microbatches).expect("a good schedule").workers;
+        }
+        let forwards = self.actions(|stage, microbatch| Action::Forward { stage, microbatch });
+        let rest = |stages: Vec<StageId>| {
+            let microbatches = || 0..self.microbatches;
+            let back = |stage: StageId| microbatches().map(move |microbatch| Action::Backward { stage, microbatch });
+            let steps = stages.clone().into_iter().map(|stage| Action::OptimStep { stage });
+            stages.into_iter().rev().flat_map(back).chain(steps).collect::<Vec<_>>()
+        };
+        let rests = self.stages().into_iter().map(rest);
+        forwards.into_iter().zip(rests).map(|(forward, rest)| [forward, rest].concat()).collect()
+    }
+
+    fn run(
+        &mut self,
+        step: u64,
+        mode: Mode,
+        actions: Vec<Vec<Action>>,
+        with_data: bool,
+        with_loss: bool,
+        outputs: bool,
+    ) -> Request {
+        self.batch += 1;
+        let slots = &mut self.world.boss_slots;
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for microbatch in (0..self.microbatches).filter(|_| with_data) {
+            for (index, value) in self.graph.inputs().iter().enumerate() {
+                inputs.push((microbatch, *value, slots.hold(calls::input(step, microbatch, index))));
+            }
+            if with_loss {
+                targets.push((microbatch, slots.hold(calls::target(step, microbatch))));
+            }
+        }
+        let weights = || calls::loss_weights(self.microbatches);
+        let loss = with_loss.then(|| RoundLoss { spec: calls::MICROBATCH_LOSS, weights: weights() });
+        let run = RunRequest { batch: self.batch, step, mode, actions, loss, outputs, inputs, targets, grads: None };
+        Request::Run(Box::new(run))
+    }
+
+    fn backward(&mut self, step: u64) -> Request {
+        let backward = |stage, microbatch| Action::Backward { stage, microbatch };
+        // Gradients come from the last stage, so a worker with several takes that first.
+        let mut actions = self.actions(backward);
+        actions.iter_mut().for_each(|list| list.sort_by_key(|a| (std::cmp::Reverse(a.stage()), a.microbatch())));
+        let slots = &mut self.world.boss_slots;
+        let mut grads = Vec::new();
+        for microbatch in 0..self.microbatches {
+            for (index, value) in self.graph.outputs().iter().enumerate() {
+                let given = calls::grads(step, microbatch, index);
+                grads.push((microbatch, *value, given.into_iter().map(|g| slots.hold(g)).collect()));
+            }
+        }
+        let batch = self.open[&step];
+        let Request::Run(mut run) = self.run(step, Mode::Train, actions, false, false, false) else { unreachable!() };
+        run.grads = Some(grads);
+        with_batch(Request::Run(run), batch)
+    }
+
+    fn load(&mut self, salt: u64) -> Request {
+        let mut tensors = Vec::new();
+        for stage in &self.plan.stages {
+            let worker = self.plan.homes[stage.stage.0 as usize];
+            let of_stage = |name: &str| stage.layers.iter().any(|l| name.rsplit_once('.').is_some_and(|(n, _)| n == l.name));
+            for (name, value) in self.state.iter().filter(|(name, _)| of_stage(name)) {
+                let slot = self.world.boss_slots.hold(calls::loaded(name, *value, salt));
+                tensors.push((worker, name.clone(), slot));
+            }
+        }
+        Request::LoadState(tensors)
+    }
+}
+
+fn with_batch(request: Request, batch: u64) -> Request {
+    match request {
+        Request::Run(run) => Request::Run(Box::new(RunRequest { batch, ..*run })),
+        other => other,
+    }
+}

@@ -1,0 +1,353 @@
+//! The fleet: one boss session, the workers' sessions with their compute threads, and the driver that
+//! carries out effects, all on one virtual clock.
+
+use crate::compute::Compute;
+use crate::math::Fake;
+use crate::network::{Conditions, Event, Network, Packet};
+use crate::seeds::{Log, Random};
+use crate::{calls::Answered, faults::Faults};
+use layerspec::DType;
+use pipeline::boss::{BossSession, Request, Setup};
+use pipeline::effect::{Answer, Destination, Effect, Frame, Peer};
+use pipeline::frame::{decode, encode, head_len, Envelope};
+use pipeline::ids::{Slot, Ticket, WorkerId};
+use pipeline::message::Failure;
+use pipeline::stage::StageSession;
+use pipeline::task::{Outcome, Task};
+use pipeline::{Plan, TensorMeta};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+
+/// More events than any run here takes: the sessions talk without end.
+const MOST_EVENTS: u64 = 200_000;
+
+/// The tensors that a driver holds for its session.
+#[derive(Default)]
+pub(crate) struct Slots {
+    held: BTreeMap<Slot, Fake>,
+    next: u64,
+}
+
+impl Slots {
+    pub(crate) fn hold(&mut self, tensor: Fake) -> Slot {
+        let slot = Slot(self.next);
+        self.next += 1;
+        self.held.insert(slot, tensor);
+        slot
+    }
+
+    fn give_up(&mut self, slot: Slot) -> Fake {
+        self.held.remove(&slot).unwrap_or_else(|| panic!("{slot} was given back twice or never held"))
+    }
+
+    fn give_up_all(&mut self, slots: Vec<Slot>) -> Vec<Fake> {
+        slots.into_iter().map(|slot| self.give_up(slot)).collect()
+    }
+}
+
+struct Worker {
+    session: StageSession,
+    slots: Slots,
+    compute: Compute,
+    /// The first of them is being worked on.
+    tasks: VecDeque<(Ticket, Task<Fake>)>,
+    /// Neither lost nor told to stop.
+    alive: bool,
+    finished: bool,
+}
+
+/// A reply to a request.
+pub(crate) struct Replied {
+    pub(crate) at: u64,
+    pub(crate) result: Result<Answered, Failure>,
+}
+
+/// The whole fleet.
+pub(crate) struct World {
+    pub(crate) boss_slots: Slots,
+    pub(crate) notices: Vec<String>,
+    pub(crate) faults: Faults,
+    /// How many events have happened.
+    pub(crate) events: u64,
+    network: Network,
+    boss: BossSession,
+    workers: Vec<Worker>,
+    requests: u64,
+    replies: BTreeMap<u64, Replied>,
+    log: Log,
+}
+
+impl World {
+    pub(crate) fn new(plan: Plan, seed: u64, conditions: Conditions, faults: Faults, log: Log) -> Self {
+        let mut random = Random::new(seed);
+        // With any trouble at all, some workers cannot be dialled.
+        let deaf = if conditions.refused > 0 { 20 } else { 0 };
+        let address = |n: usize| SocketAddr::from(([127, 0, 0, 1], 1024 + n as u16));
+        let addresses = (0..plan.workers()).map(|n| (!random.chance(deaf)).then(|| address(n))).collect();
+        let worker = || Worker {
+            session: StageSession::new(),
+            slots: Slots::default(),
+            compute: Compute::default(),
+            tasks: VecDeque::new(),
+            alive: true,
+            finished: false,
+        };
+        World {
+            boss_slots: Slots::default(),
+            notices: Vec::new(),
+            faults,
+            events: 0,
+            network: Network::new(conditions, random),
+            workers: (0..plan.workers()).map(|_| worker()).collect(),
+            boss: BossSession::new(Setup { plan, seed: crate::calls::SEED, addresses }),
+            requests: 0,
+            replies: BTreeMap::new(),
+            log,
+        }
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.network.now
+    }
+
+    /// Hands a request to the boss; the reply comes under the number given back.
+    pub(crate) fn submit(&mut self, request: Request) -> u64 {
+        self.requests += 1;
+        self.log.note(|| format!("{:>9} request {}: {}", self.now(), self.requests, short(&request)));
+        self.boss.on_request(self.network.time(), self.requests, request);
+        self.drain_boss();
+        self.requests
+    }
+
+    /// Lets the fleet work until there is a reply.
+    pub(crate) fn reply(&mut self, request: u64) -> Replied {
+        loop {
+            if let Some(reply) = self.replies.remove(&request) {
+                return reply;
+            }
+            assert!(self.step(), "request {request} hangs: nothing is left to happen");
+        }
+    }
+
+    /// Lets everything happen that is on its way, and checks that nothing is left behind.
+    pub(crate) fn settle(&mut self) {
+        while self.step() {}
+        assert!(self.boss_slots.held.is_empty(), "the boss still holds {:?}", self.boss_slots.held);
+        for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive || w.finished) {
+            assert!(worker.slots.held.is_empty(), "worker {index} still holds {:?}", worker.slots.held);
+            assert!(worker.tasks.is_empty(), "worker {index} still has tasks");
+        }
+    }
+
+    /// Checks that no live worker keeps a forward pass for a backward pass that will not come.
+    pub(crate) fn assert_clear(&self) {
+        for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive) {
+            assert!(worker.compute.is_clear(), "worker {index} keeps a forward pass");
+        }
+    }
+
+    /// Checks that every worker was told to stop or is lost, and that no reply was left over.
+    pub(crate) fn assert_over(&self) {
+        assert!(self.workers.iter().all(|w| !w.alive), "a worker was not told to stop");
+        assert!(self.replies.is_empty(), "a reply nobody asked for: request {:?}", self.replies.keys());
+    }
+
+    /// The next event, if any is left.
+    fn step(&mut self) -> bool {
+        let timer = self.workers.iter().filter(|w| w.alive).filter_map(|w| w.session.poll_timeout()).min();
+        let event = self.network.next_time();
+        if timer.is_none() && event.is_none() {
+            return false;
+        }
+        self.events += 1;
+        assert!(self.events < MOST_EVENTS, "the sessions do not come to rest");
+        self.inject_faults();
+        match timer {
+            Some(timer) if event.is_none_or(|event| timer.0 <= event) => self.on_timer(timer.0),
+            _ => {
+                if let Some(event) = self.network.next() {
+                    self.on_event(event);
+                }
+            }
+        }
+        true
+    }
+
+    fn inject_faults(&mut self) {
+        if let Some(worker) = self.faults.lose_at(self.events) {
+            let others = (0..self.workers.len() as u16).map(WorkerId).filter(|w| *w != worker);
+            self.network.lose(worker, others);
+            self.workers[worker.0 as usize].alive = false;
+            self.faults.lost = Some(worker);
+            self.log.note(|| format!("{:>9} {worker} vanishes", self.now()));
+        }
+        if self.faults.break_at(self.events) {
+            self.faults.broken = self.network.break_link();
+            self.log.note(|| format!("{:>9} link {:?} breaks", self.now(), self.faults.broken));
+        }
+    }
+
+    fn on_timer(&mut self, time: u64) {
+        self.network.now = self.network.now.max(time);
+        let now = self.network.time();
+        for index in 0..self.workers.len() {
+            let worker = &mut self.workers[index];
+            if worker.alive && worker.session.poll_timeout().is_some_and(|timer| timer <= now) {
+                self.log.note(|| format!("{:>9} worker {index}: timeout", now.0));
+                worker.session.on_timeout(now);
+                let again = worker.session.poll_timeout();
+                assert!(again.is_none_or(|timer| timer > now), "a timer that does not move on");
+                self.drain_worker(WorkerId(index as u16));
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: Event) {
+        let now = self.network.time();
+        match event {
+            Event::Arrives(packet) => self.on_packet(packet),
+            Event::Lost(worker) => {
+                self.log.note(|| format!("{:>9} boss: {worker} is lost", now.0));
+                self.faults.known_lost = Some(now.0);
+                self.boss.on_lost(now, worker, "the connection closed");
+                self.drain_boss();
+            }
+            Event::Computed(id) => {
+                let worker = &mut self.workers[id.0 as usize];
+                if !worker.alive {
+                    return;
+                }
+                let (ticket, task) = worker.tasks.pop_front().expect("a task at work");
+                self.log.note(|| format!("{:>9} {id}: computed {}", now.0, short(&task)));
+                let result = match self.faults.fail(id, &task) {
+                    Some(failure) => Err(failure),
+                    None => worker.compute.run(task).map(|outcome| hold_all(outcome, &mut worker.slots)),
+                };
+                if !worker.tasks.is_empty() {
+                    self.network.compute(id);
+                }
+                worker.session.on_done(now, ticket, result);
+                self.drain_worker(id);
+            }
+            Event::LinkUp { at, peer, dial } => {
+                if self.alive(at) && self.network.link_up(at, peer, dial) {
+                    self.log.note(|| format!("{:>9} {at}: link to {peer} is up", now.0));
+                    self.workers[at.0 as usize].session.on_link_up(now, peer);
+                    self.drain_worker(at);
+                }
+            }
+            Event::LinkDown { at, peer, dial, reason } => {
+                if self.alive(at) && self.network.link_down(at, peer, dial) {
+                    self.log.note(|| format!("{:>9} {at}: link to {peer} is down ({reason})", now.0));
+                    self.workers[at.0 as usize].session.on_link_down(now, peer, reason);
+                    self.drain_worker(at);
+                }
+            }
+        }
+    }
+
+    fn alive(&self, worker: WorkerId) -> bool {
+        self.workers[worker.0 as usize].alive
+    }
+
+    fn on_packet(&mut self, packet: Packet) {
+        let now = self.network.time();
+        let (from, to) = (packet.from, packet.to);
+        if matches!(to, Peer::Worker(worker) if !self.alive(worker)) || !self.network.delivers(&packet) {
+            return self.log.note(|| format!("{:>9} {from} -> {to}: lost", now.0));
+        }
+        let (prefix, head) = packet.head.split_first_chunk().expect("a length");
+        assert_eq!(head_len(*prefix).expect("a good length"), head.len());
+        let Envelope { route, head, tensors } = decode(head).expect("what was encoded");
+        assert_eq!(tensors.len(), packet.tensors.len());
+        self.log.note(|| format!("{:>9} {from} -> {to}: {}", now.0, short(&head)));
+        match (from, to) {
+            (_, Peer::Worker(to)) => {
+                let worker = &mut self.workers[to.0 as usize];
+                let slots = packet.tensors.into_iter().map(|t| worker.slots.hold(t)).collect();
+                worker.session.on_frame(now, from, Frame { route, head, slots });
+                self.drain_worker(to);
+            }
+            (Peer::Worker(from), Peer::Boss) => {
+                let slots = packet.tensors.into_iter().map(|t| self.boss_slots.hold(t)).collect();
+                self.boss.on_frame(now, from, Frame { route, head, slots });
+                self.drain_boss();
+            }
+            (Peer::Boss, Peer::Boss) => panic!("the boss sends to itself"),
+        }
+    }
+
+    fn drain_boss(&mut self) {
+        while let Some(effect) = self.boss.poll_effect() {
+            match effect {
+                Effect::Send { to, slots } => {
+                    let tensors = self.boss_slots.give_up_all(slots);
+                    self.send(Peer::Boss, to, tensors);
+                }
+                Effect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
+                Effect::Notice(text) => self.notices.push(text),
+                Effect::Reply { request, result } => {
+                    let result = result.map(|answer| self.answered(answer));
+                    self.log.note(|| format!("{:>9} reply {request}: {}", self.now(), short(&result)));
+                    let replied = Replied { at: self.now(), result };
+                    assert!(request <= self.requests, "a reply to no request");
+                    assert!(self.replies.insert(request, replied).is_none(), "a second reply to request {request}");
+                }
+                Effect::Hangup { peer, reason } => panic!("the boss hangs up on {peer}: {reason}"),
+                Effect::Compute { .. } | Effect::Dial { .. } | Effect::Finish => panic!("the boss wants {effect:?}"),
+            }
+        }
+        assert!(self.boss.poll_timeout().is_none());
+    }
+
+    fn answered(&mut self, answer: Answer) -> Answered {
+        let slots = &mut self.boss_slots;
+        let outputs = answer.outputs.into_iter().map(|(index, value, slot)| (index, value, slots.give_up(slot)));
+        let outputs = outputs.collect();
+        let state = answer.state.into_iter().map(|(name, slot)| (name, slots.give_up(slot))).collect();
+        let losses = answer.losses.into_iter().map(|(index, loss)| (index, loss.to_bits())).collect();
+        Answered { losses, outputs, state }
+    }
+
+    fn drain_worker(&mut self, id: WorkerId) {
+        while let Some(effect) = self.workers[id.0 as usize].session.poll_effect() {
+            let worker = &mut self.workers[id.0 as usize];
+            match effect {
+                Effect::Send { to, slots } => {
+                    let tensors = worker.slots.give_up_all(slots);
+                    self.send(Peer::Worker(id), to, tensors);
+                }
+                Effect::Compute { ticket, task } => {
+                    let Ok(task) = task.try_map(|slot| Ok::<_, std::convert::Infallible>(worker.slots.give_up(slot)));
+                    worker.tasks.push_back((ticket, task));
+                    if worker.tasks.len() == 1 {
+                        self.network.compute(id);
+                    }
+                }
+                Effect::Dial { peer, .. } => self.network.dial(id, peer),
+                Effect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
+                Effect::Finish => (worker.alive, worker.finished) = (false, true),
+                Effect::Hangup { peer, reason } => panic!("{id} hangs up on {peer}: {reason}"),
+                Effect::Notice(_) | Effect::Reply { .. } => panic!("{id} wants {effect:?}"),
+            }
+        }
+    }
+
+    fn send(&mut self, from: Peer, to: Vec<Destination>, tensors: Vec<Fake>) {
+        for Destination { peer, route, head } in to {
+            let is_data = head.is_data();
+            let meta = TensorMeta { dtype: DType::Int64, shape: vec![1] };
+            let envelope = Envelope { route, head, tensors: vec![meta; tensors.len()] };
+            let head = encode(&envelope).expect("a frame within bounds");
+            self.network.send(Packet::new(from, peer, head, tensors.clone()), is_data);
+        }
+    }
+}
+
+fn hold_all(outcome: Outcome<Fake>, slots: &mut Slots) -> Outcome<Slot> {
+    outcome.map(|tensor| slots.hold(tensor))
+}
+
+fn short(thing: &impl std::fmt::Debug) -> String {
+    format!("{thing:?}").chars().take(180).collect()
+}
