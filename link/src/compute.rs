@@ -1,0 +1,53 @@
+//! The compute thread: takes tasks in order and never waits on the network.
+
+use crate::payload::Payload;
+use pipeline::ids::Ticket;
+use pipeline::message::Failure;
+use pipeline::task::{Outcome, Task};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use tokio::sync::mpsc as results;
+
+/// What carries out tasks; the worker crate does it with libtorch.
+pub trait Compute {
+    /// One task, to its end.
+    fn run(&mut self, task: Task<Payload>) -> Result<Outcome<Payload>, Failure>;
+}
+
+type Done = (Ticket, Result<Outcome<Payload>, Failure>);
+
+/// A thread that ends, after the task at work, when this is dropped.
+pub struct ComputeThread {
+    tasks: std::sync::mpsc::Sender<(Ticket, Task<Payload>)>,
+    results: results::UnboundedReceiver<Done>,
+}
+
+impl ComputeThread {
+    /// Starts the thread; `make` runs on it.
+    pub fn start<C: Compute>(make: impl FnOnce() -> C + Send + 'static) -> std::io::Result<Self> {
+        let (tasks, todo) = std::sync::mpsc::channel::<(Ticket, Task<Payload>)>();
+        let (done, results) = results::unbounded_channel();
+        std::thread::Builder::new().name("compute".into()).spawn(move || {
+            let mut compute = make();
+            for (ticket, task) in todo {
+                // A panic is a defect of ours; it must reach the boss as an error all the same.
+                let result = catch_unwind(AssertUnwindSafe(|| compute.run(task)));
+                let result =
+                    result.unwrap_or_else(|_| Err(Failure::new("the compute thread panicked; please report it")));
+                if done.send((ticket, result)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(ComputeThread { tasks, results })
+    }
+
+    pub(crate) fn give(&self, ticket: Ticket, task: Task<Payload>) {
+        // The thread lives as long as this does.
+        self.tasks.send((ticket, task)).ok();
+    }
+
+    /// The next result. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Done> {
+        self.results.recv().await
+    }
+}

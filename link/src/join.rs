@@ -1,0 +1,109 @@
+//! A worker's way in: dial the boss, greet, get a place.
+
+use crate::connection::{close_reason, Connection, Event};
+use crate::endpoint::{client_to_boss, client_to_worker};
+use crate::error::LinkError;
+use crate::hello::{self, Hello, Reply, WorkerInfo};
+use crate::ticket::Ticket;
+use crate::tls::SERVER_NAME;
+use pipeline::effect::Peer;
+use pipeline::ids::WorkerId;
+use quinn::{ConnectionError, Endpoint, RecvStream, SendStream};
+use std::net::SocketAddr;
+use tokio::sync::mpsc;
+
+/// Frames read and not yet looked at; readers wait beyond that.
+pub(crate) const EVENTS: usize = 256;
+
+/// A place in a run.
+pub struct Membership {
+    /// This worker's number.
+    pub worker: WorkerId,
+    pub(crate) run: u64,
+    pub(crate) boss: Connection,
+    pub(crate) boss_address: SocketAddr,
+    pub(crate) sender: mpsc::Sender<Event>,
+    pub(crate) events: mpsc::Receiver<Event>,
+}
+
+/// Looks up the boss's address; the first one the system gives.
+pub async fn resolve(host: &str, port: u16) -> Result<SocketAddr, LinkError> {
+    let failed = |reason: String| LinkError::Host { host: host.to_string(), reason };
+    let mut found = tokio::net::lookup_host((host, port)).await.map_err(|e| failed(e.to_string()))?;
+    found.next().ok_or_else(|| failed("it has no address".into()))
+}
+
+/// Dials the boss and asks for a place.
+pub async fn join(
+    endpoint: &Endpoint,
+    address: SocketAddr,
+    ticket: &Ticket,
+    info: WorkerInfo,
+) -> Result<Membership, LinkError> {
+    let config = client_to_boss(ticket)?;
+    let (quic, send, recv, reply) = call(endpoint, config, address, &Hello::Join(info)).await?;
+    match reply {
+        Reply::Welcome { worker, run } => {
+            let (sender, events) = mpsc::channel(EVENTS);
+            let boss = Connection::start(Peer::Boss, quic, (send, recv), &sender);
+            Ok(Membership { worker, run, boss, boss_address: address, sender, events })
+        }
+        Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
+        Reply::Accepted => Err(LinkError::Protocol { peer: "the boss".into(), reason: "it gave no place".into() }),
+    }
+}
+
+/// Dials another worker of the same run.
+pub(crate) async fn dial_peer(
+    endpoint: &Endpoint,
+    address: SocketAddr,
+    ticket: &Ticket,
+    me: WorkerId,
+    run: u64,
+) -> Result<(quinn::Connection, SendStream, RecvStream), LinkError> {
+    let config = client_to_worker(ticket)?;
+    let (quic, send, recv, reply) = call(endpoint, config, address, &Hello::Peer { worker: me, run }).await?;
+    match reply {
+        Reply::Accepted => Ok((quic, send, recv)),
+        Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
+        Reply::Welcome { .. } => {
+            Err(LinkError::Protocol { peer: "a worker".into(), reason: "it answered as a boss".into() })
+        }
+    }
+}
+
+async fn call(
+    endpoint: &Endpoint,
+    config: quinn::ClientConfig,
+    address: SocketAddr,
+    hello: &Hello,
+) -> Result<(quinn::Connection, SendStream, RecvStream, Reply), LinkError> {
+    let no_answer = |reason: String| LinkError::NoAnswer { address, reason };
+    let connecting = endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| no_answer(e.to_string()))?;
+    let quic = connecting.await.map_err(|e| explain(&e, address))?;
+    let exchange = async {
+        let (mut send, mut recv) = quic.open_bi().await.map_err(|e| explain(&e, address))?;
+        hello::write(&mut send, hello).await?;
+        let reply = hello::read(&mut recv).await?;
+        Ok((send, recv, reply))
+    };
+    match exchange.await {
+        Ok((send, recv, reply)) => Ok((quic, send, recv, reply)),
+        // In TLS 1.3 the callee's refusal of our key comes after our side of the handshake.
+        Err(LinkError::Lost { .. }) if quic.close_reason().is_some() => {
+            let reason = quic.close_reason().unwrap_or(ConnectionError::LocallyClosed);
+            Err(explain(&reason, address))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// TLS alerts travel as QUIC error codes 0x100 to 0x1ff (RFC 9001, section 4.8).
+fn explain(e: &ConnectionError, address: SocketAddr) -> LinkError {
+    let is_tls = |code: u64| (0x100..0x200).contains(&code);
+    match e {
+        ConnectionError::TransportError(e) if is_tls(u64::from(e.code)) => LinkError::WrongBoss { address },
+        ConnectionError::ConnectionClosed(c) if is_tls(u64::from(c.error_code)) => LinkError::TicketRefused { address },
+        other => LinkError::NoAnswer { address, reason: close_reason(other) },
+    }
+}

@@ -1,0 +1,35 @@
+//! The only sockets and the only clock: QUIC endpoints, identity and join ticket, framed streams, and
+//! the drivers that feed a session and carry out its effects.
+//!
+//! A boss opens a [`Lobby`] and starts the run with the workers that joined; a worker [`join`]s and
+//! [`serve`]s. Both ends are proven by TLS 1.3 before the first byte of ours (see [`tls`]).
+
+mod boss_driver;
+mod clock;
+mod compute;
+mod connection;
+mod door;
+mod endpoint;
+mod error;
+mod hello;
+mod identity;
+mod join;
+mod lobby;
+mod outgoing;
+mod payload;
+mod stage_driver;
+mod ticket;
+pub mod tls;
+mod wire;
+
+pub use boss_driver::Handle;
+pub use compute::{Compute, ComputeThread};
+pub use endpoint::{own_address, worker_endpoint};
+pub use error::LinkError;
+pub use hello::WorkerInfo;
+pub use identity::{ticket_on_this_machine, Identity, CONFIG_DIR};
+pub use join::{join, resolve, Membership};
+pub use lobby::{Lobby, LobbyEvent};
+pub use payload::{Payload, Slots};
+pub use stage_driver::serve;
+pub use ticket::{Ticket, TicketError};

@@ -1,0 +1,154 @@
+//! The boss's side of joining: workers come in until every place is taken.
+
+use crate::boss_driver::{drive, Handle, Member};
+use crate::connection::{Connection, Event};
+use crate::door::{Arrival, Door, Knock};
+use crate::endpoint::listen;
+use crate::error::LinkError;
+use crate::hello::{self, Hello, Reply, WorkerInfo};
+use crate::identity::Identity;
+use crate::join::EVENTS;
+use pipeline::boss::Setup;
+use pipeline::effect::Peer;
+use pipeline::ids::WorkerId;
+use pipeline::Plan;
+use quinn::Endpoint;
+use ring::rand::{SecureRandom, SystemRandom};
+use std::net::SocketAddr;
+use tokio::sync::mpsc;
+
+/// An endpoint that waits for workers.
+pub struct Lobby {
+    endpoint: Endpoint,
+    address: SocketAddr,
+    run: u64,
+    door: Door,
+    sender: mpsc::Sender<Event>,
+    events: mpsc::Receiver<Event>,
+    places: Vec<Option<Member>>,
+}
+
+/// What happens while the boss waits.
+#[derive(Debug)]
+pub enum LobbyEvent {
+    /// A worker took a place.
+    Joined {
+        /// Its number.
+        worker: WorkerId,
+        /// What it says of itself.
+        info: WorkerInfo,
+        /// Where it calls from.
+        address: SocketAddr,
+    },
+    /// A worker left before the run began; its place is free again.
+    Left {
+        /// Its number.
+        worker: WorkerId,
+        /// Why, as far as known.
+        reason: String,
+    },
+    /// Somebody came who is not let in.
+    TurnedAway {
+        /// Where from.
+        address: SocketAddr,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Lobby {
+    /// Listens with places for `workers` workers. Must be called within a tokio runtime.
+    pub fn open(identity: &Identity, address: SocketAddr, workers: usize) -> Result<Self, LinkError> {
+        let endpoint = listen(identity, address)?;
+        let address = endpoint.local_addr().map_err(|e| LinkError::Socket { address, reason: e.to_string() })?;
+        let mut run = [0; 8];
+        SystemRandom::new().fill(&mut run).map_err(|_| LinkError::tls("no randomness from the system"))?;
+        let (sender, events) = mpsc::channel(EVENTS);
+        Ok(Lobby {
+            door: Door::open(endpoint.clone()),
+            endpoint,
+            address,
+            run: u64::from_le_bytes(run),
+            sender,
+            events,
+            places: (0..workers).map(|_| None).collect(),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many workers are still missing.
+    pub fn missing(&self) -> usize {
+        self.places.iter().filter(|place| place.is_none()).count()
+    }
+
+    /// The next thing that happens. Cancel safe.
+    pub async fn next(&mut self) -> LobbyEvent {
+        loop {
+            tokio::select! {
+                Some(knock) = self.door.next() => match knock {
+                    Knock::Arrived(arrival) => {
+                        if let Some(event) = self.seat(arrival) {
+                            return event;
+                        }
+                    }
+                    Knock::TurnedAway { address, reason } => return LobbyEvent::TurnedAway { address, reason },
+                },
+                Some(event) = self.events.recv() => {
+                    if let Event::Closed { from: Peer::Worker(worker), reason } = event {
+                        if let Some(place) = self.places.get_mut(worker.0 as usize) {
+                            *place = None;
+                            return LobbyEvent::Left { worker, reason };
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn seat(&mut self, arrival: Arrival) -> Option<LobbyEvent> {
+        let Hello::Join(info) = arrival.hello.clone() else {
+            arrival.refuse("this is a boss, not a worker".into(), false);
+            return None;
+        };
+        let Some(place) = self.places.iter().position(Option::is_none) else {
+            arrival.refuse(full(self.places.len()), true);
+            return None;
+        };
+        let worker = WorkerId(place as u16);
+        let welcome = hello::encode(&Reply::Welcome { worker, run: self.run }).ok()?;
+        let address = arrival.quic.remote_address();
+        let control = (arrival.send, arrival.recv);
+        let connection = Connection::start(Peer::Worker(worker), arrival.quic, control, &self.sender);
+        connection.send(false, welcome, Vec::new());
+        self.places[place] = Some(Member { info: info.clone(), address, connection });
+        Some(LobbyEvent::Joined { worker, info, address })
+    }
+
+    /// Begins the run with the workers that are here, one for each that the plan has. Notices for the
+    /// user go to `notice`.
+    pub fn start(
+        self,
+        plan: Plan,
+        seed: u64,
+        notice: impl FnMut(String) + Send + 'static,
+    ) -> Result<Handle, LinkError> {
+        let Lobby { endpoint, door, sender, events, places, .. } = self;
+        let members: Vec<Member> = places.into_iter().flatten().collect();
+        if members.len() != plan.workers() {
+            let reason = format!("the plan is for {} workers, {} are here", plan.workers(), members.len());
+            return Err(LinkError::Refused { reason, retry: false });
+        }
+        let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
+        let setup = Setup { plan, seed, addresses };
+        Ok(drive(setup, members, endpoint, door, (sender, events), Box::new(notice)))
+    }
+}
+
+/// What a worker hears that comes too late.
+pub(crate) fn full(places: usize) -> String {
+    format!("the run has all its {places} workers")
+}

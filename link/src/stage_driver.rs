@@ -1,0 +1,228 @@
+//! Feeds a worker's session with what happens and carries out what it wants.
+
+use crate::clock::Clock;
+use crate::compute::ComputeThread;
+use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE};
+use crate::door::{Door, Knock};
+use crate::error::LinkError;
+use crate::hello::{self, Hello, Reply};
+use crate::join::{dial_peer, Membership};
+use crate::outgoing;
+use crate::payload::{Payload, Slots};
+use crate::ticket::Ticket;
+use pipeline::effect::{Destination, Effect, Frame, Peer};
+use pipeline::ids::WorkerId;
+use pipeline::stage::StageSession;
+use quinn::{Endpoint, RecvStream, SendStream};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use tokio::sync::mpsc;
+
+/// A connection to another worker, whoever dialled, with its control stream.
+type Dialled = Result<(quinn::Connection, SendStream, RecvStream), LinkError>;
+
+/// Works for a boss until it ends the run (`Ok`) or the connection to it is lost (`Err`).
+///
+/// Other workers are let in, and dialled, as the boss's assignment says.
+pub async fn serve(
+    membership: Membership,
+    endpoint: &Endpoint,
+    ticket: &Ticket,
+    compute: ComputeThread,
+) -> Result<(), LinkError> {
+    let Membership { worker, run, boss, boss_address, sender, mut events } = membership;
+    let (dial_sender, mut dials) = mpsc::channel::<(WorkerId, Dialled)>(16);
+    let mut door = Door::open(endpoint.clone());
+    let mut driver = Driver {
+        session: StageSession::new(),
+        me: worker,
+        run,
+        boss,
+        boss_address,
+        peers: BTreeMap::new(),
+        slots: Slots::default(),
+        clock: Clock::start(),
+        compute,
+        endpoint: endpoint.clone(),
+        ticket: ticket.clone(),
+        events: sender,
+        dials: dial_sender,
+    };
+    let result = loop {
+        match driver.carry_out() {
+            ControlFlow::Continue(()) => {}
+            ControlFlow::Break(result) => break result,
+        }
+        let deadline = driver.session.poll_timeout();
+        tokio::select! {
+            Some(event) = events.recv() => {
+                if let ControlFlow::Break(error) = driver.on_event(event) {
+                    break Err(error);
+                }
+            }
+            Some((ticket, result)) = driver.compute.next() => {
+                let slots = driver.slots.clone();
+                let result = result.map(|outcome| outcome.map(|payload| slots.put(payload)));
+                driver.session.on_done(driver.clock.now(), ticket, result);
+            }
+            Some(knock) = door.next() => driver.on_knock(knock),
+            Some((peer, dialled)) = dials.recv() => driver.on_dialled(peer, dialled),
+            () = driver.clock.at(deadline) => driver.session.on_timeout(driver.clock.now()),
+        }
+    };
+    let (code, reason) = match &result {
+        Ok(()) => (DONE, "the run is over".to_string()),
+        Err(e) => (BROKE_PROTOCOL, e.to_string()),
+    };
+    for connection in driver.peers.values().chain([&driver.boss]) {
+        connection.close(code, &reason);
+    }
+    result
+}
+
+struct Driver {
+    session: StageSession,
+    me: WorkerId,
+    run: u64,
+    boss: Connection,
+    boss_address: SocketAddr,
+    peers: BTreeMap<WorkerId, Connection>,
+    slots: Slots,
+    clock: Clock,
+    compute: ComputeThread,
+    endpoint: Endpoint,
+    ticket: Ticket,
+    events: mpsc::Sender<Event>,
+    dials: mpsc::Sender<(WorkerId, Dialled)>,
+}
+
+impl Driver {
+    fn carry_out(&mut self) -> ControlFlow<Result<(), LinkError>> {
+        while let Some(effect) = self.session.poll_effect() {
+            match effect {
+                Effect::Send { to, slots } => {
+                    if let Err(reason) = outgoing::take(&self.slots, &slots).and_then(|t| self.send(&to, t)) {
+                        return ControlFlow::Break(Err(broken("this worker", reason)));
+                    }
+                }
+                Effect::Compute { ticket, task } => {
+                    let slots = &self.slots;
+                    match task.try_map(|slot| slots.take(slot).ok_or(slot)) {
+                        Ok(task) => self.compute.give(ticket, task),
+                        Err(slot) => {
+                            let reason = format!("{slot} holds no tensor; please report it");
+                            return ControlFlow::Break(Err(broken("this worker", reason)));
+                        }
+                    }
+                }
+                Effect::Dial { peer, address } => self.dial(peer, address),
+                Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
+                Effect::Hangup { peer: Peer::Boss, reason } => {
+                    return ControlFlow::Break(Err(broken("the boss", reason)));
+                }
+                Effect::Hangup { peer: Peer::Worker(peer), reason } => {
+                    if let Some(connection) = self.peers.get(&peer) {
+                        connection.close(BROKE_PROTOCOL, &reason);
+                    }
+                }
+                Effect::Finish => return ControlFlow::Break(Ok(())),
+                Effect::Notice(text) => eprintln!("{text}"),
+                Effect::Reply { .. } => {} // only a boss's session replies
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn send(&mut self, to: &[Destination], tensors: Vec<Payload>) -> Result<(), String> {
+        for destination in to {
+            if destination.peer == Peer::Worker(self.me) {
+                let slots = tensors.iter().map(|t| self.slots.put(t.clone())).collect();
+                let frame = Frame { route: None, head: destination.head.clone(), slots };
+                self.session.on_frame(self.clock.now(), destination.peer, frame);
+                continue;
+            }
+            let (is_data, head) = outgoing::head(destination, &tensors)?;
+            let connection = match destination.peer {
+                Peer::Boss => Some(&self.boss),
+                Peer::Worker(peer) => self.peers.get(&peer),
+            };
+            // A connection that is gone was or will be reported to the session as lost.
+            if let Some(connection) = connection {
+                connection.send(is_data, head, tensors.iter().map(|t| t.bytes.clone()).collect());
+            }
+        }
+        Ok(())
+    }
+
+    fn dial(&self, peer: WorkerId, address: SocketAddr) {
+        // A worker on the boss's own machine is known to it by the loopback address.
+        let ip = if address.ip().is_loopback() { self.boss_address.ip() } else { address.ip() };
+        let address = SocketAddr::new(ip, address.port());
+        let (endpoint, ticket, dials) = (self.endpoint.clone(), self.ticket.clone(), self.dials.clone());
+        let (me, run) = (self.me, self.run);
+        tokio::spawn(async move {
+            let dialled = dial_peer(&endpoint, address, &ticket, me, run).await;
+            dials.send((peer, dialled)).await.ok();
+        });
+    }
+
+    fn on_dialled(&mut self, peer: WorkerId, dialled: Dialled) {
+        match dialled {
+            Ok((quic, send, recv)) => self.connected(peer, quic, (send, recv), None),
+            Err(e) => self.session.on_link_down(self.clock.now(), peer, &e.to_string()),
+        }
+    }
+
+    fn on_knock(&mut self, knock: Knock) {
+        let Knock::Arrived(arrival) = knock else { return };
+        match arrival.hello {
+            Hello::Peer { worker, run } if run == self.run && worker != self.me => {
+                if let Ok(accepted) = hello::encode(&Reply::Accepted) {
+                    self.connected(worker, arrival.quic, (arrival.send, arrival.recv), Some(accepted));
+                }
+            }
+            Hello::Peer { .. } => arrival.refuse("this worker is in another run".into(), false),
+            Hello::Join(_) => {
+                arrival.refuse("this is a worker, not a boss; check MODEL_HOST and MODEL_PORT".into(), false)
+            }
+        }
+    }
+
+    fn connected(
+        &mut self,
+        peer: WorkerId,
+        quic: quinn::Connection,
+        control: (SendStream, RecvStream),
+        greeting: Option<Vec<u8>>,
+    ) {
+        let connection = Connection::start(Peer::Worker(peer), quic, control, &self.events);
+        if let Some(greeting) = greeting {
+            connection.send(false, greeting, Vec::new());
+        }
+        self.peers.insert(peer, connection);
+        self.session.on_link_up(self.clock.now(), peer);
+    }
+
+    fn on_event(&mut self, event: Event) -> ControlFlow<LinkError> {
+        let now = self.clock.now();
+        match event {
+            Event::Frame { from, envelope, payloads } => {
+                let slots = payloads.into_iter().map(|p| self.slots.put(p)).collect();
+                self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
+            }
+            Event::Closed { from: Peer::Boss, reason } => {
+                return ControlFlow::Break(LinkError::Lost { peer: "the boss".into(), reason });
+            }
+            Event::Closed { from: Peer::Worker(peer), reason } => {
+                self.peers.remove(&peer);
+                self.session.on_link_down(now, peer, &reason);
+            }
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+fn broken(peer: &str, reason: String) -> LinkError {
+    LinkError::Protocol { peer: peer.into(), reason }
+}
