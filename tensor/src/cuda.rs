@@ -1,0 +1,132 @@
+//! Loading libtorch's CUDA half at run time.
+//!
+//! A binary linked against libtorch names only libtorch_cpu, so that it starts on machines that
+//! have no CUDA libraries. Where they do lie beside it, loading them registers the GPU with
+//! libtorch. That must happen before libtorch is first asked about GPUs: it remembers the answer.
+
+use crate::ffi;
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// What [`load`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cuda {
+    /// The libraries are loaded; this many GPUs can be used.
+    Loaded {
+        /// GPUs that libtorch sees; 0 where the driver hides them all.
+        gpus: usize,
+    },
+    /// No libtorch_cuda beside libtorch_cpu: a libtorch for CPUs only.
+    NoLibrary {
+        /// The folder that was looked into.
+        folder: PathBuf,
+    },
+    /// The library is there but this machine has no NVIDIA driver, so it was left alone.
+    NoDriver,
+    /// The library is there and could not be loaded.
+    Failed {
+        /// The loader's message: most often an nvidia library that is missing.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cuda::Loaded { gpus } => write!(f, "CUDA loaded, {gpus} GPU(s)"),
+            Cuda::NoLibrary { folder } => {
+                write!(f, "no CUDA: {} holds no libtorch_cuda.so", folder.display())
+            }
+            Cuda::NoDriver => f.write_str("no CUDA: this machine has no NVIDIA driver (libcuda.so.1)"),
+            Cuda::Failed { reason } => {
+                write!(f, "no CUDA: libtorch_cuda.so does not load: {reason}")
+            }
+        }
+    }
+}
+
+/// Loads libtorch_cuda where it lies beside the libtorch_cpu of this process and a driver is there.
+///
+/// Call it first thing in `main`. Harmless where there is no CUDA, and when called again.
+pub fn load() -> Cuda {
+    let Some(folder) = libtorch_folder() else {
+        return Cuda::Failed { reason: "cannot tell where libtorch_cpu was loaded from".into() };
+    };
+    let libraries = [folder.join("libc10_cuda.so"), folder.join("libtorch_cuda.so")];
+    if libraries.iter().any(|library| !library.exists()) {
+        return Cuda::NoLibrary { folder };
+    }
+    // Half a gigabyte of libtorch_cuda is not worth loading for nothing.
+    if open(Path::new("libcuda.so.1")).is_err() {
+        return Cuda::NoDriver;
+    }
+    for library in &libraries {
+        if let Err(reason) = open(library) {
+            return Cuda::Failed { reason };
+        }
+    }
+    Cuda::Loaded { gpus: usize::try_from(tch::Cuda::device_count()).unwrap_or(0) }
+}
+
+/// The folder that holds the libtorch this process runs on.
+pub fn libtorch_folder() -> Option<PathBuf> {
+    // SAFETY: returns null or a string that the dynamic loader keeps for the life of the process.
+    let path = unsafe {
+        let path = ffi::bm_libtorch_cpu_path();
+        if path.is_null() {
+            return None;
+        }
+        CStr::from_ptr(path)
+    };
+    let path = Path::new(std::ffi::OsStr::from_bytes(path.to_bytes()));
+    path.parent().map(Path::to_path_buf)
+}
+
+fn open(library: &Path) -> Result<(), String> {
+    let name = CString::new(library.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+    // SAFETY: `name` is NUL-terminated. The library's initialisers run here; these are libtorch's
+    // own, made to be loaded this way. The handle is kept open on purpose: what they registered
+    // stays for the life of the process. `dlerror` is read on the thread that failed.
+    unsafe {
+        if libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL).is_null() {
+            let message = libc::dlerror();
+            return Err(if message.is_null() {
+                "no reason given".into()
+            } else {
+                CStr::from_ptr(message).to_string_lossy().into_owned()
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loading_is_harmless_and_repeatable() {
+        let first = load();
+        assert_eq!(first, load());
+        if !matches!(first, Cuda::Loaded { .. }) {
+            assert!(first.to_string().starts_with("no CUDA: "), "{first}");
+        }
+        let sum = tch::Tensor::from_slice(&[1.0f32, 2.0]).sum(None);
+        assert_eq!(sum.double_value(&[]), 3.0);
+    }
+
+    #[test]
+    fn the_folder_holds_libtorch() {
+        let folder = libtorch_folder().unwrap();
+        let has = |name: &str| folder.join(name).exists();
+        assert!(has("libtorch_cpu.so") || has("libtorch_cpu.dylib"), "{}", folder.display());
+    }
+
+    #[test]
+    fn a_library_that_is_missing_gives_the_loaders_reason() {
+        let reason = open(Path::new("/nowhere/libtorch_cuda.so")).unwrap_err();
+        assert!(reason.contains("/nowhere/libtorch_cuda.so"), "{reason}");
+    }
+}

@@ -1,0 +1,106 @@
+//! Devices by name, which of them there are, and how much memory each has.
+
+use crate::ffi;
+use tch::Device;
+
+/// Memory of a device in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Not in use by anybody now.
+    pub free: u64,
+    /// All there is.
+    pub total: u64,
+}
+
+/// A device name that names none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no device is called {0:?}; expected cpu, cuda:N (cuda:0 is the first GPU) or mps")]
+pub struct UnknownDevice(pub String);
+
+/// Reads `cpu`, `cuda`, `cuda:N` or `mps`. Says nothing about whether the device is there.
+pub fn parse(name: &str) -> Result<Device, UnknownDevice> {
+    match name {
+        "cpu" => Ok(Device::Cpu),
+        "mps" => Ok(Device::Mps),
+        "cuda" => Ok(Device::Cuda(0)),
+        _ => name
+            .strip_prefix("cuda:")
+            .and_then(|index| index.parse::<u8>().ok())
+            .map(|index| Device::Cuda(index.into()))
+            .ok_or_else(|| UnknownDevice(name.into())),
+    }
+}
+
+/// The name that [`parse`] reads back.
+pub fn name(device: Device) -> String {
+    match device {
+        Device::Cpu => "cpu".into(),
+        Device::Cuda(index) => format!("cuda:{index}"),
+        Device::Mps => "mps".into(),
+        Device::Vulkan => "vulkan".into(),
+    }
+}
+
+/// The devices of this machine, the CPU first. Call [`crate::cuda::load`] before.
+pub fn all() -> Vec<Device> {
+    let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+    let mps = tch::utils::has_mps().then_some(Device::Mps);
+    std::iter::once(Device::Cpu).chain((0..gpus).map(Device::Cuda)).chain(mps).collect()
+}
+
+/// The memory of a device, where it can be told.
+pub fn memory(device: Device) -> Option<Memory> {
+    if device == Device::Cpu {
+        return host_memory(&std::fs::read_to_string("/proc/meminfo").ok()?);
+    }
+    if !all().contains(&device) {
+        return None;
+    }
+    let (kind, index) = ffi::device_code(device);
+    let mut memory = Memory { free: 0, total: 0 };
+    // SAFETY: both pointers are to live integers.
+    let status = unsafe { ffi::bm_device_memory(kind, index, &mut memory.free, &mut memory.total) };
+    ffi::check("device memory", status).ok().map(|()| memory)
+}
+
+/// Reads the text of Linux's `/proc/meminfo`, which counts in KiB.
+fn host_memory(meminfo: &str) -> Option<Memory> {
+    let bytes_of = |field: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some(Memory { free: bytes_of("MemAvailable")?, total: bytes_of("MemTotal")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for device in [Device::Cpu, Device::Cuda(0), Device::Cuda(17), Device::Mps] {
+            assert_eq!(parse(&name(device)), Ok(device));
+        }
+        assert_eq!(parse("cuda"), Ok(Device::Cuda(0)));
+        for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:999999999999", "cpu:0"] {
+            assert_eq!(parse(wrong), Err(UnknownDevice(wrong.into())));
+        }
+    }
+
+    #[test]
+    fn the_cpu_is_the_first_device() {
+        assert_eq!(all().first(), Some(&Device::Cpu));
+    }
+
+    #[test]
+    fn host_memory_is_read_from_meminfo() {
+        let text = "MemTotal:  2048 kB\nMemFree:  10 kB\nMemAvailable:   1024 kB\n";
+        assert_eq!(host_memory(text), Some(Memory { free: 1 << 20, total: 2 << 20 }));
+        assert_eq!(host_memory("nonsense"), None);
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_has_no_memory() {
+        assert_eq!(memory(Device::Cuda(99)), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! Errors of libtorch as plain sentences: what was attempted, and the first line of its message.
+
+use tch::TchError;
+
+/// Something that could not be done with a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TensorError {
+    /// libtorch refused or failed.
+    #[error("{attempted}: {message}")]
+    Libtorch {
+        /// What was attempted, as a noun phrase: "backward".
+        attempted: String,
+        /// The first line of libtorch's message; the rest is a C++ backtrace.
+        message: String,
+    },
+    /// The bytes of a tensor do not fit its dtype and shape.
+    #[error("a {dtype} tensor of shape {shape:?} takes {} bytes, but {got} were given", Bytes(*expected))]
+    WrongSize {
+        /// The tensor's dtype.
+        dtype: layerspec::DType,
+        /// The tensor's shape.
+        shape: Vec<i64>,
+        /// The bytes that dtype and shape ask for; none where the shape is negative or overflows.
+        expected: Option<u64>,
+        /// The bytes that were there.
+        got: u64,
+    },
+    /// A dtype that BossMan does not carry.
+    #[error("tensors of kind {0} are not supported; convert to float32, float64, float16, bfloat16, int64, int32, uint8 or bool")]
+    UnsupportedKind(String),
+    /// Lists or arguments that do not belong together.
+    #[error("{attempted}: {problem}")]
+    Invalid {
+        /// What was attempted.
+        attempted: String,
+        /// What is wrong and what was expected.
+        problem: String,
+    },
+}
+
+struct Bytes(Option<u64>);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(bytes) => write!(f, "{bytes}"),
+            None => f.write_str("an impossible number of"),
+        }
+    }
+}
+
+impl TensorError {
+    pub(crate) fn libtorch(attempted: &str, message: &str) -> Self {
+        TensorError::Libtorch { attempted: attempted.into(), message: first_line(message).into() }
+    }
+
+    /// Arguments that do not belong together.
+    pub fn invalid(attempted: impl Into<String>, problem: impl Into<String>) -> Self {
+        TensorError::Invalid { attempted: attempted.into(), problem: problem.into() }
+    }
+}
+
+impl From<TchError> for TensorError {
+    fn from(error: TchError) -> Self {
+        match error {
+            TchError::Torch(message) => Self::libtorch("libtorch", &message),
+            other => Self::libtorch("libtorch", &other.to_string()),
+        }
+    }
+}
+
+/// Says what was attempted when a tch call fails.
+pub trait Attempt<T> {
+    /// Names what was attempted: `tensor.f_to_device(gpu).attempt("copy to the GPU")?`.
+    fn attempt(self, what: &str) -> Result<T, TensorError>;
+}
+
+impl<T> Attempt<T> for Result<T, TchError> {
+    fn attempt(self, what: &str) -> Result<T, TensorError> {
+        self.map_err(|error| match TensorError::from(error) {
+            TensorError::Libtorch { message, .. } => TensorError::Libtorch { attempted: what.into(), message },
+            other => other,
+        })
+    }
+}
+
+fn first_line(message: &str) -> &str {
+    message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Kind, Tensor};
+
+    #[test]
+    fn a_libtorch_error_is_one_line_without_a_backtrace() {
+        let a = Tensor::zeros([2, 3], (Kind::Float, tch::Device::Cpu));
+        let error = a.f_matmul(&a).attempt("multiply").unwrap_err();
+        assert_eq!(error.to_string(), "multiply: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)");
+    }
+
+    #[test]
+    fn an_impossible_size_reads_well() {
+        let error =
+            TensorError::WrongSize { dtype: layerspec::DType::Float32, shape: vec![-1], expected: None, got: 4 };
+        assert!(error.to_string().contains("takes an impossible number of bytes, but 4 were given"));
+    }
+}

@@ -1,0 +1,101 @@
+//! The functions of `cpp/shim.cpp` and how to call them: errors turned, lists laid out.
+
+use crate::TensorError;
+use std::ffi::{c_char, c_void, CStr};
+use tch::{Device, Tensor};
+use torch_sys::C_tensor;
+
+/// A C++ `at::Generator`.
+#[repr(C)]
+pub(crate) struct Generator {
+    _opaque: [u8; 0],
+}
+
+/// A message to free, or null for success.
+pub(crate) type Status = *mut c_char;
+type List = *const *const C_tensor;
+
+extern "C" {
+    pub(crate) fn bm_libtorch_cpu_path() -> *const c_char;
+    pub(crate) fn bm_set_interop_threads(threads: i32) -> Status;
+    pub(crate) fn bm_device_memory(kind: i32, index: i32, free: *mut u64, total: *mut u64) -> Status;
+    pub(crate) fn bm_from_blob(
+        data: *mut c_void,
+        sizes: *const i64,
+        rank: usize,
+        scalar_type: i8,
+        drop: extern "C" fn(*mut c_void),
+        owner: *mut c_void,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub(crate) fn bm_grad(
+        outputs: List,
+        output_grads: List,
+        output_count: usize,
+        inputs: List,
+        input_count: usize,
+        grads: *mut *mut C_tensor,
+    ) -> Status;
+    pub(crate) fn bm_fused_sgd(
+        params: List,
+        grads: List,
+        momentum_buffers: List,
+        count: usize,
+        buffer_count: usize,
+        lr: f64,
+        momentum: f64,
+        dampening: f64,
+        weight_decay: f64,
+        nesterov: bool,
+        first_step: bool,
+    ) -> Status;
+    pub(crate) fn bm_fused_adam(
+        params: List,
+        grads: List,
+        exp_avgs: List,
+        exp_avg_sqs: List,
+        steps: List,
+        count: usize,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        weight_decay: f64,
+        decoupled: bool,
+    ) -> Status;
+    pub(crate) fn bm_generator_new(kind: i32, index: i32, seed: u64, out: *mut *mut Generator) -> Status;
+    pub(crate) fn bm_generator_free(generator: *mut Generator);
+    pub(crate) fn bm_uniform_(tensor: *mut C_tensor, generator: *mut Generator, low: f64, high: f64) -> Status;
+    pub(crate) fn bm_normal_(tensor: *mut C_tensor, generator: *mut Generator, mean: f64, std: f64) -> Status;
+    pub(crate) fn bm_bernoulli_(tensor: *mut C_tensor, generator: *mut Generator, p: f64) -> Status;
+}
+
+/// Turns a status of the shim into a result.
+pub(crate) fn check(attempted: &str, status: Status) -> Result<(), TensorError> {
+    if status.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a status that is not null is a NUL-terminated string from `strdup`, ours to free,
+    // and it is copied before it is freed.
+    let message = unsafe {
+        let message = CStr::from_ptr(status).to_string_lossy().into_owned();
+        libc::free(status.cast());
+        message
+    };
+    Err(TensorError::libtorch(attempted, &message))
+}
+
+/// The pointers of a list of tensors. They hold as long as the tensors are borrowed.
+pub(crate) fn pointers(tensors: &[&Tensor]) -> Vec<*const C_tensor> {
+    tensors.iter().map(|tensor| tensor.as_ptr()).collect()
+}
+
+/// A device as the shim writes it: kind, then index.
+pub(crate) fn device_code(device: Device) -> (i32, i32) {
+    match device {
+        Device::Cpu => (0, 0),
+        Device::Cuda(index) => (1, i32::try_from(index).unwrap_or(i32::MAX)),
+        Device::Mps => (2, 0),
+        Device::Vulkan => (3, 0),
+    }
+}

@@ -1,0 +1,22 @@
+//! What libtorch gives beyond `tch`: CUDA loading, tensors as bytes, backward from given output
+//! gradients, fused optimizers with visible state, random streams.
+//!
+//! The one crate that holds `unsafe`. Everything it offers returns errors; a C++ exception never
+//! crosses into Rust and nothing here panics on what a caller passes.
+
+#[cfg(target_endian = "big")]
+compile_error!("tensors travel as little-endian bytes; a big-endian host is not supported");
+
+pub mod cuda;
+pub mod device;
+mod dtype;
+mod error;
+mod ffi;
+pub mod grad;
+pub mod optim;
+pub mod payload;
+pub mod random;
+pub mod threads;
+
+pub use dtype::{dtype_of, kind_of};
+pub use error::{Attempt, TensorError};

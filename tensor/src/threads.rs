@@ -1,0 +1,22 @@
+//! How many threads libtorch computes with.
+
+use crate::{ffi, TensorError};
+
+/// The threads that one operation is split over.
+pub fn count() -> usize {
+    usize::try_from(tch::get_num_threads()).unwrap_or(1)
+}
+
+/// Sets the threads that one operation is split over. Zero counts as one.
+pub fn set_count(threads: usize) {
+    tch::set_num_threads(i32::try_from(threads.max(1)).unwrap_or(i32::MAX));
+}
+
+/// Sets the threads that run operations beside each other. A stage computes one operation at a
+/// time, so one is enough. libtorch takes this once, before the first such work; after that it is
+/// an error that changes nothing.
+pub fn set_interop_count(threads: usize) -> Result<(), TensorError> {
+    let threads = i32::try_from(threads.max(1)).unwrap_or(i32::MAX);
+    // SAFETY: the argument is a plain number.
+    ffi::check("setting the inter-operation threads", unsafe { ffi::bm_set_interop_threads(threads) })
+}

@@ -1,0 +1,121 @@
+//! What can go wrong in a stage, with the place as data.
+
+use layerspec::{LayerId, ValueId};
+use pipeline::ids::MicrobatchKey;
+use pipeline::loss::LossSpec;
+use tensor::TensorError;
+
+/// An error of the stage engine.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum EngineError {
+    /// A layer could not do its work.
+    #[error("layer {layer} ({kind}), {doing}: {source}")]
+    Layer {
+        /// The layer's full name.
+        layer: String,
+        /// Its kind: `Linear`.
+        kind: &'static str,
+        /// What it was doing.
+        doing: Doing,
+        /// What libtorch or the layer said.
+        source: TensorError,
+    },
+    /// The loss could not be computed.
+    #[error("{loss}: {source}")]
+    Loss {
+        /// The loss.
+        loss: LossSpec,
+        /// What libtorch or the check said.
+        source: TensorError,
+    },
+    /// A tensor could not be moved, summed or copied.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// A list is not as long as the stage's border.
+    #[error("the stage has {expected} {what}, but {got} were given")]
+    Count {
+        /// What the list holds.
+        what: &'static str,
+        /// How many there should be.
+        expected: usize,
+        /// How many there are.
+        got: usize,
+    },
+    /// A gradient came in another shape than the output it belongs to.
+    #[error("the gradient of output {output} has shape {got:?}, but the output has {expected:?}")]
+    GradientShape {
+        /// The output's position.
+        output: usize,
+        /// The output's shape.
+        expected: Vec<i64>,
+        /// The gradient's shape.
+        got: Vec<i64>,
+    },
+    /// A layer shares parameters with one that is not above it in the same stage.
+    #[error(
+        "layer {layer} shares the parameters of layer number {}, which is not above it in this stage; \
+         both must be in one stage: move the cut",
+        owner.0
+    )]
+    SharedElsewhere {
+        /// The layer that shares.
+        layer: String,
+        /// The layer that owns the parameters.
+        owner: LayerId,
+    },
+    /// A value is used or asked for, but neither comes in nor is made before.
+    #[error("value number {} is needed by {by}, but no layer above makes it and it is no input of the stage", value.0)]
+    Unconnected {
+        /// The value.
+        value: ValueId,
+        /// Who needs it: a layer's name, or the stage's outputs.
+        by: String,
+    },
+    /// Backward or loss for a microbatch whose forward pass is not kept.
+    #[error("{key}: there is no forward pass in training mode to go back through")]
+    UnknownMicrobatch {
+        /// The microbatch.
+        key: MicrobatchKey,
+    },
+    /// A second forward pass of a microbatch before its backward pass.
+    #[error("{key}: its forward pass was done already and waits for backward")]
+    AlreadyForwarded {
+        /// The microbatch.
+        key: MicrobatchKey,
+    },
+    /// A step before an optimizer was set.
+    #[error("the stage has no optimizer; send one before the first step")]
+    NoOptimizer,
+    /// Weights or optimizer state that do not fit; every problem is listed.
+    #[error("the given state does not fit the stage:\n  {}", problems.join("\n  "))]
+    State {
+        /// One line for each tensor that is missing, unexpected or misshapen.
+        problems: Vec<String>,
+    },
+}
+
+/// What a layer was doing when it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doing {
+    /// Making its parameters.
+    Initialisation,
+    /// The forward pass.
+    Forward,
+    /// The backward pass.
+    Backward,
+}
+
+impl std::fmt::Display for Doing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Doing::Initialisation => "initialisation",
+            Doing::Forward => "forward",
+            Doing::Backward => "backward",
+        })
+    }
+}
+
+/// Names the layer in an error of a tensor operation.
+pub(super) fn in_layer(layer: &layerspec::Layer, doing: Doing) -> impl FnOnce(TensorError) -> EngineError + '_ {
+    move |source| EngineError::Layer { layer: layer.name.clone(), kind: layer.kind.name(), doing, source }
+}

@@ -1,0 +1,128 @@
+//! The optimizer of a stage: which parameters take part in a step, and the state of each.
+
+use super::params::{Param, Params};
+use pipeline::optimizer::{AdamArgs, OptimizerSpec};
+use std::collections::hash_map::Entry;
+use std::collections::HashMap;
+use tch::{Kind, Tensor};
+use tensor::optim::{self, Adam, AdamState, Sgd};
+use tensor::TensorError;
+
+/// An optimizer with the state it keeps for each parameter, by place in the stage. A parameter
+/// has none before its first step.
+#[derive(Debug)]
+pub(super) enum Optimizer {
+    Sgd { args: Sgd, momentum: HashMap<usize, Tensor> },
+    Adam { args: Adam, moments: HashMap<usize, Moments> },
+}
+
+/// What Adam keeps for one parameter.
+#[derive(Debug)]
+pub(super) struct Moments {
+    step: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+}
+
+/// A trained parameter that has a gradient.
+struct Due<'a> {
+    index: usize,
+    tensor: &'a Tensor,
+    grad: &'a Tensor,
+}
+
+impl Optimizer {
+    pub(super) fn new(spec: OptimizerSpec) -> Self {
+        let adam = |args, decoupled| Optimizer::Adam { args: adam_args(args, decoupled), moments: HashMap::new() };
+        match spec {
+            OptimizerSpec::SGD { lr, momentum, dampening, weight_decay, nesterov } => {
+                let args = Sgd { lr, momentum, dampening, weight_decay, nesterov };
+                Optimizer::Sgd { args, momentum: HashMap::new() }
+            }
+            OptimizerSpec::Adam(args) => adam(args, false),
+            OptimizerSpec::AdamW(args) => adam(args, true),
+        }
+    }
+
+    pub(super) fn step(&mut self, params: &Params) -> Result<(), TensorError> {
+        let due = params.all.iter().enumerate().filter_map(|(index, param)| due(index, param)).collect();
+        match self {
+            Optimizer::Sgd { args, momentum } => sgd_step(args, momentum, due),
+            Optimizer::Adam { args, moments } => adam_step(args, moments, &due),
+        }
+    }
+
+    /// The state of one parameter, under PyTorch's names.
+    pub(super) fn state(&self, index: usize) -> Vec<(&'static str, &Tensor)> {
+        match self {
+            Optimizer::Sgd { momentum, .. } => {
+                momentum.get(&index).map(|buffer| ("momentum_buffer", buffer)).into_iter().collect()
+            }
+            Optimizer::Adam { moments, .. } => match moments.get(&index) {
+                Some(Moments { step, exp_avg, exp_avg_sq }) => {
+                    vec![("step", step), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
+                }
+                None => Vec::new(),
+            },
+        }
+    }
+}
+
+fn due(index: usize, param: &Param) -> Option<Due<'_>> {
+    let grad = param.grad.get().filter(|_| param.trained)?;
+    Some(Due { index, tensor: &param.tensor, grad })
+}
+
+fn lists<'a>(due: &[Due<'a>]) -> (Vec<&'a Tensor>, Vec<&'a Tensor>) {
+    due.iter().map(|due| (due.tensor, due.grad)).unzip()
+}
+
+fn sgd_step(args: &Sgd, momentum: &mut HashMap<usize, Tensor>, due: Vec<Due<'_>>) -> Result<(), TensorError> {
+    if args.momentum == 0.0 {
+        let (params, grads) = lists(&due);
+        return optim::sgd(&params, &grads, &[], false, args);
+    }
+    // A parameter's first step fills its buffer with the gradient, so those are done apart.
+    let (first, later): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| !momentum.contains_key(&due.index));
+    for due in &first {
+        momentum.insert(due.index, due.tensor.f_detach()?.f_zeros_like()?);
+    }
+    for (due, first_step) in [(first, true), (later, false)] {
+        let buffers: Vec<&Tensor> = due.iter().filter_map(|due| momentum.get(&due.index)).collect();
+        let (params, grads) = lists(&due);
+        optim::sgd(&params, &grads, &buffers, first_step, args)?;
+    }
+    Ok(())
+}
+
+fn adam_step(args: &Adam, moments: &mut HashMap<usize, Moments>, due: &[Due<'_>]) -> Result<(), TensorError> {
+    for due in due {
+        let moments = match moments.entry(due.index) {
+            Entry::Occupied(place) => place.into_mut(),
+            Entry::Vacant(place) => place.insert(Moments::new(due.tensor)?),
+        };
+        let _same = moments.step.f_add_scalar_(1)?;
+    }
+    let moments: Vec<&Moments> = due.iter().filter_map(|due| moments.get(&due.index)).collect();
+    let list = |part: fn(&Moments) -> &Tensor| moments.iter().map(|moments| part(moments)).collect::<Vec<_>>();
+    let (exp_avg, exp_avg_sq) = (list(|moments| &moments.exp_avg), list(|moments| &moments.exp_avg_sq));
+    let step = list(|moments| &moments.step);
+    let (params, grads) = lists(due);
+    optim::adam(&params, &grads, AdamState { exp_avg: &exp_avg, exp_avg_sq: &exp_avg_sq, step: &step }, args)
+}
+
+impl Moments {
+    fn new(param: &Tensor) -> Result<Self, TensorError> {
+        let param = param.f_detach()?;
+        Ok(Moments {
+            step: Tensor::f_zeros([0i64; 0], (Kind::Float, param.device()))?,
+            exp_avg: param.f_zeros_like()?,
+            exp_avg_sq: param.f_zeros_like()?,
+        })
+    }
+}
+
+fn adam_args(args: AdamArgs, decoupled: bool) -> Adam {
+    let AdamArgs { lr, betas: (beta1, beta2), eps, weight_decay } = args;
+    Adam { lr, beta1, beta2, eps, weight_decay, decoupled }
+}

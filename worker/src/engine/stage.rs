@@ -1,0 +1,69 @@
+//! What a stage is told to be, and which mode it works in.
+
+use layerspec::{Layer, ValueId};
+use pipeline::ids::MicrobatchKey;
+use pipeline::loss::LossSpec;
+use tch::{Device, Tensor};
+
+/// A stage: a contiguous run of a model's layers, and the values that cross its border.
+#[derive(Debug, Clone)]
+pub struct StageModel {
+    /// The stage's layers in file order.
+    pub layers: Vec<Layer>,
+    /// The values that come from outside, in the order in which [`super::Engine::forward`] takes them.
+    pub inputs: Vec<StageInput>,
+    /// The values that leave, in the order in which [`super::Engine::forward`] gives them.
+    /// Each is made by a layer of this stage.
+    pub outputs: Vec<ValueId>,
+    /// The run's seed: parameters and dropout depend on it and on names alone.
+    pub seed: u64,
+    /// Where the stage computes. Tensors from elsewhere are moved there on arrival.
+    pub device: Device,
+}
+
+/// A value that comes from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageInput {
+    /// The value.
+    pub value: ValueId,
+    /// Whether whoever made it waits for its gradient.
+    pub needs_grad: bool,
+    /// Whether the gradients of this stage's uses may be summed here. That keeps the order of
+    /// summing only where no term comes before them, so in the last stage that uses the value.
+    pub sum_here: bool,
+}
+
+/// Training or evaluation, as PyTorch means it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Dropout drops, batch norm learns its statistics, and what backward needs is kept.
+    Train,
+    /// Nothing random, nothing learned, nothing kept.
+    Eval,
+}
+
+/// A forward pass to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    /// Which microbatch.
+    pub key: MicrobatchKey,
+    /// Which step of training; dropout depends on it.
+    pub step: u64,
+    /// Training or evaluation.
+    pub mode: Mode,
+}
+
+/// A loss to compute.
+#[derive(Debug, Clone, Copy)]
+pub struct LossTask<'a> {
+    /// Position in [`StageModel::outputs`] of the output that the loss is about.
+    pub output: usize,
+    /// That output, as forward gave it.
+    pub prediction: &'a Tensor,
+    /// What it should be.
+    pub target: &'a Tensor,
+    /// How the two are compared.
+    pub loss: LossSpec,
+    /// The microbatch's share of the batch: samples here / samples in all.
+    pub weight: f64,
+}

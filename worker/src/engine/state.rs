@@ -1,0 +1,96 @@
+//! Weights and optimizer state, out and in, by name.
+
+use super::error::EngineError;
+use super::Engine;
+use std::collections::HashMap;
+use tch::Tensor;
+use tensor::TensorError;
+
+impl Engine {
+    /// Copies of all parameters and buffers, named `<layer>.<name>` as in PyTorch. What several
+    /// layers share is there once, under its owner's name.
+    pub fn state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
+        let params = self.params.all.iter();
+        params.map(|param| Ok((param.name.clone(), copy(&param.tensor)?))).collect()
+    }
+
+    /// Copies of the optimizer's state, named `<layer>.<name>.<state>`: `0.weight.exp_avg`. Empty
+    /// before the first step.
+    pub fn optimizer_state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
+        let mut tensors = Vec::new();
+        let Some(optimizer) = &self.optimizer else { return Ok(tensors) };
+        for (index, param) in self.params.all.iter().enumerate() {
+            for (part, tensor) in optimizer.state(index) {
+                tensors.push((format!("{}.{part}", param.name), copy(tensor)?));
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// Sets all parameters and buffers. Nothing changes unless everything fits; the error lists
+    /// every tensor that is missing, unexpected, or of another shape or dtype.
+    ///
+    /// Shared ones may come under any of their names, or under several with equal contents.
+    pub fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
+        let fitting = self.fit(state)?;
+        tch::no_grad(|| {
+            for (param, new) in self.params.all.iter().zip(&fitting) {
+                param.tensor.shallow_clone().f_copy_(new).map_err(TensorError::from)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The tensor for each parameter, in the stage's order.
+    fn fit(&self, state: Vec<(String, Tensor)>) -> Result<Vec<Tensor>, EngineError> {
+        let mut given: HashMap<String, Tensor> = HashMap::new();
+        let mut problems = Vec::new();
+        for (name, tensor) in state {
+            if given.contains_key(&name) {
+                problems.push(format!("{name}: given twice"));
+            }
+            given.insert(name, tensor);
+        }
+        let mut fitting = Vec::new();
+        for param in &self.params.all {
+            let names = std::iter::once(&param.name).chain(&param.aliases);
+            let found: Vec<_> = names.filter_map(|name| given.remove_entry(name)).collect();
+            for (name, tensor) in &found {
+                problems.extend(difference(&param.tensor, tensor)?.map(|problem| format!("{name}: {problem}")));
+            }
+            if let [(first, tensor), others @ ..] = &found[..] {
+                for (other, same) in others {
+                    if !same.f_equal(tensor).unwrap_or(false) {
+                        problems.push(format!("{other}: differs from {first}, with which it is shared"));
+                    }
+                }
+            }
+            match found.into_iter().next() {
+                Some((_, tensor)) => fitting.push(tensor),
+                None => problems.push(format!("{}: missing", param.name)),
+            }
+        }
+        let mut unexpected: Vec<String> = given.into_keys().collect();
+        unexpected.sort();
+        problems.extend(unexpected.into_iter().map(|name| format!("{name}: unexpected, the stage has no such tensor")));
+        if problems.is_empty() {
+            Ok(fitting)
+        } else {
+            Err(EngineError::State { problems })
+        }
+    }
+}
+
+/// How a tensor differs in type from what it is to be.
+fn difference(expected: &Tensor, got: &Tensor) -> Result<Option<String>, TensorError> {
+    let describe = |tensor: &Tensor| Ok::<_, TensorError>(format!("{} {:?}", tensor::dtype_of(tensor)?, tensor.size()));
+    let (expected, got) = (describe(expected)?, describe(got)?);
+    Ok((expected != got).then(|| format!("expected {expected}, got {got}")))
+}
+
+fn copy(tensor: &Tensor) -> Result<Tensor, TensorError> {
+    let source = tensor.f_detach()?;
+    let mut copy = source.f_empty_like()?;
+    copy.f_copy_(&source)?;
+    Ok(copy)
+}

@@ -1,0 +1,68 @@
+use super::*;
+
+const MODEL: &str = "
+model: dropout
+inputs: {x: [batch, 50]}
+layers:
+  - Dropout: {p: 0.25}
+    name: one
+  - Dropout: {p: 0.25}
+    name: two
+    input: x
+";
+
+fn drop(pass: &Pass) -> Tensor {
+    let mut model = whole(&graph(MODEL), true);
+    model.outputs = model.layers.iter().flat_map(|layer| layer.outputs.clone()).collect();
+    let mut outputs =
+        Engine::build(model).unwrap().forward(pass, vec![Tensor::ones([40, 50], (Kind::Float, Device::Cpu))]);
+    outputs.as_mut().unwrap().swap_remove(0)
+}
+
+#[test]
+fn what_is_dropped_depends_on_step_microbatch_and_layer() {
+    let first = drop(&train(0));
+    assert!(first.equal(&drop(&train(0))));
+    assert!(first.equal(&drop(&Pass { key: MicrobatchKey { batch: 9, index: 0 }, ..train(0) })));
+    assert!(!first.equal(&drop(&train(1))));
+    assert!(!first.equal(&drop(&Pass { step: 2, ..train(0) })));
+
+    let mut model = whole(&graph(MODEL), true);
+    model.outputs = model.layers.iter().flat_map(|layer| layer.outputs.clone()).collect();
+    let input = Tensor::ones([40, 50], (Kind::Float, Device::Cpu));
+    let outputs = Engine::build(model).unwrap().forward(&train(0), vec![input]).unwrap();
+    assert!(!outputs[0].equal(&outputs[1]));
+}
+
+#[test]
+fn what_is_kept_is_scaled_and_its_gradient_too() {
+    let mut engine = engine(
+        "
+model: dropout
+inputs: {x: [batch, 50]}
+layers: [Dropout: {p: 0.25}]
+",
+    );
+    let input = normal("x", &[40, 50]);
+    let output = engine.forward(&train(0), vec![input.shallow_clone()]).unwrap().remove(0);
+    let kept = output.not_equal(0.0).to_kind(Kind::Float);
+    let share = kept.mean(Kind::Float).double_value(&[]);
+    assert!((share - 0.75).abs() < 0.03, "{share}");
+    assert!(output.allclose(&(&input * &kept / 0.75), 1e-6, 0.0, false));
+    let grad = engine.backward(key(0), vec![vec![Tensor::ones_like(&input)]]).unwrap().remove(0).remove(0);
+    assert!(grad.allclose(&(kept / 0.75), 1e-6, 0.0, false));
+    assert!(engine.forward(&eval(), vec![input.shallow_clone()]).unwrap()[0].equal(&input));
+}
+
+#[test]
+fn everything_may_be_dropped() {
+    let mut engine = engine(
+        "
+model: dropout
+inputs: {x: [batch, 5]}
+layers: [Dropout: {p: 1.0}]
+",
+    );
+    let output = engine.forward(&train(0), vec![normal("x", &[4, 5])]).unwrap().remove(0);
+    assert_eq!(output.abs().sum(Kind::Float).double_value(&[]), 0.0);
+}

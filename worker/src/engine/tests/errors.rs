@@ -1,0 +1,159 @@
+//! Whatever comes in, an error comes out, and the engine works on.
+
+use super::models::RESIDUAL;
+use super::*;
+use layerspec::{LayerId, ValueId};
+
+/// One plain step; its loss.
+fn step(engine: &mut Engine) -> f32 {
+    let prediction = engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap().remove(0);
+    let loss = engine.loss(key(0), &mse(&prediction, &normal("y", &[4, 2]), 1.0), Mode::Train).unwrap();
+    engine.backward(key(0), vec![vec![]]).unwrap();
+    loss
+}
+
+#[test]
+fn a_wrong_shape_names_the_layer_and_leaves_the_engine_working() {
+    let mut engine = engine(RESIDUAL);
+    let loss = step(&mut engine);
+    engine.zero_grad();
+    let error = engine.forward(&train(0), vec![normal("x", &[4, 5])]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "layer 0 (Linear), forward: libtorch: mat1 and mat2 shapes cannot be multiplied (4x5 and 3x17)"
+    );
+    engine.discard(1);
+    assert_eq!((engine.waiting(), step(&mut engine)), (0, loss));
+}
+
+#[test]
+fn a_layer_in_the_middle_is_named() {
+    let mut engine = engine(
+        "
+model: words
+inputs: {ids: {shape: [batch], dtype: int64}}
+layers:
+  - Identity
+  - Embedding: {num_embeddings: 3, embedding_dim: 2}
+    name: words
+",
+    );
+    let ids = Tensor::from_slice(&[0i64, 7]);
+    let error = engine.forward(&train(0), vec![ids]).unwrap_err();
+    let EngineError::Layer { layer, kind, doing, .. } = &error else { panic!("{error}") };
+    assert_eq!((layer.as_str(), *kind, *doing), ("words", "Embedding", Doing::Forward));
+    assert!(error.to_string().contains("index out of range"), "{error}");
+}
+
+#[test]
+fn a_gradient_of_another_shape_is_refused() {
+    let mut engine = engine(RESIDUAL);
+    engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap();
+    let error = engine.backward(key(0), vec![vec![normal("g", &[4, 1])]]).unwrap_err();
+    assert_eq!(error.to_string(), "the gradient of output 0 has shape [4, 1], but the output has [4, 2]");
+    engine.discard(1);
+    step(&mut engine);
+}
+
+#[test]
+fn targets_that_do_not_fit_are_refused() {
+    let mut engine = engine(RESIDUAL);
+    let prediction = engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap().remove(0);
+    let mut fail = |loss, target: &Tensor| {
+        let task = LossTask { output: 0, prediction: &prediction, target, loss, weight: 1.0 };
+        let error = engine.loss(key(0), &task, Mode::Train).unwrap_err().to_string();
+        assert_eq!(engine.loss(key(0), &task, Mode::Eval).unwrap_err().to_string(), error);
+        error
+    };
+    let error = fail(LossSpec::MSELoss, &normal("y", &[4, 1]));
+    assert_eq!(
+        error,
+        "MSELoss: expected a target like the output: the output is float32 [4, 2], the target float32 [4, 1]"
+    );
+    fail(LossSpec::MSELoss, &normal("y", &[4, 2]).to_kind(Kind::Double));
+
+    let classes = LossSpec::cross_entropy();
+    for wrong in [&[0i64, 1][..], &[0, 1, 1], &[0, 1, 1, 0, 1]] {
+        let error = fail(classes, &Tensor::from_slice(wrong));
+        assert!(error.starts_with("CrossEntropyLoss: expected logits [N, C, ...] and a target"), "{error}");
+    }
+    fail(classes, &normal("y", &[4]));
+    for outside in [2i64, -1, -100, i64::MAX, i64::MIN] {
+        let error = fail(classes, &Tensor::from_slice(&[0i64, 1, outside, 1]));
+        assert!(error.contains("out of bounds"), "{outside}: {error}");
+        let smooth = LossSpec::CrossEntropyLoss { label_smoothing: 0.1 };
+        assert!(fail(smooth, &Tensor::from_slice(&[0i64, 1, outside, 1])).contains("out of bounds"));
+    }
+    engine.discard(1);
+    step(&mut engine);
+}
+
+#[test]
+fn calls_out_of_turn_are_refused() {
+    let mut engine = engine(RESIDUAL);
+    assert_eq!(engine.optim_step().unwrap_err(), EngineError::NoOptimizer);
+    let input = || normal("x", &[4, 3]);
+    assert!(matches!(engine.forward(&train(0), vec![]), Err(EngineError::Count { expected: 1, got: 0, .. })));
+    assert!(matches!(engine.backward(key(0), vec![vec![]]), Err(EngineError::UnknownMicrobatch { .. })));
+    let prediction = engine.forward(&train(0), vec![input()]).unwrap().remove(0);
+    assert!(matches!(engine.forward(&train(0), vec![input()]), Err(EngineError::AlreadyForwarded { .. })));
+    assert!(matches!(engine.backward(key(0), vec![]), Err(EngineError::Count { expected: 1, got: 0, .. })));
+    engine.backward(key(0), vec![vec![]]).unwrap();
+    let target = normal("y", &[4, 2]);
+    let late = engine.loss(key(0), &mse(&prediction, &target, 1.0), Mode::Train);
+    assert!(matches!(late, Err(EngineError::UnknownMicrobatch { .. })));
+}
+
+#[test]
+fn discarding_a_batch_forgets_it_alone() {
+    let mut engine = engine(RESIDUAL);
+    step(&mut engine);
+    let other = Pass { key: MicrobatchKey { batch: 2, index: 0 }, ..train(0) };
+    engine.forward(&train(1), vec![normal("x", &[4, 3])]).unwrap();
+    engine.forward(&other, vec![normal("x", &[4, 3])]).unwrap();
+    engine.discard(1);
+    assert_eq!(engine.waiting(), 1);
+    assert!(engine.gradients().iter().all(|(_, grad)| grad.is_some()));
+    engine.zero_grad();
+    assert!(engine.gradients().iter().all(|(_, grad)| grad.is_none()));
+    engine.backward(other.key, vec![vec![normal("g", &[4, 2])]]).unwrap();
+}
+
+#[test]
+fn a_weight_changed_between_forward_and_backward_is_an_error() {
+    let mut engine = engine(RESIDUAL);
+    engine.set_optimizer(OptimizerSpec::sgd(0.1));
+    step(&mut engine);
+    engine.forward(&train(1), vec![normal("x", &[4, 3])]).unwrap();
+    engine.optim_step().unwrap();
+    let error = engine.backward(key(1), vec![vec![normal("g", &[4, 2])]]).unwrap_err().to_string();
+    assert!(error.contains("modified by an inplace operation"), "{error}");
+}
+
+#[test]
+fn a_stage_that_does_not_hang_together_is_not_built() {
+    let model = || whole(&graph(RESIDUAL), false);
+    let mut no_input = model();
+    no_input.inputs.clear();
+    let error = Engine::build(no_input).unwrap_err();
+    assert_eq!(error, EngineError::Unconnected { value: ValueId(0), by: "layer 0".into() });
+
+    let mut no_output = model();
+    no_output.outputs.push(ValueId(99));
+    assert!(matches!(Engine::build(no_output), Err(EngineError::Unconnected { value: ValueId(99), .. })));
+
+    let mut elsewhere = model();
+    elsewhere.layers[4].share = Some(LayerId(77));
+    let error = Engine::build(elsewhere).unwrap_err();
+    assert_eq!(error, EngineError::SharedElsewhere { layer: "4".into(), owner: LayerId(77) });
+    assert!(error.to_string().contains("both must be in one stage"));
+
+    let mut itself = model();
+    itself.layers[4].share = Some(LayerId(4));
+    assert!(matches!(Engine::build(itself), Err(EngineError::SharedElsewhere { .. })));
+
+    let mut too_few = model();
+    too_few.layers[0].inputs.clear();
+    let error = Engine::build(too_few).unwrap().forward(&eval(), vec![normal("x", &[4, 3])]).unwrap_err();
+    assert!(error.to_string().contains("expected one input, got 0"), "{error}");
+}

@@ -1,0 +1,77 @@
+//! The stage engine alone, without a worker around it.
+
+mod chain;
+mod cuts;
+mod dropout;
+mod errors;
+mod formulas;
+mod gradients;
+mod models;
+mod norms;
+mod states;
+mod whole_graph;
+
+use super::*;
+use layerspec::LayerGraph;
+use pipeline::loss::LossSpec;
+use tch::{Device, Kind};
+use tensor::random::Key;
+
+fn graph(yaml: &str) -> LayerGraph {
+    // The tests themselves run side by side.
+    tensor::threads::set_count(1);
+    LayerGraph::from_yaml(yaml, "test.yaml").unwrap()
+}
+
+/// The whole model as one stage. With `grad` the model's inputs ask for their gradients, too.
+fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
+    let inputs = graph.inputs().iter().map(|&value| StageInput {
+        value,
+        needs_grad: grad && graph.value(value).ty.dtype.is_floating(),
+        sum_here: true,
+    });
+    StageModel {
+        layers: graph.layers().to_vec(),
+        inputs: inputs.collect(),
+        outputs: graph.outputs().to_vec(),
+        seed: 11,
+        device: Device::Cpu,
+    }
+}
+
+fn engine(yaml: &str) -> Engine {
+    Engine::build(whole(&graph(yaml), true)).unwrap()
+}
+
+fn key(index: u32) -> MicrobatchKey {
+    MicrobatchKey { batch: 1, index }
+}
+
+fn train(index: u32) -> Pass {
+    Pass { key: key(index), step: 1, mode: Mode::Train }
+}
+
+fn eval() -> Pass {
+    Pass { key: key(0), step: 1, mode: Mode::Eval }
+}
+
+/// Normal numbers that depend on `name` alone.
+fn normal(name: &str, shape: &[i64]) -> Tensor {
+    Key::new(5).text(name).stream(Device::Cpu).unwrap().normal(shape, Kind::Float, 0.0, 1.0).unwrap()
+}
+
+fn mse<'a>(prediction: &'a Tensor, target: &'a Tensor, weight: f64) -> LossTask<'a> {
+    LossTask { output: 0, prediction, target, loss: LossSpec::MSELoss, weight }
+}
+
+fn assert_same(left: &[(String, Tensor)], right: &[(String, Tensor)], what: &str) {
+    let names = |state: &[(String, Tensor)]| state.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(left), names(right), "{what}");
+    for ((name, left), (_, right)) in left.iter().zip(right) {
+        assert!(left.equal(right), "{what}: {name} differs");
+    }
+}
+
+fn copies(gradients: Vec<(&str, Option<&Tensor>)>) -> Vec<(String, Tensor)> {
+    gradients.into_iter().filter_map(|(name, grad)| Some((name.to_owned(), grad?.copy()))).collect()
+}

@@ -1,0 +1,79 @@
+//! Small models that together have every way in which values and parameters are shared.
+
+pub(super) const RESIDUAL: &str = "
+model: residual
+inputs: {x: [batch, 3]}
+layers:
+  - Linear: {in_features: 3, out_features: 17}
+  - ReLU
+  - Linear: {in_features: 17, out_features: 17}
+    out_variables: [skip]
+  - ReLU
+  - Linear: {in_features: 17, out_features: 17}
+  - Tanh
+  - Add: {}
+    in_variables: [skip]
+  - Linear: {in_features: 17, out_features: 2}
+";
+
+/// Values with three and four users, a value used twice by one layer, branches that join again.
+pub(super) const BRANCHY: &str = "
+model: branchy
+inputs: {x: [batch, 4]}
+layers:
+  - Linear: {in_features: 4, out_features: 9}
+    out_variables: [a]
+  - Sigmoid: {}
+    out_variables: [b]
+  - Mul: {}
+    in_variables: [b]
+  - Linear: {in_features: 9, out_features: 9}
+    input: a
+    out_variables: [c]
+  - Add: {}
+    in_variables: [a, b, c]
+  - Concat: {dim: 1}
+    in_variables: [a, c]
+  - Linear: {in_features: 27, out_features: 9}
+  - Add: {}
+    in_variables: [a]
+  - LayerNorm: {normalized_shape: 9}
+  - Linear: {in_features: 9, out_features: 2}
+";
+
+pub(super) const CONV: &str = "
+model: conv
+inputs: {x: [batch, 1, 8, 8]}
+layers:
+  - Conv2d: {in_channels: 1, out_channels: 4, kernel_size: 3, padding: same}
+    out_variables: [skip]
+  - BatchNorm2d: {num_features: 4}
+  - ReLU
+  - Conv2d: {in_channels: 4, out_channels: 4, kernel_size: 3, padding: 1}
+  - Add: {}
+    in_variables: [skip]
+  - MaxPool2d: {kernel_size: 2}
+  - AvgPool2d: {kernel_size: 2}
+  - Flatten
+  - Dropout: {p: 0.2}
+  - Linear: {in_features: 16, out_features: 5}
+";
+
+/// Tied parameters, whole numbers as input, strided views between layers.
+pub(super) const TEXT: &str = "
+model: text
+inputs: {ids: {shape: [batch, 6], dtype: int64}}
+layers:
+  - Embedding: {num_embeddings: 13, embedding_dim: 8}
+    name: embedding
+  - Transpose: {dim0: 1, dim1: 2}
+  - Linear: {in_features: 6, out_features: 6}
+  - Transpose: {dim0: 1, dim1: 2}
+  - GELU
+  - LayerNorm: {normalized_shape: 8}
+  - Dropout: {p: 0.1}
+  - Linear: {in_features: 8, out_features: 13, bias: false}
+    name: head
+    share: embedding
+  - Transpose: {dim0: 1, dim1: 2}
+";

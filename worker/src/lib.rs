@@ -1,0 +1,12 @@
+//! A stage at work: layers as modules, the compute thread, gradients, the optimizer, and the `worker`
+//! program, which dials a boss, takes its stages and works until told to stop.
+
+mod compute;
+pub mod engine;
+mod every_gpu;
+mod options;
+mod program;
+
+pub use compute::StageCompute;
+pub use options::Options;
+pub use program::{main, run};

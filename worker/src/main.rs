@@ -1,0 +1,5 @@
+//! The `worker` program; see [`worker::Options`] for what it reads.
+
+fn main() -> std::process::ExitCode {
+    worker::main()
+}

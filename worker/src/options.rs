@@ -1,0 +1,39 @@
+//! What the `worker` program reads from flags and environment.
+
+use clap::Parser;
+
+/// Works for a BossMan boss: takes a part of its model, trains it, ends when the boss says so.
+///
+/// On the boss's own machine no setting is needed. On another one, paste the line that the boss
+/// prints: MODEL_HOST=.. MODEL_PORT=.. MODEL_TICKET=.. worker
+#[derive(Parser, Debug, Clone)]
+#[command(name = "worker", version, after_help = EXAMPLES)]
+pub struct Options {
+    /// Name or address of the boss's machine.
+    #[arg(long, visible_alias = "host", env = "MODEL_HOST", default_value = "127.0.0.1", value_name = "HOST")]
+    pub model_host: String,
+    /// UDP port of the boss.
+    #[arg(long, visible_alias = "port", env = "MODEL_PORT", default_value_t = 1024, value_name = "PORT")]
+    pub model_port: u16,
+    /// Join ticket that the boss prints; found by itself on the boss's machine.
+    #[arg(long, visible_alias = "ticket", env = "MODEL_TICKET", hide_env_values = true, value_name = "TICKET")]
+    pub model_ticket: Option<String>,
+    /// Where to compute: cpu, cuda:N, mps, or all for one worker on every GPU [default: the first GPU, else cpu]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Compute threads [default: one for each core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Neither accept nor make direct connections to other workers; the boss relays.
+    #[arg(long)]
+    pub relay: bool,
+    /// End when standard input ends; a boss starts its local workers so.
+    #[arg(long, hide = true)]
+    pub end_with_stdin: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  worker                                      a boss on this machine
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device cuda:0
+  worker --host 10.0.0.5 --ticket bossman1-.. --device all";

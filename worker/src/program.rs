@@ -1,0 +1,183 @@
+//! The `worker` program: join a boss, work, and join again where the boss was lost.
+
+use crate::compute::StageCompute;
+use crate::every_gpu;
+use crate::options::Options;
+use anyhow::{bail, Context, Result};
+use clap::Parser;
+use link::{ComputeThread, LinkError, Ticket, WorkerInfo};
+use std::process::ExitCode;
+use std::time::Duration;
+use tch::Device;
+
+/// Waits between attempts to reach the boss grow from the first to the second.
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// Exit code after Ctrl-C, as shells have it.
+const INTERRUPTED: u8 = 130;
+
+/// The program with its arguments; what `main` returns.
+pub fn main() -> ExitCode {
+    let options = Options::parse();
+    // Before libtorch is first asked about GPUs: it remembers the answer.
+    tensor::cuda::load();
+    if options.end_with_stdin {
+        end_with_stdin();
+    }
+    let result = match options.device.as_deref() {
+        Some("all") => every_gpu::run().map(|()| ExitCode::SUCCESS),
+        _ => start(&options),
+    };
+    result.unwrap_or_else(|e| {
+        eprintln!("worker: {e:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn start(options: &Options) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let code = runtime.block_on(async {
+        tokio::select! {
+            result = run(options) => result.map(|()| ExitCode::SUCCESS),
+            () = interrupted() => Ok(ExitCode::from(INTERRUPTED)),
+        }
+    });
+    // The compute thread may be in the middle of a task; nobody waits for its result any more.
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    code
+}
+
+/// Works for one run after another until a boss says stop. Errors that waiting cannot mend end it.
+pub async fn run(options: &Options) -> Result<()> {
+    let device = device(options)?;
+    if let Some(threads) = options.threads {
+        if threads == 0 {
+            bail!("--threads 0: at least one compute thread is needed");
+        }
+        tensor::threads::set_count(threads);
+    }
+    let info = info(options, device);
+    let memory = info.memory_bytes.map_or_else(String::new, |b| format!(", {:.1} GiB memory", b as f64 / GIB));
+    println!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads);
+
+    let mut wait = FIRST_WAIT;
+    let mut said = String::new();
+    loop {
+        match work(options, device, &info).await {
+            Ok(()) => {
+                println!("the run is over");
+                return Ok(());
+            }
+            Err(Trouble::Fatal(e)) => return Err(e),
+            Err(Trouble::Passing { reason, worked }) => {
+                if worked {
+                    wait = FIRST_WAIT;
+                }
+                let line = format!("waiting for the boss at {}:{} ({reason})", options.model_host, options.model_port);
+                if line != said {
+                    println!("{line}");
+                    said = line;
+                }
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(LONGEST_WAIT);
+            }
+        }
+    }
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+enum Trouble {
+    /// Trying again can help; `worked` where a place had been won before.
+    Passing {
+        reason: String,
+        worked: bool,
+    },
+    Fatal(anyhow::Error),
+}
+
+/// One membership, from dialling to the end of the run.
+async fn work(options: &Options, device: Device, info: &WorkerInfo) -> Result<(), Trouble> {
+    let trouble = |worked: bool| {
+        move |e: LinkError| {
+            if e.may_pass() {
+                Trouble::Passing { reason: e.to_string(), worked }
+            } else {
+                Trouble::Fatal(e.into())
+            }
+        }
+    };
+    let Some(ticket) = ticket(options).map_err(Trouble::Fatal)? else {
+        let reason = "no boss was started by this user on this machine yet; on another machine, set MODEL_TICKET";
+        return Err(Trouble::Passing { reason: reason.into(), worked: false });
+    };
+    let boss = link::resolve(&options.model_host, options.model_port).await.map_err(trouble(false))?;
+    let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
+    let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
+    println!("joined the boss at {boss} as {}", membership.worker);
+    let compute = ComputeThread::start(move || StageCompute::new(device)).context("cannot start the compute thread");
+    let result = link::serve(membership, &endpoint, &ticket, compute.map_err(Trouble::Fatal)?).await;
+    // Lets the last words out; bounded, for the network may be gone.
+    tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();
+    result.map_err(|e| match e {
+        LinkError::Lost { .. } => Trouble::Passing { reason: e.to_string(), worked: true },
+        other => Trouble::Fatal(other.into()),
+    })
+}
+
+fn ticket(options: &Options) -> Result<Option<Ticket>> {
+    match &options.model_ticket {
+        Some(text) => Ok(Some(text.parse().context("MODEL_TICKET")?)),
+        None => Ok(link::ticket_on_this_machine()?),
+    }
+}
+
+fn device(options: &Options) -> Result<Device> {
+    let all = tensor::device::all();
+    let Some(name) = &options.device else {
+        return Ok(all.iter().copied().find(|d| *d != Device::Cpu).unwrap_or(Device::Cpu));
+    };
+    let device = tensor::device::parse(name).context("--device")?;
+    if !all.contains(&device) {
+        let names: Vec<_> = all.iter().map(|d| tensor::device::name(*d)).collect();
+        bail!("--device {name}: not on this machine, which has {}", names.join(", "));
+    }
+    Ok(device)
+}
+
+fn info(options: &Options, device: Device) -> WorkerInfo {
+    WorkerInfo {
+        device: tensor::device::name(device),
+        threads: u32::try_from(tensor::threads::count()).unwrap_or(u32::MAX),
+        memory_bytes: tensor::device::memory(device).map(|m| m.total),
+        version: env!("CARGO_PKG_VERSION").into(),
+        direct: !options.relay,
+        host: gethostname::gethostname().to_string_lossy().into_owned(),
+        process: std::process::id(),
+    }
+}
+
+async fn interrupted() {
+    #[cfg(unix)]
+    {
+        let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+        if let Ok(mut terminate) = terminate {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    tokio::signal::ctrl_c().await.ok();
+}
+
+/// Ends this process, whatever it does, once whoever started it is gone: the kernel closes the other
+/// end of the pipe however that process ended.
+fn end_with_stdin() {
+    std::thread::spawn(|| {
+        std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).ok();
+        std::process::exit(0);
+    });
+}
