@@ -1,0 +1,54 @@
+//! Everything that can go wrong on the user's side.
+
+use thiserror::Error;
+
+/// An error of the BossMan API: what, where, what was expected and what to do.
+#[derive(Debug, Error)]
+pub enum BossManError {
+    /// The model file is wrong.
+    #[error(transparent)]
+    Model(#[from] layerspec::SpecError),
+    /// The model cannot be cut as asked.
+    #[error(transparent)]
+    Plan(#[from] pipeline::plan::PlanError),
+    /// Connections, keys or ports.
+    #[error(transparent)]
+    Link(#[from] link::LinkError),
+    /// A worker failed or is lost.
+    #[error(transparent)]
+    Worker(#[from] pipeline::message::Failure),
+    /// libtorch refused a tensor here, on the boss.
+    #[error(transparent)]
+    Tensor(#[from] tensor::TensorError),
+    /// A tensor given to the model does not fit it.
+    #[error("input `{name}`: {problem}")]
+    Input {
+        /// The model's input.
+        name: String,
+        /// What was expected and what was given.
+        problem: String,
+    },
+    /// Called in the wrong order, or with something missing.
+    #[error("{0}")]
+    Usage(String),
+    /// Weights do not fit the model; every difference is listed.
+    #[error("the weights do not fit the model:\n  {}", .0.join("\n  "))]
+    StateDict(Vec<String>),
+    /// A file cannot be read or written.
+    #[error("{path}: {problem}")]
+    File {
+        /// Which file.
+        path: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The local worker processes cannot be started, or ended.
+    #[error("{0}")]
+    LocalWorkers(String),
+}
+
+impl BossManError {
+    pub(crate) fn file(path: &std::path::Path, problem: impl ToString) -> Self {
+        BossManError::File { path: path.display().to_string(), problem: problem.to_string() }
+    }
+}

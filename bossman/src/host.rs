@@ -1,0 +1,157 @@
+//! Waiting for workers.
+
+use crate::local::LocalWorkers;
+use crate::{BossMan, BossManError};
+use link::{Identity, Lobby, LobbyEvent};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use tokio::runtime::Handle as Runtime;
+
+/// The port where none is given.
+const DEFAULT_PORT: u16 = 1024;
+
+/// Where the boss listens and for whom it waits.
+#[derive(Debug, Clone)]
+pub struct Host {
+    workers: usize,
+    local: usize,
+    port: Option<u16>,
+    quiet: bool,
+}
+
+/// Workers that have joined.
+pub struct Workers {
+    pub(crate) lobby: Lobby,
+    pub(crate) local: Option<LocalWorkers>,
+    pub(crate) runtime: Runtime,
+    pub(crate) count: usize,
+    pub(crate) quiet: bool,
+}
+
+impl BossMan {
+    /// Listens on `MODEL_PORT` (default 1024) and waits for `workers` workers, printing for each
+    /// missing one the line to paste on its machine.
+    ///
+    /// # Errors
+    /// The port is in use, or the boss's key cannot be read or made.
+    pub async fn setup_host(workers: usize) -> Result<Workers, BossManError> {
+        Host::new(workers).wait().await
+    }
+
+    /// Starts `workers` worker processes on this machine and waits for them. They end with this
+    /// process, whatever way it ends.
+    ///
+    /// # Errors
+    /// The worker program is not found, or ends before it joined.
+    pub async fn setup_local(workers: usize) -> Result<Workers, BossManError> {
+        Host::new(workers).local(workers).wait().await
+    }
+}
+
+impl Host {
+    /// Waits for `workers` workers.
+    pub fn new(workers: usize) -> Self {
+        Host { workers, local: 0, port: None, quiet: false }
+    }
+
+    /// Starts that many of the workers on this machine.
+    #[must_use]
+    pub fn local(mut self, local: usize) -> Self {
+        self.local = local;
+        self
+    }
+
+    /// Listens on this UDP port rather than on `MODEL_PORT`; 0 takes any free one.
+    #[must_use]
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = Some(port);
+        self
+    }
+
+    /// Prints nothing.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.quiet = true;
+        self
+    }
+
+    /// Listens and waits until every worker is there.
+    ///
+    /// # Errors
+    /// As for [`BossMan::setup_host`] and [`BossMan::setup_local`].
+    pub async fn wait(self) -> Result<Workers, BossManError> {
+        if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
+            let message = format!("{} workers with {} local ones make no run", self.workers, self.local);
+            return Err(BossManError::Usage(message));
+        }
+        let identity = Identity::load_or_create()?;
+        let all_local = self.local == self.workers;
+        let address = self.address(all_local)?;
+        let mut lobby = Lobby::open(&identity, address, self.workers)?;
+        let listening = lobby.address();
+        let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
+        let mut local = match self.local {
+            0 => None,
+            count => Some(LocalWorkers::start(count, dial, identity.ticket())?),
+        };
+        let say = |text: String| {
+            if !self.quiet {
+                println!("{text}");
+            }
+        };
+        if !all_local {
+            let host = link::own_address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let missing = self.workers - self.local;
+            say(format!("waiting for {missing} worker(s) on port {}; on each machine run", listening.port()));
+            say(format!(
+                "  MODEL_HOST={host} MODEL_PORT={} MODEL_TICKET={} worker",
+                listening.port(),
+                identity.ticket()
+            ));
+        }
+        while lobby.missing() > 0 {
+            let event = tokio::select! {
+                event = lobby.next() => event,
+                how = ended(&mut local) => {
+                    return Err(BossManError::LocalWorkers(format!("a local worker never joined; {how}")));
+                }
+            };
+            say(match event {
+                LobbyEvent::Joined { worker, info, address } => format!(
+                    "{worker} joined from {} ({}, {}, {} threads), {} missing",
+                    address.ip(),
+                    info.host,
+                    info.device,
+                    info.threads,
+                    lobby.missing()
+                ),
+                LobbyEvent::Left { worker, reason } => format!("{worker} left ({reason})"),
+                LobbyEvent::TurnedAway { address, reason } => format!("turned away {}: {reason}", address.ip()),
+            });
+        }
+        Ok(Workers { lobby, local, runtime: Runtime::current(), count: self.workers, quiet: self.quiet })
+    }
+
+    /// Where to listen: a run of local workers alone is nobody else's business, and takes any free
+    /// port where none is asked for.
+    fn address(&self, all_local: bool) -> Result<SocketAddr, BossManError> {
+        let port = match (self.port, std::env::var("MODEL_PORT")) {
+            (Some(port), _) => Some(port),
+            (None, Ok(text)) => {
+                let wrong = || BossManError::Usage(format!("MODEL_PORT={text}: expected a number from 0 to 65535"));
+                Some(text.trim().parse().map_err(|_| wrong())?)
+            }
+            (None, Err(_)) => None,
+        };
+        Ok(match all_local {
+            true => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.unwrap_or(0)),
+            false => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port.unwrap_or(DEFAULT_PORT)),
+        })
+    }
+}
+
+async fn ended(local: &mut Option<LocalWorkers>) -> String {
+    match local {
+        Some(local) => local.ended().await,
+        None => std::future::pending().await,
+    }
+}

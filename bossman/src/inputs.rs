@@ -1,0 +1,120 @@
+//! The user's tensors, checked against the model's inputs and cut into microbatches.
+
+use crate::batch::Variables;
+use crate::payload::to_payload;
+use crate::BossManError;
+use layerspec::{Bindings, LayerGraph, ValueId};
+use link::Payload;
+use tch::Tensor;
+
+/// Tensors that fit the model's inputs.
+pub(crate) struct Inputs {
+    tensors: Vec<(ValueId, Tensor, bool)>,
+    /// Samples in the batch; nothing where the model has no batch dimension.
+    samples: Option<u64>,
+}
+
+impl Inputs {
+    /// Checks names, dtypes and shapes.
+    pub(crate) fn check(graph: &LayerGraph, x: &Tensor, variables: &Variables) -> Result<Self, BossManError> {
+        let mut bindings = Bindings::new();
+        let mut tensors = Vec::new();
+        let names: Vec<&str> = graph.inputs().iter().map(|id| graph.value(*id).name.as_str()).collect();
+        for name in variables.names() {
+            if !names.iter().skip(1).any(|known| *known == name) {
+                let problem =
+                    format!("the model has no further input of this name; its inputs are {}", names.join(", "));
+                return Err(BossManError::Input { name: name.into(), problem });
+            }
+        }
+        for (place, id) in graph.inputs().iter().enumerate() {
+            let value = graph.value(*id);
+            let error = |problem: String| BossManError::Input { name: value.name.clone(), problem };
+            let tensor = if place == 0 { Some(x) } else { variables.get(&value.name) };
+            let tensor = tensor.ok_or_else(|| error("missing; give it with Variables::with".into()))?;
+            let dtype = tensor::dtype_of(tensor)?;
+            let sizes: Vec<u64> = tensor.size().into_iter().map(i64::unsigned_abs).collect();
+            let fits = value.ty.shape.match_sizes(&sizes, &mut bindings);
+            if dtype != value.ty.dtype || fits.is_err() {
+                let expected = format!("{} {}", value.ty.dtype, value.ty.shape);
+                let why = fits.err().map(|why| format!(" ({why})")).unwrap_or_default();
+                return Err(error(format!("expected {expected}, got {dtype} {sizes:?}{why}")));
+            }
+            let first = value.ty.shape.dims().first().map(ToString::to_string);
+            let batched = graph.batch().is_some() && first.as_deref() == graph.batch();
+            tensors.push((*id, tensor.shallow_clone(), batched));
+        }
+        let samples = graph.batch().and_then(|word| bindings.get(word));
+        if samples == Some(0) {
+            return Err(BossManError::Usage("the batch is empty; give at least one sample".into()));
+        }
+        Ok(Inputs { tensors, samples })
+    }
+
+    /// Samples in the batch, or 1 where the model knows no batch.
+    pub(crate) fn samples(&self) -> u64 {
+        self.samples.unwrap_or(1)
+    }
+
+    /// Cuts the batch into `count` microbatches as `torch.tensor_split` does: the first ones are one
+    /// sample larger where it does not go up evenly. Fewer where there are fewer samples.
+    pub(crate) fn microbatches(&self, count: u32) -> Result<Vec<Range>, BossManError> {
+        let Some(samples) = self.samples else {
+            return match count {
+                1 => Ok(vec![Range { start: 0, len: 1 }]),
+                _ => Err(BossManError::Usage(
+                    "this model's inputs have no batch dimension to cut into microbatches; use 1 microbatch".into(),
+                )),
+            };
+        };
+        let count = u64::from(count).clamp(1, samples);
+        let (each, larger) = (samples / count, samples % count);
+        let mut start = 0;
+        let ranges = (0..count).map(|i| {
+            let len = each + u64::from(i < larger);
+            start += len;
+            Range { start: start - len, len }
+        });
+        Ok(ranges.collect())
+    }
+
+    /// The payload of every input for every microbatch; inputs without the batch dimension go whole.
+    pub(crate) fn payloads(&self, ranges: &[Range]) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
+        let mut payloads = Vec::new();
+        for (index, range) in (0u32..).zip(ranges) {
+            for (id, tensor, batched) in &self.tensors {
+                let part = if *batched { range.of(tensor)? } else { tensor.shallow_clone() };
+                payloads.push((index, *id, to_payload(&part)?));
+            }
+        }
+        Ok(payloads)
+    }
+
+    /// The target's payload for every microbatch.
+    pub(crate) fn targets(&self, target: &Tensor, ranges: &[Range]) -> Result<Vec<(u32, Payload)>, BossManError> {
+        let size = target.size();
+        let samples = size.first().copied().unwrap_or(0).unsigned_abs();
+        if self.samples.is_some_and(|expected| expected != samples) {
+            let problem = format!("expected {} samples as in the inputs, got {size:?}", self.samples());
+            return Err(BossManError::Input { name: "target".into(), problem });
+        }
+        let whole = self.samples.is_none();
+        let part = |range: &Range| if whole { Ok(target.shallow_clone()) } else { range.of(target) };
+        (0u32..).zip(ranges).map(|(index, range)| Ok((index, to_payload(&part(range)?)?))).collect()
+    }
+}
+
+/// The samples of a microbatch.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+impl Range {
+    /// These samples of a tensor; shares its memory.
+    fn of(&self, tensor: &Tensor) -> Result<Tensor, BossManError> {
+        let (start, len) = (self.start.cast_signed(), self.len.cast_signed());
+        Ok(tensor.f_narrow(0, start, len).map_err(tensor::TensorError::from)?)
+    }
+}

@@ -1,0 +1,54 @@
+//! BossMan trains a neural network that does not fit one device across the machines people have lying
+//! around: a boss cuts the model into stages, gives each to a worker over QUIC, and drives activations
+//! forward and gradients back.
+//!
+//! ```
+//! use bossman::{BossMan, Model, Optimizer, Variables};
+//! use tch::{Device, Kind, Reduction, Tensor};
+//!
+//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = Model::from_file("../examples/models/residual.yaml")?;
+//! let workers = BossMan::setup_local(2).await?; // or setup_host(2): workers on other machines
+//! let mut boss = BossMan::new(workers, model)?;
+//! boss.distribute_model().await?;
+//! boss.send_optimizer(Optimizer::adam(3e-3)).await?;
+//! for _ in 0..3 {
+//!     let x = Tensor::rand([32, 1], (Kind::Float, Device::Cpu)) * std::f64::consts::PI;
+//!     let y = x.sin();
+//!     let prediction = boss.forward(&x, Variables::new()).await?; // a leaf that requires grad
+//!     let loss = prediction.mse_loss(&y, Reduction::Mean);
+//!     loss.backward();
+//!     boss.backward(&prediction.grad()).await?;
+//!     boss.optim_step().await?;
+//! }
+//! boss.shutdown().await;
+//! # Ok(()) }
+//! ```
+//!
+//! [`BossMan::train_step`] does the same in one call, with microbatches and a schedule, and the loss
+//! computed where the last layer is.
+
+mod batch;
+mod boss;
+pub mod data;
+mod error;
+mod host;
+mod inputs;
+mod local;
+pub mod metrics;
+mod model;
+mod payload;
+mod progress;
+pub mod run_file;
+mod state_dict;
+mod step;
+pub mod train;
+
+pub use batch::{Batch, Variables};
+pub use boss::{BossMan, Builder};
+pub use error::BossManError;
+pub use host::{Host, Workers};
+pub use model::Model;
+pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind};
+pub use state_dict::StateDict;
+pub use step::StepReport;

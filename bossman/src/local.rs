@@ -1,0 +1,103 @@
+//! Worker processes on this machine, which end when the boss does, whatever way it ends.
+
+use crate::BossManError;
+use link::{Handle, Ticket};
+use pipeline::ids::WorkerId;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use tokio::process::{ChildStdin, Command};
+use tokio::sync::mpsc;
+
+/// Names the worker program where it does not lie beside this one.
+pub(crate) const WORKER_PROGRAM: &str = "BOSSMAN_WORKER";
+
+/// Running workers. Each reads a pipe that only this process holds, and ends when it is closed: by
+/// dropping this, or by the system when this process ends.
+pub(crate) struct LocalWorkers {
+    pipes: Vec<ChildStdin>,
+    exits: mpsc::UnboundedReceiver<(u32, String)>,
+}
+
+impl LocalWorkers {
+    /// Starts `count` workers that join the boss at `address`.
+    pub(crate) fn start(count: usize, address: SocketAddr, ticket: &Ticket) -> Result<Self, BossManError> {
+        let program = worker_program()?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cores / count.max(1)).max(1).to_string();
+        let (sender, exits) = mpsc::unbounded_channel();
+        let mut pipes = Vec::new();
+        for _ in 0..count {
+            let mut command = Command::new(&program);
+            command.args(["--end-with-stdin", "--threads", &threads]);
+            // The ticket goes by the environment: arguments can be read by every user of the machine.
+            command.env("MODEL_HOST", address.ip().to_string());
+            command.env("MODEL_PORT", address.port().to_string());
+            command.env("MODEL_TICKET", ticket.to_string());
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
+            let failed = |e| BossManError::LocalWorkers(format!("cannot start {}: {e}", program.display()));
+            let mut child = command.spawn().map_err(failed)?;
+            pipes.extend(child.stdin.take());
+            let sender = sender.clone();
+            let process = child.id().unwrap_or(0);
+            tokio::spawn(async move {
+                if let Ok(status) = child.wait().await {
+                    sender.send((process, describe(status))).ok();
+                }
+            });
+        }
+        Ok(LocalWorkers { pipes, exits })
+    }
+
+    /// Ends with the first worker that ends, and how it did. Cancel safe.
+    pub(crate) async fn ended(&mut self) -> String {
+        match self.exits.recv().await {
+            Some((_, how)) => how,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// From now on tells the run when a worker's process ends, sooner than its connection shows it.
+    /// What is given back keeps the workers running.
+    pub(crate) fn watch(self, handle: Handle) -> Vec<ChildStdin> {
+        let LocalWorkers { pipes, mut exits } = self;
+        let host = gethostname::gethostname().to_string_lossy().into_owned();
+        tokio::spawn(async move {
+            while let Some((process, how)) = exits.recv().await {
+                let mine = |w: &link::WorkerInfo| w.process == process && w.host == host;
+                if let Some(worker) = handle.workers().iter().position(mine) {
+                    handle.lost(WorkerId(worker as u16), &how);
+                }
+            }
+        });
+        pipes
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    format!("its process ended: {status}")
+}
+
+/// Beside this program, or one or two folders up (where cargo puts tests and examples), or in the
+/// target folder of the checkout that is worked in, or in PATH.
+fn worker_program() -> Result<PathBuf, BossManError> {
+    let name = format!("worker{}", std::env::consts::EXE_SUFFIX);
+    if let Some(path) = std::env::var_os(WORKER_PROGRAM) {
+        return Ok(path.into());
+    }
+    let exe = std::env::current_exe().unwrap_or_default();
+    let beside = exe.ancestors().skip(1).take(3).map(PathBuf::from);
+    let here = std::env::current_dir().unwrap_or_default();
+    let checkout = here.ancestors().take(3).flat_map(|f| ["target/release", "target/debug"].map(|t| f.join(t)));
+    let checkout: Vec<_> = if std::env::var_os("CARGO").is_some() { checkout.collect() } else { Vec::new() };
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&path);
+    let found = beside.chain(checkout).chain(in_path).map(|folder| folder.join(&name)).find(|file| file.is_file());
+    found.ok_or_else(|| {
+        BossManError::LocalWorkers(format!(
+            "the program `{name}` is neither beside {} nor in PATH; build it with `cargo build -p worker`, or name it \
+             in {WORKER_PROGRAM}",
+            exe.display()
+        ))
+    })
+}

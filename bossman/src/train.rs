@@ -1,0 +1,189 @@
+//! What `bossman train` does, for programs that want the same.
+
+use crate::data::{order, Dataset};
+use crate::metrics::Metrics;
+use crate::progress::Progress;
+use crate::run_file::{Length, RunFile};
+use crate::{Batch, BossMan, BossManError, Host, Model, StateDict};
+use pipeline::{Cuts, LossSpec};
+use std::path::PathBuf;
+use std::time::Duration;
+use tch::{Kind, Reduction, Tensor};
+use tensor::TensorError;
+
+/// Samples in a batch where nothing is kept for backward.
+const TEST_BATCH: usize = 256;
+
+/// What the command line says beside the run file.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Workers in all; by default as many as there are local ones, or as the cuts ask for.
+    pub workers: Option<usize>,
+    /// Workers to start on this machine.
+    pub local: usize,
+    /// UDP port; by default `MODEL_PORT`, else 1024, or any where all workers are local.
+    pub port: Option<u16>,
+    /// A line of JSON a step goes here.
+    pub metrics: Option<PathBuf>,
+    /// Weights to start from.
+    pub init: Option<PathBuf>,
+    /// Where the final weights go.
+    pub save: Option<PathBuf>,
+    /// Take samples in the order of the file.
+    pub no_shuffle: bool,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Training steps done.
+    pub steps: u64,
+    /// Time spent in them.
+    pub time: Duration,
+    /// On the test data, where there is some.
+    pub test: Option<Score>,
+}
+
+/// How well the model does on data it was not trained on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Score {
+    /// Share of samples whose largest logit is the right class.
+    Accuracy(f64),
+    /// Mean loss.
+    Loss(f64),
+}
+
+/// Trains as a run file says: data first, so that mistakes show before any worker is waited for.
+///
+/// # Errors
+/// Anything in the files, the workers or the network; see [`BossManError`].
+pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossManError> {
+    let model = Model::from_file(&file.model)?;
+    for warning in model.graph().warnings() {
+        eprintln!("warning: {}: {warning}", file.model.display());
+    }
+    let train = Dataset::read(&file.train, model.graph(), file.loss)?;
+    let test = file.test.as_ref().map(|path| Dataset::read(path, model.graph(), file.loss)).transpose()?;
+    let init = settings.init.as_ref().map(StateDict::load).transpose()?;
+    let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
+
+    let workers = worker_count(file, settings)?;
+    let mut host = Host::new(workers).local(settings.local);
+    if let Some(port) = settings.port {
+        host = host.port(port);
+    }
+    let mut boss = BossMan::builder(model)
+        .cuts(file.cuts.clone())
+        .schedule(file.schedule)
+        .microbatches(file.microbatches)
+        .loss(file.loss)
+        .seed(file.seed)
+        .build(host.wait().await?)?;
+    boss.distribute_model().await?;
+    if let Some(init) = &init {
+        boss.load_state_dict(init).await?;
+    }
+    boss.send_optimizer(file.optimizer).await?;
+
+    let steps = steps(file, train.samples());
+    let mut batches = Batches::new(&train, file, settings);
+    let mut progress = Progress::start(steps);
+    for _ in 0..steps {
+        let report = boss.train_step(&batches.next()?).await?;
+        progress.step(&report);
+        if let Some(metrics) = &mut metrics {
+            metrics.write(&report)?;
+        }
+    }
+    let time = progress.end();
+    let test = match &test {
+        Some(test) => Some(score(&mut boss, test, file.loss).await?),
+        None => None,
+    };
+    if let Some(path) = &settings.save {
+        boss.state_dict().await?.save(path)?;
+    }
+    boss.shutdown().await;
+    Ok(Outcome { steps, time, test })
+}
+
+fn worker_count(file: &RunFile, settings: &Settings) -> Result<usize, BossManError> {
+    match (settings.workers, settings.local, &file.cuts) {
+        (Some(workers), ..) => Ok(workers),
+        (None, local, _) if local > 0 => Ok(local),
+        (None, _, Cuts::At(names)) => Ok(names.len() + 1),
+        (None, _, Cuts::Auto) => Err(BossManError::Usage(
+            "how many workers? --local N starts N on this machine, --workers N waits for N on other machines".into(),
+        )),
+    }
+}
+
+fn steps(file: &RunFile, samples: u64) -> u64 {
+    match file.length {
+        Length::Steps(steps) => steps,
+        Length::Epochs(epochs) => epochs.saturating_mul(samples.div_ceil(file.batch_size)),
+    }
+}
+
+/// Batches, epoch after epoch; the last one of an epoch may be smaller.
+struct Batches<'a> {
+    data: &'a Dataset,
+    size: usize,
+    seed: Option<u64>,
+    epoch: u64,
+    order: Vec<i64>,
+    next: usize,
+}
+
+impl<'a> Batches<'a> {
+    fn new(data: &'a Dataset, file: &RunFile, settings: &Settings) -> Self {
+        let seed = (!settings.no_shuffle).then_some(file.seed);
+        let size = usize::try_from(file.batch_size).unwrap_or(usize::MAX);
+        Batches { data, size, seed, epoch: 0, order: order(data.samples(), seed, 0), next: 0 }
+    }
+
+    fn next(&mut self) -> Result<Batch, BossManError> {
+        if self.next == self.order.len() {
+            self.epoch += 1;
+            self.order = order(self.data.samples(), self.seed, self.epoch);
+            self.next = 0;
+        }
+        let end = self.next.saturating_add(self.size).min(self.order.len());
+        let batch = self.data.batch(&self.order[self.next..end]);
+        self.next = end;
+        batch
+    }
+}
+
+/// Runs the test data through the model in evaluation mode.
+async fn score(boss: &mut BossMan, data: &Dataset, loss: LossSpec) -> Result<Score, BossManError> {
+    boss.eval();
+    let numbers = order(data.samples(), None, 0);
+    let mut sum = 0.0;
+    for numbers in numbers.chunks(TEST_BATCH) {
+        let Batch { x, variables, target } = data.batch(numbers)?;
+        let output = boss.forward(&x, variables).await?;
+        sum += match loss {
+            LossSpec::CrossEntropyLoss { .. } => correct(&output, &target)?,
+            LossSpec::MSELoss => mean_squared_error(&output, &target)? * numbers.len() as f64,
+        };
+    }
+    boss.train();
+    let mean = sum / data.samples() as f64;
+    Ok(match loss {
+        LossSpec::CrossEntropyLoss { .. } => Score::Accuracy(mean),
+        LossSpec::MSELoss => Score::Loss(mean),
+    })
+}
+
+/// How many samples have their largest logit at the right class; for a target with further dimensions
+/// (a class for each position) the share of right positions, summed over samples.
+fn correct(output: &Tensor, target: &Tensor) -> Result<f64, TensorError> {
+    let right = output.f_argmax(1, false)?.f_eq_tensor(target)?.f_to_kind(Kind::Double)?;
+    let samples = target.size().first().copied().unwrap_or(1) as f64;
+    Ok(right.f_mean(Kind::Double)?.f_double_value(&[])? * samples)
+}
+
+fn mean_squared_error(output: &Tensor, target: &Tensor) -> Result<f64, TensorError> {
+    Ok(output.f_mse_loss(target, Reduction::Mean)?.f_double_value(&[])?)
+}
