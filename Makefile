@@ -1,0 +1,47 @@
+# `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
+
+.DEFAULT_GOAL := help
+.PHONY: help tools setup build demo test oracle lint fmt doc fuzz clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+tools:
+	@sh tools/check_tools.sh
+
+setup: tools ## Fetch libtorch once, 0.55 GB (kept in your cache folder), and link it as .libtorch
+	@python3 tools/setup_libtorch.py
+
+build: setup ## Build the programs: target/release/bossman and target/release/worker
+	cargo build --release --bins
+
+demo: build ## Train digits across two workers on this machine
+	cargo run --release --quiet --bin bossman -- train examples/digits/run.yaml --local 2
+
+test: setup ## Run all tests
+	python3 -m unittest discover --start-directory tools --quiet
+	cargo build --workspace --bins
+	cargo test --workspace
+	@python3 tools/oracle.py --where-possible
+
+oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in your cache folder)
+	cargo build --workspace --bins
+	"$$(python3 tools/pytorch.py)" tools/oracle.py
+
+lint: setup ## Check format, lints, documentation and which crate may use which
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- --deny warnings
+	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps
+	sh tools/check_layers.sh
+
+fmt: ## Format the Rust code
+	cargo fmt --all
+
+doc: setup ## Build the documentation
+	cargo doc --workspace --no-deps
+
+fuzz: setup ## Fuzz frames and model files for a minute each (needs nightly Rust and cargo-fuzz)
+	cd fuzz && for target in frame spec; do cargo +nightly fuzz run $$target -- -max_total_time=60 || exit 1; done
+
+clean: ## Delete what was built; libtorch stays in your cache folder
+	cargo clean

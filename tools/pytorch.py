@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""PyTorch on the CPU without CUDA's libraries, which would be 2 GB more to fetch: for checks against it, not for training.
+
+As a program: makes a virtual environment with torch in the user's cache folder once, and prints the path of its Python.
+"""
+
+import ctypes
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import setup_libtorch as setup
+from elf import needed_libraries
+
+# What `import torch` itself imports.
+IMPORTED = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions", "numpy"]
+
+
+def version():
+    """The version of torch that this Python has, without loading it; None without torch."""
+    try:
+        return metadata.version("torch").split("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def load():
+    """The torch module, whether or not CUDA's libraries are there."""
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError, ValueError):
+        if sys.platform != "linux":
+            raise
+    # libtorch_python names CUDA's libraries and the loader wants them all, though a CPU calls nothing in them. Those that
+    # libtorch_cpu names come from the libtorch of `make setup`; an empty library stands in for each of the others.
+    for name in [name for name in sys.modules if name.split(".")[0] == "torch"]:
+        del sys.modules[name]
+    sys.setdlopenflags(os.RTLD_LAZY)
+    libraries = Path(metadata.distribution("torch").locate_file("torch/lib"))
+    beside = setup.CHECKOUT.joinpath(".libtorch").resolve().parent / "nvidia"
+    real = {path.name: path for path in beside.rglob("*.so.*")}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in sorted({name for library in libraries.glob("*.so") for name in needed_libraries(library)}):
+            if not (libraries / name).exists() and not loads(name):
+                ctypes.CDLL(real.get(name) or empty_library(Path(folder), name), mode=ctypes.RTLD_GLOBAL)
+        return importlib.import_module("torch")
+
+
+def loads(name):
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def empty_library(folder, name):
+    compiler = [os.environ.get("CC", "cc"), "-shared", "-x", "c", os.devnull, "-o", str(folder / name), f"-Wl,-soname,{name}"]
+    subprocess.run(compiler, check=True)
+    return str(folder / name)
+
+
+def environment(cache):
+    """The Python of a virtual environment in `cache` that has torch; makes it where it is not there yet."""
+    ready = cache / f"pytorch-{setup.VERSION}-python{sys.version_info[0]}.{sys.version_info[1]}"
+    with setup.only_one(cache / "lock"):
+        if not (ready / "whole").exists():
+            shutil.rmtree(ready, ignore_errors=True)
+            setup.say(f"making {ready}")
+            run(sys.executable, "-m", "venv", str(ready))
+            install = [str(ready / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir"]
+            run(*install, "--quiet", *IMPORTED)
+            run(*install, "--no-deps", f"torch=={setup.VERSION}")
+            (ready / "whole").touch()
+    return ready / "bin" / "python"
+
+
+def run(*command):
+    if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+        raise setup.Problem(f"`{' '.join(command)}` failed, its reason is above")
+
+
+def main():
+    if version() == setup.VERSION:
+        print(sys.executable)
+        return
+    try:
+        cache = setup.cache_folder(os.environ)
+        cache.mkdir(parents=True, exist_ok=True)
+        print(environment(cache))
+    except (setup.Problem, OSError) as problem:
+        sys.exit(f"pytorch: {problem}")
+
+
+if __name__ == "__main__":
+    main()
