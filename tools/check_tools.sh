@@ -15,7 +15,7 @@ missing() { # what, then the packages of apt, dnf, pacman and brew
 command -v cargo >/dev/null || missing "cargo (Rust, also from https://rustup.rs)" rustup rustup rustup rustup
 command -v "${CXX:-c++}" >/dev/null || missing "a C++ compiler (${CXX:-c++})" g++ gcc-c++ gcc gcc
 if python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
-    python3 -m pip --version >/dev/null 2>&1 || missing "pip for $(command -v python3)" python3-pip python3-pip python-pip python
+    python3 -c 'import pip' 2>/dev/null || missing "pip for $(command -v python3)" python3-pip python3-pip python-pip python
 else
     missing "python3 (3.8 or newer)" python3 python3 python python
 fi

@@ -58,9 +58,9 @@ def models(torch):
 
         return nn.ModuleDict(layers), forward
 
-    def convnet():
+    def convnet(bias=True):
         layers = {
-            "conv1": nn.Conv2d(1, 8, 3, padding="same"),
+            "conv1": nn.Conv2d(1, 8, 3, padding="same", bias=bias),
             "norm1": nn.BatchNorm2d(8),
             "conv2": nn.Conv2d(8, 8, 3, padding=1, groups=2, bias=False),
             "norm2": nn.BatchNorm2d(8),

@@ -52,3 +52,8 @@ pub use model::Model;
 pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind};
 pub use state_dict::StateDict;
 pub use step::StepReport;
+
+/// README's Rust code, compiled and run with the doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

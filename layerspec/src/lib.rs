@@ -1,4 +1,34 @@
-//! What a model is: the YAML as written, layer kinds with checked arguments, the graph, shapes and costs
+//! What a model is, from its YAML file alone: layers with checked arguments, the graph they form,
+//! shapes, element types, parameters and costs. There is no tensor here.
+//!
+//! ```
+//! use layerspec::{Bindings, LayerGraph};
+//!
+//! let graph = LayerGraph::from_yaml(
+//!     "inputs: {x: [batch, 4]}
+//! layers:
+//!   - Linear: {in_features: 4, out_features: 2}
+//!   - ReLU
+//! ",
+//!     "model.yaml",
+//! )?;
+//! let output = graph.value(graph.outputs()[0]);
+//! assert_eq!(output.ty.to_string(), "[batch, 2]");
+//! assert_eq!(graph.param_count(), 10);
+//! let cost = graph.cost(graph.layers()[0].id, &Bindings::new().with("batch", 32));
+//! assert_eq!(cost.map(|cost| cost.flops), Some(2 * 32 * 4 * 2));
+//!
+//! let typo = LayerGraph::from_yaml("inputs: {x: [batch, 4]}\nlayers: [Rleu]\n", "model.yaml");
+//! assert_eq!(
+//!     typo.map(|_| ()).map_err(|error| error.to_string()),
+//!     Err("model.yaml:2:10: layer 0: unknown layer `Rleu`; did you mean `ReLU`?".to_owned()),
+//! );
+//! # Ok::<(), layerspec::SpecError>(())
+//! ```
+//!
+//! The way of a file: [`yaml`] makes it a tree of nodes with places; `spec` reads the tree as
+//! written, unrolling repeats; `build` looks names up and infers types; [`LayerGraph`] is the
+//! result, and nothing past it can be wrong.
 
 mod build;
 mod check;

@@ -26,7 +26,9 @@ impl Vars {
                 Kind::Float(float) if float.is_finite() => Number::Float(float),
                 _ => return Err(value.unexpected(&quoted(&key.text), "a number")),
             };
-            vars.0.insert(key.text.clone(), number);
+            if vars.0.insert(key.text.clone(), number).is_some() {
+                return Err(Fault::new(key.place, format!("variable {} is given twice", quoted(&key.text))));
+            }
         }
         Ok(vars)
     }

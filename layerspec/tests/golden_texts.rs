@@ -1,5 +1,6 @@
 //! Texts that users see, compared with checked-in files; see `support::golden` to update them.
 
+#[cfg(test)]
 mod support;
 
 use layerspec::{layer_manual, Bindings, LayerGraph};

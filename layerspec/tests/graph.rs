@@ -1,5 +1,6 @@
 //! What a file becomes: layers, values, names, ties, and who uses what.
 
+#[cfg(test)]
 mod support;
 
 use layerspec::{Layer, LayerGraph, LayerId, Source, Use};
@@ -113,6 +114,8 @@ layers:
     );
     assert_eq!(names(&graph), ["encoder.0", "encoder.1.0", "1.0.0", "2"]);
     assert!(graph.layers()[0].frozen && !graph.layers()[3].frozen);
+    let table = graph.table(&layerspec::Bindings::new());
+    assert!(table.contains("parameters       0 trained, 6 frozen"), "{table}");
 }
 
 #[test]
@@ -227,9 +230,9 @@ layers:
     assert_eq!(
         warnings,
         [
-            "model.yaml:1:26: warning: `y` is never used",
+            "model.yaml:1:25: warning: `y` is never used",
             "model.yaml:5:9: warning: layer 0.0.0 (ReLU): no output of the model depends on it",
-            "model.yaml:6:25: warning: `unused` is never used",
+            "model.yaml:6:24: warning: `unused` is never used",
             "model.yaml:7:5: warning: layer 1 (Tanh): no output of the model depends on it",
         ]
     );

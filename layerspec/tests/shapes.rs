@@ -1,5 +1,6 @@
 //! Shape and parameter arithmetic against values worked out by hand or known from PyTorch.
 
+#[cfg(test)]
 mod support;
 
 use layerspec::{Bindings, Dim, Init, LayerGraph, Role, Shape};

@@ -48,15 +48,18 @@ fn bytes_out_of_line_are_copied() {
 
 #[test]
 fn a_dropped_tensor_frees_the_bytes() {
-    struct Owner(std::sync::Arc<()>, [u64; 2]);
+    struct Owner {
+        numbers: [u64; 2],
+        _alive: std::sync::Arc<()>,
+    }
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {
             // SAFETY: two u64 are sixteen bytes without padding.
-            unsafe { std::slice::from_raw_parts(self.1.as_ptr().cast(), 16) }
+            unsafe { std::slice::from_raw_parts(self.numbers.as_ptr().cast(), 16) }
         }
     }
     let alive = std::sync::Arc::new(());
-    let bytes = Bytes::from_owner(Owner(alive.clone(), [7, 9]));
+    let bytes = Bytes::from_owner(Owner { numbers: [7, 9], _alive: alive.clone() });
     let tensor = from_bytes(DType::Int64, &[2], bytes).unwrap();
     let view = tensor.slice(0, 1, 2, 1);
     drop(tensor);

@@ -1,4 +1,5 @@
 //! The number of compute threads belongs to the whole process, so this test has one to itself.
+#![allow(clippy::unwrap_used)] // a test
 
 use tch::{Device, Kind, Tensor};
 use tensor::optim::{self, Adam, AdamState, Sgd};

@@ -1,4 +1,5 @@
-//! Every kind of layer: one file each (or one for a family), and one line in the table below.
+//! Every kind of layer: one file each (or one for a family), named in the two lists here, and one
+//! line in the table below.
 
 mod activation;
 mod arguments;

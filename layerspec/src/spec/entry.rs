@@ -1,16 +1,10 @@
 //! Entries of a `layers:` list: a layer, or a block of further entries.
 
+use super::name::{check_name, is_name, layer_name, name, names, Name};
 use crate::layers::{Add, Concat, LayerKind, Mul};
 use crate::vars::Vars;
 use crate::yaml::{Choice, Entry, Key, Kind, Mapping, Node, Reader, COUNT, FLAG, INTEGER, TEXT};
 use crate::{Fault, Place};
-
-/// A name and where it is written.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Name {
-    pub(crate) text: String,
-    pub(crate) place: Place,
-}
 
 /// One entry of a list of layers.
 #[derive(Debug)]
@@ -55,9 +49,6 @@ pub(crate) struct Block {
 
 const LAYER_KEYS: [&str; 8] = ["name", "input", "in_variables", "out_variables", "merge", "dim", "share", "freeze"];
 const BLOCK_KEYS: [&str; 4] = ["name", "repeat", "layers", "freeze"];
-
-/// The longest full name of a layer: it becomes part of file keys.
-pub(super) const MAX_NAME: usize = 200;
 
 /// Reads a list of layers; `prefix` is what their full names begin with.
 pub(super) fn read_list(node: &Node, prefix: &str, vars: &Vars) -> Result<Vec<Item>, Fault> {
@@ -186,41 +177,4 @@ fn read_merge(keys: &Mapping<'_>) -> Result<Option<Merge>, Fault> {
         (_, None) => return Ok(None),
     };
     Ok(keys.get("merge").map(|node| Merge { kind, place: node.place }))
-}
-
-/// A list of names, or one name alone.
-pub(super) fn names(node: &Node, what: &str) -> Result<Vec<Name>, Fault> {
-    match &node.kind {
-        Kind::List(items) => items.iter().map(|item| name(item, what)).collect(),
-        _ => Ok(vec![name(node, what)?]),
-    }
-}
-
-/// A variable's name. Whether it fits the rules matters only where it is defined.
-fn name(node: &Node, what: &str) -> Result<Name, Fault> {
-    Ok(Name { text: node.read(what, &Reader::new("a name", TEXT.read))?, place: node.place })
-}
-
-/// A layer's name, dots and all.
-fn layer_name(node: &Node, what: &str) -> Result<Name, Fault> {
-    let name = name(node, what)?;
-    if is_name(&name.text) {
-        return Ok(name);
-    }
-    Err(node.unexpected(what, &format!("1 to {MAX_NAME} letters, digits, `_`, `-` or `.` between them")))
-}
-
-fn is_name(text: &str) -> bool {
-    let allowed = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
-    let length = (1..=MAX_NAME).contains(&text.len());
-    length && text.chars().all(allowed) && text.split('.').all(|part| !part.is_empty())
-}
-
-/// Refuses a variable's name that is none.
-pub(super) fn check_name(name: &Name) -> Result<(), Fault> {
-    if is_name(&name.text) {
-        return Ok(());
-    }
-    let message = format!("expected a name of 1 to {MAX_NAME} letters, digits, `_`, `-` or `.`");
-    Err(Fault::new(name.place, message))
 }

@@ -1,6 +1,6 @@
 //! `inputs:`, the tensors that a model is called with.
 
-use super::entry::{check_name, Name};
+use super::name::{check_name, Name};
 use crate::error::quoted;
 use crate::vars::is_word;
 use crate::yaml::{Entry, Kind, Node, Reader, SIZE};

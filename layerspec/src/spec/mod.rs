@@ -2,10 +2,12 @@
 
 mod entry;
 mod input;
+mod name;
 mod unroll;
 
-pub(crate) use entry::{Block, Item, Name, Written};
+pub(crate) use entry::{Block, Item, Written};
 pub(crate) use input::{Input, MAX_RANK};
+pub(crate) use name::Name;
 pub(crate) use unroll::{unroll, Flat, ScopeId, Scopes};
 
 use crate::vars::Vars;
@@ -40,7 +42,15 @@ impl Spec {
             inputs,
             layers: entry::read_list(layers, "", &vars)?,
             layers_place: layers.place,
-            outputs: file.get("outputs").map(|node| entry::names(node, "`outputs`")).transpose()?,
+            outputs: file.get("outputs").map(read_outputs).transpose()?,
         })
     }
+}
+
+fn read_outputs(node: &Node) -> Result<Vec<Name>, Fault> {
+    let names = name::names(node, "`outputs`")?;
+    if names.is_empty() {
+        return Err(Fault::new(node.place, "`outputs`: expected at least one variable"));
+    }
+    Ok(names)
 }

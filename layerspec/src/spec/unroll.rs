@@ -1,6 +1,6 @@
 //! Blocks and repeats, unrolled into one list of layers in the order they run.
 
-use super::entry::MAX_NAME;
+use super::name::MAX_NAME;
 use super::{Block, Item, Written};
 use crate::{Fault, Place};
 

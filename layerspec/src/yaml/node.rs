@@ -26,7 +26,8 @@ pub enum Kind {
     Text(String),
     /// A list.
     List(Vec<Node>),
-    /// A mapping in file order; no key occurs twice.
+    /// A mapping in file order. A key that occurs twice is found by [`Node::mapping`], which knows
+    /// more of where it stands.
     Map(Vec<Entry>),
 }
 

@@ -1,11 +1,9 @@
 //! From text to nodes, without recursion and within bounds.
 
 use super::{scalar, Entry, Key, Kind, Node};
-use crate::error::quoted;
 use crate::{Fault, Place};
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use std::borrow::Cow;
-use std::collections::HashMap;
 
 /// How deep lists and mappings may lie in each other.
 pub const MAX_DEPTH: usize = 64;
@@ -99,7 +97,7 @@ struct Builder {
 
 enum Open {
     List { place: Place, items: Vec<Node> },
-    Map { place: Place, entries: Vec<Entry>, keys: HashMap<String, Place>, key: Option<Key> },
+    Map { place: Place, entries: Vec<Entry>, key: Option<Key> },
 }
 
 impl Builder {
@@ -119,8 +117,7 @@ impl Builder {
             }
             Event::MappingStart(anchor, tag) => {
                 plain_node(place, anchor, tag.is_some())?;
-                let (entries, keys, key) = (Vec::new(), HashMap::new(), None);
-                self.begin(Open::Map { place, entries, keys, key }, place)
+                self.begin(Open::Map { place, entries: Vec::new(), key: None }, place)
             }
             Event::SequenceEnd | Event::MappingEnd => match self.open.pop() {
                 Some(Open::List { place, items }) => self.add(Node { place, kind: Kind::List(items) }),
@@ -131,11 +128,7 @@ impl Builder {
     }
 
     fn scalar(&mut self, text: &str, style: ScalarStyle, place: Place) -> Result<(), Fault> {
-        if let Some(Open::Map { keys, key: key @ None, .. }) = self.open.last_mut() {
-            if let Some(first) = keys.insert(text.to_owned(), place) {
-                let message = format!("{} is given twice, first in line {}", quoted(text), first.line);
-                return Err(Fault::new(place, message));
-            }
+        if let Some(Open::Map { key: key @ None, .. }) = self.open.last_mut() {
             *key = Some(Key { place, text: text.to_owned() });
             return Ok(());
         }

@@ -58,7 +58,7 @@ impl Node {
         }
     }
 
-    /// The node as a mapping all of whose keys are among `known`. `what` names the mapping in
+    /// The node as a mapping all of whose keys are among `known`, each at most once. `what` names the mapping in
     /// errors, `noun` one of its keys ("key", "argument"). Nothing at all is the empty mapping.
     pub fn mapping<'n>(&'n self, what: &'n str, noun: &'n str, known: &[&str]) -> Result<Mapping<'n>, Fault> {
         let entries: &[Entry] = match &self.kind {
@@ -66,9 +66,13 @@ impl Node {
             Kind::Null => &[],
             _ => return Err(self.unexpected(what, &format!("a mapping of {noun}s"))),
         };
-        for Entry { key, .. } in entries {
+        for (position, Entry { key, .. }) in entries.iter().enumerate() {
             if !known.contains(&key.text.as_str()) {
                 return Err(key.unknown(noun, known));
+            }
+            if let Some(first) = entries[..position].iter().find(|first| first.key.text == key.text) {
+                let (text, line) = (&key.text, first.key.place.line);
+                return Err(Fault::new(key.place, format!("{noun} `{text}` is given twice, first in line {line}")));
             }
         }
         Ok(Mapping { place: self.place, noun, entries })

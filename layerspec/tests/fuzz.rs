@@ -1,0 +1,227 @@
+//! Mutated model files and layers: whatever they hold, an error or a sound graph, never a panic.
+//! The same seeds run every time; a failure names its seed and shows the input.
+#![cfg(test)]
+
+mod support;
+
+use layerspec::{Bindings, LayerGraph, LayerKind, Source};
+use serde_json::Value;
+use std::panic::catch_unwind;
+use support::{example, root, EXAMPLES};
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    fn pick<'a, T: ?Sized>(&mut self, items: &[&'a T]) -> &'a T {
+        items[self.below(items.len())]
+    }
+}
+
+/// Every example, and every model of the error cases.
+fn corpus() -> Vec<String> {
+    let examples = EXAMPLES.map(|name| std::fs::read_to_string(root(&format!("examples/models/{name}.yaml"))).unwrap());
+    let errors = std::fs::read_to_string(root("layerspec/tests/golden/errors.txt")).unwrap();
+    let cases = errors.split("=== ").skip(1).filter_map(|case| {
+        let (_, rest) = case.split_once('\n')?;
+        Some(rest.split_once("--->")?.0.to_owned())
+    });
+    examples.into_iter().chain(cases).collect()
+}
+
+const PIECES: [&str; 44] = [
+    "0",
+    "1",
+    "-1",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "1e308",
+    "0.5",
+    ".nan",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    "[1, 2]",
+    "[batch, 1]",
+    "x",
+    "batch",
+    "${d}",
+    "${d // 0}",
+    "${",
+    "}",
+    "\n",
+    "\n  ",
+    "  ",
+    ": ",
+    "- ",
+    ",",
+    "\"",
+    "'",
+    "&a ",
+    "*a",
+    "!t ",
+    "#",
+    "|",
+    "é",
+    "\u{0}",
+    "\u{E000}",
+    "repeat: 3",
+    "layers:",
+    "input: x",
+    "merge: add",
+    "share: 0",
+    "in_variables: [x]",
+    "out_variables: [x]",
+    "Flatten",
+];
+
+fn mutate(text: &str, corpus: &[String], random: &mut Random) -> String {
+    let mut text = text.to_owned();
+    for _ in 0..=random.below(2) {
+        text = if random.below(2) == 0 { mutate_lines(&text, corpus, random) } else { mutate_letters(&text, random) };
+    }
+    text
+}
+
+/// Removes, doubles, moves or borrows a line.
+fn mutate_lines(text: &str, corpus: &[String], random: &mut Random) -> String {
+    let mut lines: Vec<&str> = text.split('\n').collect();
+    let (one, other) = (random.below(lines.len()), random.below(lines.len()));
+    let borrowed: Vec<&str> = corpus[random.below(corpus.len())].split('\n').collect();
+    match random.below(4) {
+        0 => drop(lines.remove(one)),
+        1 => lines.insert(one, lines[other]),
+        2 => lines.swap(one, other),
+        _ => lines.insert(one, random.pick(&borrowed)),
+    }
+    lines.join("\n")
+}
+
+/// Puts a piece into the text, over what is there or beside it; or only removes what is there.
+fn mutate_letters(text: &str, random: &mut Random) -> String {
+    let mut letters: Vec<char> = text.chars().collect();
+    let at = random.below(letters.len() + 1);
+    let end = (at + random.below(12)).min(letters.len());
+    let digit = letters[at..end].iter().position(char::is_ascii_digit);
+    let (range, piece) = match (digit, random.below(4)) {
+        (Some(digit), 0 | 1) => (at + digit..at + digit + 1, random.pick(&PIECES)),
+        (_, 2) => (at..end, ""),
+        (_, 3) => (at..end, random.pick(LayerKind::NAMES)),
+        _ => (at..at, random.pick(&PIECES)),
+    };
+    letters.splice(range, piece.chars());
+    letters.into_iter().collect()
+}
+
+/// Whether the file is a model.
+fn check(yaml: &str) -> bool {
+    match LayerGraph::from_yaml(yaml, "fuzz") {
+        Ok(graph) => {
+            check_graph(&graph);
+            true
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(!text.contains('\n') && text.len() < 2000, "{text}");
+            let place = error.place.expect("an error of a text has a place");
+            assert!(place.line as usize <= yaml.lines().count() + 1, "{text}");
+            false
+        }
+    }
+}
+
+fn check_graph(graph: &LayerGraph) {
+    for layer in graph.layers() {
+        for input in &layer.inputs {
+            match graph.value(*input).made_by {
+                Source::Input(_) => {}
+                Source::Layer { layer: maker, .. } => assert!(maker < layer.id),
+            }
+            assert!(graph.users(*input).iter().any(|user| user.layer == layer.id));
+        }
+        let _ = graph.cost(layer.id, &Bindings::new().with("batch", u64::MAX));
+    }
+    assert!(!graph.outputs().is_empty());
+    assert!(!graph.table(&Bindings::new()).is_empty());
+    assert!(!graph.table(&Bindings::new().with("batch", 3).with("seq", u64::MAX)).is_empty());
+}
+
+#[test]
+fn mutated_files() {
+    let corpus = corpus();
+    let mut accepted = 0;
+    for seed in 0..5000 {
+        let mut random = Random(seed);
+        // Half of the files begin as sound ones: the examples, which come first.
+        let range = if random.below(2) == 0 { EXAMPLES.len() } else { corpus.len() };
+        let text = &corpus[random.below(range)];
+        let yaml = mutate(text, &corpus, &mut random);
+        match catch_unwind(|| check(&yaml)) {
+            Ok(is_model) => accepted += usize::from(is_model),
+            Err(_) => panic!("seed {seed} fails:\n{yaml}"),
+        }
+    }
+    assert!(accepted > 300, "only {accepted} mutants are models: the test has become blunt");
+}
+
+/// What a layer from the wire may hold, anything that its type allows, must not panic either.
+#[test]
+fn mutated_layers() {
+    let graphs = EXAMPLES.map(example);
+    let layers = || graphs.iter().flat_map(|graph| graph.layers().iter().map(move |layer| (graph, layer)));
+    let count = layers().count();
+    let mut decoded = 0;
+    for seed in 0..20_000 {
+        let mut random = Random(seed);
+        let Some((graph, layer)) = layers().nth(random.below(count)) else { continue };
+        let mut json = serde_json::to_value(&layer.kind).unwrap();
+        mutate_numbers(&mut json, &mut random);
+        let Ok(kind) = serde_json::from_value::<LayerKind>(json.clone()) else { continue };
+        decoded += 1;
+        let inputs: Vec<_> = layer.inputs.iter().map(|input| graph.value(*input).ty.clone()).collect();
+        let run = || {
+            let _ = kind.params().iter().map(|param| param.bytes()).collect::<Vec<_>>();
+            if let Ok(outputs) = kind.infer(&inputs) {
+                let _ = kind.flops(&inputs, &outputs);
+            }
+        };
+        assert!(catch_unwind(run).is_ok(), "seed {seed} fails: {json}");
+    }
+    assert!(decoded > 5000, "only {decoded} mutants are layers: the test has become blunt");
+}
+
+fn mutate_numbers(json: &mut Value, random: &mut Random) {
+    match json {
+        Value::Number(_) if random.below(2) == 0 => {
+            let numbers: [Value; 8] = [0, 1, 2, -1, i64::MAX, i64::MIN, 1 << 32, 3].map(Value::from);
+            *json = numbers[random.below(numbers.len())].clone();
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| mutate_numbers(item, random)),
+        Value::Object(entries) => entries.values_mut().for_each(|value| mutate_numbers(value, random)),
+        _ => {}
+    }
+}
+
+/// A layer survives the wire unchanged.
+#[test]
+fn layers_survive_serialisation() {
+    for graph in EXAMPLES.map(example) {
+        for layer in graph.layers() {
+            let json = serde_json::to_string(layer).unwrap();
+            assert_eq!(&serde_json::from_str::<layerspec::Layer>(&json).unwrap(), layer);
+        }
+    }
+}
