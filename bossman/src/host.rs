@@ -14,6 +14,7 @@ const DEFAULT_PORT: u16 = 1024;
 pub struct Host {
     workers: usize,
     local: usize,
+    threads: Option<usize>,
     port: Option<u16>,
     quiet: bool,
 }
@@ -50,13 +51,21 @@ impl BossMan {
 impl Host {
     /// Waits for `workers` workers.
     pub fn new(workers: usize) -> Self {
-        Host { workers, local: 0, port: None, quiet: false }
+        Host { workers, local: 0, threads: None, port: None, quiet: false }
     }
 
     /// Starts that many of the workers on this machine.
     #[must_use]
     pub fn local(mut self, local: usize) -> Self {
         self.local = local;
+        self
+    }
+
+    /// Compute threads of each local worker; by default the cores are shared out. Some sums of libtorch
+    /// (in normalisation layers, say) depend on it in the last bit.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
         self
     }
 
@@ -91,7 +100,7 @@ impl Host {
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
         let mut local = match self.local {
             0 => None,
-            count => Some(LocalWorkers::start(count, dial, identity.ticket())?),
+            count => Some(LocalWorkers::start(count, self.threads, dial, identity.ticket())?),
         };
         let say = |text: String| {
             if !self.quiet {

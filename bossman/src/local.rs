@@ -21,10 +21,15 @@ pub(crate) struct LocalWorkers {
 
 impl LocalWorkers {
     /// Starts `count` workers that join the boss at `address`.
-    pub(crate) fn start(count: usize, address: SocketAddr, ticket: &Ticket) -> Result<Self, BossManError> {
+    pub(crate) fn start(
+        count: usize,
+        threads: Option<usize>,
+        address: SocketAddr,
+        ticket: &Ticket,
+    ) -> Result<Self, BossManError> {
         let program = worker_program()?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (cores / count.max(1)).max(1).to_string();
+        let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
         let mut pipes = Vec::new();
         for _ in 0..count {

@@ -48,6 +48,9 @@ struct Train {
     /// Workers in all; those that are not local join from other machines.
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
+    /// Compute threads of each local worker [default: the cores shared out]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
     /// UDP port to listen on [default: MODEL_PORT, else 1024; any free one where all workers are local]
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
@@ -106,9 +109,10 @@ fn check(model: &PathBuf, dims: Vec<(String, u64)>) -> Result<()> {
 }
 
 fn train(arguments: Train) -> Result<()> {
-    let Train { run, local, workers, port, metrics, init, save, no_shuffle } = arguments;
+    let Train { run, local, workers, threads, port, metrics, init, save, no_shuffle } = arguments;
     let file = RunFile::from_file(run)?;
-    let settings = Settings { workers, local, port, metrics, init, save, no_shuffle };
+    let threads = threads.map(usize::from);
+    let settings = Settings { workers, local, threads, port, metrics, init, save, no_shuffle };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
         tokio::select! {

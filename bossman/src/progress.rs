@@ -37,7 +37,7 @@ impl Progress {
         let loss = self.loss.map_or(newest, |loss| loss + NEWEST * (newest - loss));
         self.loss = Some(loss);
         let rate = self.samples as f64 / self.started.elapsed().as_secs_f64();
-        let text = format!("loss {loss:.4}  {rate:.0} samples/s");
+        let text = format!("loss {loss:.4} (running mean)  {rate:.0} samples/s");
         match &self.bar {
             Some(bar) => {
                 bar.set_position(report.step);

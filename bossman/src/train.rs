@@ -21,6 +21,8 @@ pub struct Settings {
     pub workers: Option<usize>,
     /// Workers to start on this machine.
     pub local: usize,
+    /// Compute threads of each local worker; by default the cores are shared out.
+    pub threads: Option<usize>,
     /// UDP port; by default `MODEL_PORT`, else 1024, or any where all workers are local.
     pub port: Option<u16>,
     /// A line of JSON a step goes here.
@@ -71,6 +73,9 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     let mut host = Host::new(workers).local(settings.local);
     if let Some(port) = settings.port {
         host = host.port(port);
+    }
+    if let Some(threads) = settings.threads {
+        host = host.threads(threads);
     }
     let mut boss = BossMan::builder(model)
         .cuts(file.cuts.clone())
