@@ -26,7 +26,7 @@ pub struct LayerCost {
 
 /// The layers cannot be cut into that many stages.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{layers} layers with {places} places for a cut cannot be cut into {stages} stages")]
+#[error("cuts: {layers} layers with {places} places for a cut do not make {stages} stages; use fewer workers")]
 pub struct TooFewLayers {
     /// How many layers there are.
     pub layers: usize,

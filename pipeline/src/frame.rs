@@ -75,9 +75,13 @@ pub fn head_len(prefix: [u8; 4]) -> Result<usize, FrameError> {
 
 /// Reads a head. What comes back is bounded: the right number of tensors, each of a real size.
 pub fn decode(head: &[u8]) -> Result<Envelope, FrameError> {
-    let mut reader = rmp_serde::Deserializer::from_read_ref(head);
+    let mut rest = head;
+    let mut reader = rmp_serde::Deserializer::new(&mut rest);
     reader.set_max_depth(64);
     let envelope = Envelope::deserialize(&mut reader).map_err(|e| FrameError::Head(e.to_string()))?;
+    if !rest.is_empty() {
+        return Err(FrameError::Head(format!("{} bytes more than it has", rest.len())));
+    }
     check(&envelope)?;
     Ok(envelope)
 }

@@ -42,6 +42,8 @@ pub enum Head {
         id: u64,
         /// The batch it worked on, if any.
         batch: Option<u64>,
+        /// It was training: forget all gradients too.
+        gradients: bool,
     },
     /// Boss to worker: the run is over.
     Stop,

@@ -83,7 +83,7 @@ pub enum PlanError {
         workers: usize,
     },
     /// The automatic cut found no way.
-    #[error("cuts: {0}; use fewer workers")]
+    #[error(transparent)]
     TooFewLayers(#[from] TooFewLayers),
     /// Layers that share parameters would be in different stages.
     #[error("layers `{layer}` and `{owner}` share parameters and must be in one stage; cut before both or after both")]

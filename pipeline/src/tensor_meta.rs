@@ -22,8 +22,10 @@ impl TensorMeta {
         if self.shape.len() > MAX_RANK {
             return None;
         }
-        let elements = self.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d))?;
-        elements.checked_mul(self.dtype.size_bytes() as u64).filter(|&n| n <= i64::MAX as u64)
+        // An empty tensor's other sizes must be real too: strides are computed from them.
+        let elements = self.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d.max(1)))?;
+        let bytes = elements.checked_mul(self.dtype.size_bytes()).filter(|&n| n <= i64::MAX as u64)?;
+        Some(if self.shape.contains(&0) { 0 } else { bytes })
     }
 }
 

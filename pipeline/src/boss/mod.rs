@@ -9,10 +9,13 @@ pub use request::{Request, RunRequest, Setup};
 
 use crate::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
-use crate::message::{Command, Failure, Head};
+use crate::message::{Command, Failure, Head, Mode};
 use crate::plan::Plan;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
+
+/// How many cancelled batches are remembered.
+const REMEMBERED: usize = 256;
 
 /// The boss's session.
 pub struct BossSession {
@@ -21,9 +24,15 @@ pub struct BossSession {
     /// Where each worker accepts direct connections, if it does.
     addresses: Vec<Option<SocketAddr>>,
     lost: BTreeMap<WorkerId, String>,
+    /// Pairs, the lower number first, that were told to send by way of the boss.
+    relayed: BTreeSet<(WorkerId, WorkerId)>,
+    /// Every worker has its stages.
+    distributed: bool,
     job: Option<Job>,
     waiting: VecDeque<(u64, Request)>,
     next_id: u64,
+    /// Batches of cancelled training, whose tensors and gradients are gone.
+    cancelled: BTreeSet<u64>,
     /// A cancelled step came too late for some stages: their parameters are a step ahead.
     torn: Option<u64>,
     effects: VecDeque<Effect>,
@@ -35,9 +44,20 @@ struct Job {
     request: u64,
     batch: Option<u64>,
     step: Option<u64>,
-    /// Loading parameters makes a torn model whole again.
-    mends: bool,
+    work: Work,
     phase: Phase,
+}
+
+/// What matters of a request when it ends.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Work {
+    /// Workers get their stages; that makes a torn model whole again.
+    Distributing,
+    /// As above, for parameters.
+    Loading,
+    /// It may leave gradients, which are void if it fails.
+    Training,
+    Other,
 }
 
 enum Phase {
@@ -55,9 +75,12 @@ impl BossSession {
             seed: setup.seed,
             addresses: setup.addresses,
             lost: BTreeMap::new(),
+            relayed: BTreeSet::new(),
+            distributed: false,
             job: None,
             waiting: VecDeque::new(),
             next_id: 1,
+            cancelled: BTreeSet::new(),
             torn: None,
             effects: VecDeque::new(),
         }
@@ -106,11 +129,14 @@ impl BossSession {
             Head::Done { id, losses, sent } => self.done(from, id, losses, sent),
             Head::Failed { id, failure } => {
                 if self.is_active(id) {
-                    let step = self.job.as_ref().and_then(|job| job.step);
-                    self.fail(Failure { worker: Some(from), step, ..failure });
+                    self.fail(failure.on(from));
                 }
             }
-            Head::Aborted { stepped, .. } => self.cleared(from, stepped),
+            Head::Aborted { id, stepped } => {
+                if self.job.as_ref().is_some_and(|job| job.id == id) {
+                    self.cleared(from, stepped);
+                }
+            }
             Head::LinkFailed { peer, reason, was_up } => self.link_failed(from, peer, &reason, was_up),
             Head::Output { key, value } => self.collect(from, slots, |job, answer, slot| {
                 let mine = job.batch == Some(key.batch);
@@ -137,10 +163,15 @@ impl BossSession {
         self.job.as_ref().is_some_and(|job| job.id == id && matches!(job.phase, Phase::Gathering { .. }))
     }
 
-    /// Starts the next request in line once the last one is through.
+    /// Starts the next request in line once the last one is through. Without all workers nothing can
+    /// be carried out, and nobody waits to be told so.
     fn next_request(&mut self) {
-        while self.job.is_none() {
-            let Some((number, request)) = self.waiting.pop_front() else { return };
+        while let Some((number, request)) = self.waiting.pop_front() {
+            let hopeless = !self.lost.is_empty() && !matches!(request, Request::Stop);
+            if self.job.is_some() && !hopeless {
+                self.waiting.push_front((number, request));
+                return;
+            }
             if let Err(failure) = self.possible(&request) {
                 let slots = request.into_slots();
                 self.drop_slots(slots);
@@ -155,10 +186,17 @@ impl BossSession {
         if let (Some((worker, reason)), false) = (self.lost.first_key_value(), matches!(request, Request::Stop)) {
             return Err(Failure::new(lost_message(reason)).on(*worker));
         }
+        if !self.distributed && !matches!(request, Request::Distribute | Request::Stop) {
+            return Err(Failure::new("the workers have no layers yet: call distribute_model() first"));
+        }
         match (self.torn, request) {
             (Some(step), Request::Run(_) | Request::SendState) => Err(Failure::new(format!(
                 "step {step} failed after some stages had already updated their parameters; load a state_dict to go on"
             ))),
+            (None, Request::Run(run)) if self.cancelled.contains(&run.batch) => Err(Failure::new(
+                "this batch was cancelled when an earlier call failed, and its gradients are gone: begin again with \
+                 forward()",
+            )),
             _ => Ok(()),
         }
     }
@@ -170,7 +208,16 @@ impl BossSession {
             Request::Run(run) => Some((run.batch, run.step)),
             _ => None,
         };
-        let mends = matches!(request, Request::LoadState(_));
+        let work = match &request {
+            Request::Distribute => Work::Distributing,
+            Request::LoadState(_) => Work::Loading,
+            Request::Run(run) if run.mode == Mode::Train => Work::Training,
+            _ => Work::Other,
+        };
+        if work == Work::Distributing {
+            self.distributed = false;
+            self.relayed.clear();
+        }
         let unanswered = if matches!(request, Request::Stop) { BTreeSet::new() } else { self.living() };
         let sends = request.sends(id, &self.plan, self.seed, &self.addresses);
         self.job = Some(Job {
@@ -178,7 +225,7 @@ impl BossSession {
             request: number,
             batch: run.map(|(batch, _)| batch),
             step: run.map(|(_, step)| step),
-            mends,
+            work,
             phase: Phase::Gathering { unanswered, answer: Answer::default(), arrived: 0, announced: 0 },
         });
         self.effects.extend(sends);
@@ -230,12 +277,13 @@ impl BossSession {
             }
             _ => return,
         }
-        let Some(Job { request, mends, phase: Phase::Gathering { mut answer, .. }, .. }) = self.job.take() else {
+        let Some(Job { request, work, phase: Phase::Gathering { mut answer, .. }, .. }) = self.job.take() else {
             return;
         };
-        if mends {
+        if matches!(work, Work::Distributing | Work::Loading) {
             self.torn = None;
         }
+        self.distributed |= work == Work::Distributing;
         answer.losses.sort_by_key(|(microbatch, _)| *microbatch);
         answer.outputs.sort_by_key(|(microbatch, value, _)| (*microbatch, *value));
         self.effects.push_back(Effect::Reply { request, result: Ok(answer) });
@@ -246,12 +294,17 @@ impl BossSession {
         let alive = self.living();
         let Some(job) = &mut self.job else { return };
         let Phase::Gathering { answer, .. } = &mut job.phase else { return };
+        let failure = Failure { step: job.step, ..failure };
         let slots = answer.outputs.drain(..).map(|(.., slot)| slot).chain(answer.state.drain(..).map(|(_, s)| s));
         let slots: Vec<_> = slots.collect();
-        let abort = Head::Abort { id: job.id, batch: job.batch };
+        let abort = Head::Abort { id: job.id, batch: job.batch, gradients: job.work == Work::Training };
         let to = alive.iter().map(|w| Destination { peer: Peer::Worker(*w), route: None, head: abort.clone() });
         let to: Vec<_> = to.collect();
         job.phase = Phase::Aborting { uncleared: alive, stepped: false };
+        self.cancelled.extend(job.batch.filter(|_| job.work == Work::Training));
+        if self.cancelled.len() > REMEMBERED {
+            self.cancelled.pop_first();
+        }
         self.effects.push_back(Effect::Send { to, slots: Vec::new() });
         self.effects.push_back(Effect::Reply { request: job.request, result: Err(failure) });
         self.drop_slots(slots);
@@ -267,10 +320,13 @@ impl BossSession {
     }
 
     fn link_failed(&mut self, from: WorkerId, peer: WorkerId, reason: &str, was_up: bool) {
-        if !self.alive(peer) {
+        // Both ends may report the same; the second report was sent before the first one's consequence
+        // arrived there, so nothing more can be lost.
+        if !self.alive(peer) || !self.relayed.insert((from.min(peer), from.max(peer))) {
             return;
         }
-        let to = vec![Destination { peer: Peer::Worker(peer), route: None, head: Head::UseRelay { peer: from } }];
+        let relay = |to, peer| Destination { peer: Peer::Worker(to), route: None, head: Head::UseRelay { peer } };
+        let to = vec![relay(from, peer), relay(peer, from)];
         self.effects.push_back(Effect::Send { to, slots: Vec::new() });
         let notice = format!("{from} and {peer} cannot reach each other ({reason}); the boss relays between them");
         self.effects.push_back(Effect::Notice(notice));

@@ -8,8 +8,9 @@ use thiserror::Error;
 /// Why a schedule is refused.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ScheduleError {
-    /// An action is there twice, or on a worker that does not have its stage.
-    #[error("the {} of {} is misplaced: it belongs once, on the worker of its stage", .0.verb(), .0.stage())]
+    /// An action is there twice, on a worker that does not have its stage, or for a microbatch that
+    /// the batch does not have.
+    #[error("the {} of {}{} is misplaced: it belongs once, on the worker of its stage", .0.verb(), .0.stage(), microbatch(.0))]
     Misplaced(Action),
     /// An action is missing.
     #[error("the {} of {} is missing{}", .0.verb(), .0.stage(), microbatch(.0))]
@@ -33,7 +34,8 @@ pub fn check(schedule: &Schedule, edges: &[(StageId, StageId)]) -> Result<(), Sc
     for (worker, list) in schedule.workers.iter().enumerate() {
         for action in list {
             let home = schedule.homes.get(action.stage().0 as usize);
-            if home.map(|w| w.0 as usize) != Some(worker) || !seen.insert(*action) {
+            let in_batch = action.microbatch().is_none_or(|m| m < schedule.microbatches);
+            if home.map(|w| w.0 as usize) != Some(worker) || !in_batch || !seen.insert(*action) {
                 return Err(ScheduleError::Misplaced(*action));
             }
             if let Action::Backward { stage, microbatch } = *action {

@@ -1,8 +1,8 @@
 //! GPipe: every microbatch forward, then every microbatch backward.
 //!
 //! ```text
-//! stage 0  F0 F1 F2 F3 .  .  B0 << B1 << B2 << B3 << S
-//! stage 1  .  F0 F1 F2 F3 B0 << B1 << B2 << B3 << S  .
+//! worker 0  F0 F1 F2 F3 .  .  .  B0 << B1 << B2 << B3 << S
+//! worker 1  .  F0 F1 F2 F3 B0 << B1 << B2 << B3 << S  .  .
 //! ```
 
 use super::Action;

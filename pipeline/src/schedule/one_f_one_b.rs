@@ -2,8 +2,8 @@
 //! follows each forward, so it never holds more microbatches than that.
 //!
 //! ```text
-//! stage 0  F0 F1 .  B0 << F2 B1 << F3 B2 << .  B3 << S
-//! stage 1  .  F0 B0 << F1 B1 << F2 B2 << F3 B3 << S  .
+//! worker 0  F0 F1 .  .  B0 << F2 B1 << F3 B2 << .  B3 << S
+//! worker 1  .  F0 B0 << F1 B1 << F2 B2 << F3 B3 << S  .  .
 //! ```
 
 use super::Action;

@@ -2,7 +2,8 @@
 
 use crate::ids::{MicrobatchKey, Slot, StageId};
 use layerspec::ValueId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::BTreeSet;
 
 /// What an arrived tensor is.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -15,16 +16,18 @@ pub(super) enum Item {
     Gradient { value: ValueId, from: Option<StageId> },
 }
 
-/// How many batches ahead of the newest one known a tensor may be; peers may be a round ahead.
-const AHEAD: u64 = 64;
+/// Tensors of more batches than this at a time are refused; peers may be a round ahead, no more.
+const BATCHES: usize = 64;
 /// How many cancelled batches are remembered, so that their late tensors are let go.
 const REMEMBERED: usize = 256;
 
-/// Arrived tensors by microbatch, stage and kind.
+/// What has arrived of a batch, by microbatch, stage and kind.
+type Arrived = BTreeMap<(u32, StageId, Item), Vec<Slot>>;
+
+/// Arrived tensors by batch; none is empty.
 #[derive(Default)]
 pub(super) struct Inbox {
-    items: BTreeMap<(MicrobatchKey, StageId, Item), Vec<Slot>>,
-    newest_batch: u64,
+    batches: BTreeMap<u64, Arrived>,
     void: BTreeSet<u64>,
 }
 
@@ -41,14 +44,12 @@ impl Inbox {
         if self.void.contains(&key.batch) {
             return Err((slots, None));
         }
-        if key.batch > self.newest_batch.saturating_add(AHEAD) {
-            return Err((slots, Some(format!("sent a tensor for {key} while {} is the newest", self.newest_batch))));
+        if self.batches.len() >= BATCHES && !self.batches.contains_key(&key.batch) {
+            return Err((slots, Some(format!("sent a tensor for {key} while {BATCHES} other batches wait"))));
         }
-        match self.items.entry((key, stage, item)) {
-            std::collections::btree_map::Entry::Occupied(_) => {
-                Err((slots, Some(format!("sent the same tensor twice for {key}, {stage}"))))
-            }
-            std::collections::btree_map::Entry::Vacant(place) => {
+        match self.batches.entry(key.batch).or_default().entry((key.index, stage, item)) {
+            Entry::Occupied(_) => Err((slots, Some(format!("sent the same tensor twice for {key}, {stage}")))),
+            Entry::Vacant(place) => {
                 place.insert(slots);
                 Ok(())
             }
@@ -56,17 +57,17 @@ impl Inbox {
     }
 
     pub(super) fn has(&self, key: MicrobatchKey, stage: StageId, item: Item) -> bool {
-        self.items.contains_key(&(key, stage, item))
+        self.batches.get(&key.batch).is_some_and(|arrived| arrived.contains_key(&(key.index, stage, item)))
     }
 
     /// Hands tensors out; they are gone from here.
     pub(super) fn take(&mut self, key: MicrobatchKey, stage: StageId, item: Item) -> Vec<Slot> {
-        self.items.remove(&(key, stage, item)).unwrap_or_default()
-    }
-
-    /// A round on this batch begins.
-    pub(super) fn begin(&mut self, batch: u64) {
-        self.newest_batch = self.newest_batch.max(batch);
+        let Some(arrived) = self.batches.get_mut(&key.batch) else { return Vec::new() };
+        let slots = arrived.remove(&(key.index, stage, item)).unwrap_or_default();
+        if arrived.is_empty() {
+            self.batches.remove(&key.batch);
+        }
+        slots
     }
 
     /// Lets go of everything of a batch, now and later.
@@ -75,9 +76,6 @@ impl Inbox {
         if self.void.len() > REMEMBERED {
             self.void.pop_first();
         }
-        let (gone, kept) = std::mem::take(&mut self.items).into_iter().partition(|((key, ..), _)| key.batch == batch);
-        self.items = kept;
-        let gone: BTreeMap<_, Vec<Slot>> = gone;
-        gone.into_values().flatten().collect()
+        self.batches.remove(&batch).into_iter().flat_map(BTreeMap::into_values).flatten().collect()
     }
 }

@@ -136,7 +136,7 @@ impl StageSession {
                 self.links.relay(peer);
                 self.finish_assignment();
             }
-            Head::Abort { id, batch } => self.abort(id, batch),
+            Head::Abort { id, batch, gradients } => self.abort(id, batch, gradients),
             Head::Stop => self.effects.push_back(Effect::Finish),
             Head::Load { id, name } => self.load(id, name, slots),
             other => self.refuse(Peer::Boss, slots, format!("sent what only a worker may send: {}", name_of(&other))),
@@ -199,7 +199,6 @@ impl StageSession {
         if round.loss.as_ref().is_some_and(|loss| loss.weights.len() < least) {
             return self.refuse(Peer::Boss, Vec::new(), format!("sent fewer than {least} loss weights"));
         }
-        self.inbox.begin(round.batch);
         self.job = Some(Job::Round(Running::new(id, round)));
         self.advance();
     }
@@ -209,6 +208,10 @@ impl StageSession {
         while self.tasks.len() < LOOKAHEAD {
             let Some(Job::Round(running)) = &mut self.job else { return };
             if running.failed {
+                return;
+            }
+            // What still runs may fail, and then the parameters must be as they were.
+            if running.updates_next() && !self.tasks.is_empty() {
                 return;
             }
             let Some((action, task)) = running.next_task(&self.stages, &mut self.inbox) else { break };
@@ -357,7 +360,7 @@ impl StageSession {
         }
     }
 
-    fn abort(&mut self, id: u64, batch: Option<u64>) {
+    fn abort(&mut self, id: u64, batch: Option<u64>, gradients: bool) {
         let unloaded = self.loads.remove(&id).unwrap_or_default();
         self.drop_slots(unloaded.into_iter().map(|(_, slot)| slot).collect());
         if let Some(batch) = batch {
@@ -367,7 +370,7 @@ impl StageSession {
         // The compute thread works in order: when this is done, all that was given to it before is.
         self.answered = self.answered.max(id);
         self.job = Some(Job::Abort);
-        self.compute(Purpose::Discard(id), Task::Discard { batch: batch.unwrap_or(0), gradients: true });
+        self.compute(Purpose::Discard(id), Task::Discard { batch: batch.unwrap_or(0), gradients });
     }
 
     fn aborted(&mut self, id: u64) {

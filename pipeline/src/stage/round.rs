@@ -29,6 +29,11 @@ impl Running {
         self.next == self.round.actions.len()
     }
 
+    /// Whether the next action updates parameters, which cannot be undone.
+    pub(super) fn updates_next(&self) -> bool {
+        matches!(self.round.actions.get(self.next), Some(Action::OptimStep { .. }))
+    }
+
     /// The next action with its work, once all its tensors are there.
     pub(super) fn next_task(&mut self, stages: &[StageSpec], inbox: &mut Inbox) -> Option<(Action, Task<Slot>)> {
         let action = *self.round.actions.get(self.next)?;

@@ -2,20 +2,20 @@
 //! be given the same.
 
 use crate::math::{Fake, Hash};
-use crate::seeds::Random;
+use crate::random::Random;
 use layerspec::ValueId;
 use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::BTreeMap;
 
 /// The seed of every run; the simulator's own seed must make no difference.
-pub(crate) const SEED: u64 = 42;
+pub const SEED: u64 = 42;
 
 /// The loss of every round that has one.
-pub(crate) const MICROBATCH_LOSS: LossSpec = LossSpec::MSELoss;
+pub const MICROBATCH_LOSS: LossSpec = LossSpec::MSELoss;
 
 /// A call of the user. The number of the step also tells which data it works on.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub enum Call {
     Distribute,
     /// With this learning rate, in thousandths.
     Optimizer(u64),
@@ -33,14 +33,14 @@ pub(crate) enum Call {
 
 /// An answer with values in place of slots, losses as bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Answered {
-    pub(crate) losses: Vec<(u32, u32)>,
-    pub(crate) outputs: Vec<(u32, ValueId, Fake)>,
-    pub(crate) state: BTreeMap<String, Fake>,
+pub struct Answered {
+    pub losses: Vec<(u32, u32)>,
+    pub outputs: Vec<(u32, ValueId, Fake)>,
+    pub state: BTreeMap<String, Fake>,
 }
 
 /// Calls of every kind in a random order that makes sense, ending with the state.
-pub(crate) fn script(random: &mut Random, length: u64) -> Vec<Call> {
+pub fn script(random: &mut Random, length: u64) -> Vec<Call> {
     let mut calls = vec![Call::Distribute, Call::Optimizer(1)];
     for turn in 1..=length {
         let step = turn * 2 + random.below(2);
@@ -67,11 +67,11 @@ pub(crate) fn script(random: &mut Random, length: u64) -> Vec<Call> {
     calls
 }
 
-pub(crate) fn optimizer(lr: u64) -> OptimizerSpec {
+pub fn optimizer(lr: u64) -> OptimizerSpec {
     OptimizerSpec::adam(lr as f64 / 1000.0)
 }
 
-pub(crate) fn loaded(name: &str, value: Fake, salt: u64) -> Fake {
+pub fn loaded(name: &str, value: Fake, salt: u64) -> Fake {
     if salt == 0 {
         value
     } else {
@@ -79,26 +79,26 @@ pub(crate) fn loaded(name: &str, value: Fake, salt: u64) -> Fake {
     }
 }
 
-pub(crate) fn wants_outputs(step: u64) -> bool {
+pub fn wants_outputs(step: u64) -> bool {
     step % 2 == 0
 }
 
 /// Uneven, as the last microbatch of a batch may be.
-pub(crate) fn loss_weights(microbatches: u32) -> Vec<f64> {
+pub fn loss_weights(microbatches: u32) -> Vec<f64> {
     let total: u32 = (1..=microbatches).sum();
     (1..=microbatches).map(|samples| f64::from(samples) / f64::from(total)).collect()
 }
 
-pub(crate) fn input(step: u64, microbatch: u32, index: usize) -> Fake {
+pub fn input(step: u64, microbatch: u32, index: usize) -> Fake {
     Hash::of("data").add(step).add(u64::from(microbatch)).add(index as u64).end()
 }
 
-pub(crate) fn target(step: u64, microbatch: u32) -> Fake {
+pub fn target(step: u64, microbatch: u32) -> Fake {
     Hash::of("target").add(step).add(u64::from(microbatch)).end()
 }
 
 /// The gradients a user gives for an output: usually one, sometimes none or two.
-pub(crate) fn grads(step: u64, microbatch: u32, output: usize) -> Vec<Fake> {
+pub fn grads(step: u64, microbatch: u32, output: usize) -> Vec<Fake> {
     let hash = Hash::of("user gradient").add(step).add(u64::from(microbatch)).add(output as u64).end();
     (0..[1, 1, 0, 2][hash as usize % 4]).map(|n| hash.wrapping_add(n)).collect()
 }

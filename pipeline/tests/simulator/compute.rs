@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that a compute thread keeps between tasks.
 #[derive(Default)]
-pub(crate) struct Compute {
+pub struct Compute {
     stages: Vec<StageSpec>,
     seed: u64,
     params: BTreeMap<String, Param>,
@@ -31,11 +31,11 @@ struct Saved {
 
 impl Compute {
     /// Whether no forward pass waits for its backward pass.
-    pub(crate) fn is_clear(&self) -> bool {
+    pub fn is_clear(&self) -> bool {
         self.saved.is_empty()
     }
 
-    pub(crate) fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
+    pub fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
         match task {
             Task::Build { stages, seed } => self.build(stages, seed),
             Task::SetOptimizer(spec) => {
@@ -46,7 +46,7 @@ impl Compute {
                 return Ok(self.forward(stage, key, step, mode, inputs, &export, loss));
             }
             Task::Backward { stage, key, grads } => return self.backward(stage, key, grads),
-            Task::OptimStep { stage } => self.optim_step(stage),
+            Task::OptimStep { stage } => self.optim_step(stage)?,
             Task::Discard { batch, gradients } => self.discard(batch, gradients),
             Task::Snapshot => {
                 let tensors = self.params.iter().map(|(name, p)| (name.clone(), p.value)).collect();
@@ -160,14 +160,16 @@ impl Compute {
         Ok(Outcome::Backward { grads: of_inputs.collect() })
     }
 
-    fn optim_step(&mut self, stage: StageId) {
+    fn optim_step(&mut self, stage: StageId) -> Result<(), Failure> {
         let spec = self.stage(stage);
-        let optimizer = self.optimizer.expect("an optimizer before a step");
-        let names: BTreeSet<String> = spec.layers.iter().flat_map(|l| weights(&spec, l)).map(|(name, _)| name).collect();
+        let optimizer = self.optimizer.ok_or_else(|| Failure::new("there is no optimizer"))?;
+        let names: BTreeSet<String> =
+            spec.layers.iter().flat_map(|l| weights(&spec, l)).map(|(name, _)| name).collect();
         for name in names {
             self.params.get_mut(&name).expect("known").step(&optimizer);
         }
         self.last_backward.remove(&stage);
+        Ok(())
     }
 
     fn discard(&mut self, batch: u64, gradients: bool) {

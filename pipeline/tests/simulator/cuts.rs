@@ -4,7 +4,8 @@ use crate::calls::{script, Call};
 use crate::faults::Faults;
 use crate::network::Conditions;
 use crate::oracle::Oracle;
-use crate::seeds::{each, each_seed, Random};
+use crate::random::Random;
+use crate::seeds::{each, each_seed};
 use crate::user::User;
 use crate::world::World;
 use crate::{compare, every_cut, models, user, Setting};
@@ -117,6 +118,21 @@ fn simulator_requests_in_line_are_answered_in_order() {
             last = reply.at;
             assert_eq!(reply.result, Ok(oracle.call(call)));
         }
+        user.stop();
+    });
+}
+
+#[test]
+fn simulator_nothing_works_before_the_model_is_distributed() {
+    let graph = models::model("skip");
+    each([0], |_, log| {
+        let setting = Setting { cuts: vec!["3".into()], kind: ScheduleKind::GPipe, microbatches: 4 };
+        let mut user = user(&graph, &setting, 1, Conditions::CALM, Faults::default(), log);
+        for call in [Call::Optimizer(1), Call::Train(1), Call::Eval(1), Call::Forward(1), Call::State, Call::Load(0)] {
+            let failure = user.call(call).expect_err("there are no layers yet");
+            assert!(failure.to_string().contains("call distribute_model() first"), "{failure}");
+        }
+        compare(&mut user, &mut Oracle::new(&graph, 4), &STEPS);
         user.stop();
     });
 }

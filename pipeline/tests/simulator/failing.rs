@@ -1,51 +1,84 @@
 //! A task fails: one error names the place, and the fleet goes on as if it had not happened.
 
-use crate::calls::Call;
+use crate::calls::{Answered, Call};
 use crate::faults::{Faults, MESSAGE};
 use crate::network::Conditions;
 use crate::oracle::Oracle;
-use crate::seeds::{each, each_seed, Random};
+use crate::random::Random;
+use crate::seeds::{each, each_seed};
 use crate::user::User;
 use crate::{models, user, Setting};
+use pipeline::message::Failure;
 use pipeline::ScheduleKind;
 
-/// Trains by hand and in rounds, and calls again what failed. Gives the errors, less those that only
-/// say that a step came too far to be undone; the results are those of the uncut model.
-pub(crate) fn recover(user: &mut User<'_>, oracle: &mut Oracle<'_>, steps: u64) -> Vec<String> {
+/// Trains, and calls again what failed. The results are those of the uncut model. Gives the errors, less
+/// those that only say that a step came too far to be undone.
+pub fn recover(user: &mut User<'_>, oracle: &mut Oracle<'_>, steps: u64) -> Vec<String> {
     let mut errors = Vec::new();
     again(user, oracle, Call::Distribute, &mut errors);
     again(user, oracle, Call::Optimizer(1), &mut errors);
     for step in 1..=steps {
         again(user, oracle, Call::State, &mut errors);
         again(user, oracle, Call::Load(0), &mut errors);
-        let steps_before = user.world.faults.steps;
-        let train = user.call(Call::Train(step));
-        let Err(failure) = train else {
-            assert_eq!(train, Ok(oracle.call(Call::Train(step))));
-            continue;
-        };
-        errors.push(failure.to_string());
-        user.world.settle();
-        // Torn exactly if some stage has updated its parameters.
-        if user.world.faults.steps > steps_before {
-            for call in [Call::Train(step), Call::Eval(step), Call::State] {
-                let failure = user.call(call).expect_err("some stages are a step ahead");
-                assert!(failure.to_string().contains("load a state_dict to go on"), "{failure}");
+        let updates = user.world.trouble.updates;
+        let mut trained = train(user, step, &mut errors);
+        if let Err(failure) = &trained {
+            errors.push(failure.to_string());
+            user.world.settle();
+            user.world.assert_clear();
+            // What was begun by hand cannot be finished.
+            for call in [Call::Backward(step), Call::OptimStep(step)].into_iter().filter(|_| step % 2 == 1) {
+                let failure = user.call(call).expect_err("the batch is cancelled").to_string();
+                assert!(failure.contains("begin again with forward()") || failure.contains("load a state_dict"));
             }
-            // The parameters as before the step, the optimizer's state anew, here as there.
-            for call in [Call::Load(0), Call::Optimizer(step)] {
-                again(user, oracle, call, &mut errors);
+            // Torn exactly if some stage has updated its parameters.
+            if user.world.trouble.updates > updates {
+                mend(user, oracle, step, &mut errors);
             }
+            trained = train(user, step, &mut errors);
         }
-        again(user, oracle, Call::Train(step), &mut errors);
+        let expected: Vec<_> = training(step).into_iter().map(|call| oracle.call(call)).collect();
+        assert_eq!(trained, Ok(expected), "step {step}");
         user.world.assert_clear();
-    }
-    for call in [Call::Forward(90), Call::Eval(91)] {
-        again(user, oracle, call, &mut errors);
     }
     again(user, oracle, Call::State, &mut errors);
     user.stop();
     errors
+}
+
+/// One step: in one call, or by hand with other calls in between.
+fn training(step: u64) -> Vec<Call> {
+    if step % 2 == 0 {
+        return vec![Call::Train(step)];
+    }
+    let (other, train) = (Call::Eval(step), [Call::Forward(step), Call::Backward(step), Call::OptimStep(step)]);
+    vec![train[0], other, train[1], other, Call::State, train[2]]
+}
+
+/// Carries out a step. What is not training may fail and be called again without harm to the step.
+fn train(user: &mut User<'_>, step: u64, errors: &mut Vec<String>) -> Result<Vec<Answered>, Failure> {
+    let call = |call: Call| match (call, user.call(call)) {
+        (Call::Eval(_) | Call::State, Err(failure)) => {
+            errors.push(failure.to_string());
+            user.call(call)
+        }
+        (_, result) => result,
+    };
+    training(step).into_iter().map(call).collect()
+}
+
+/// Makes a model whole of which some stages are a step ahead. The optimizer's state of those stages is
+/// not known, so it starts anew, here as in the reference.
+fn mend(user: &mut User<'_>, oracle: &mut Oracle<'_>, step: u64, errors: &mut Vec<String>) {
+    // However often it is tried, which uses up numbers of batches.
+    let tries = [Call::Train(step); 70].into_iter().chain([Call::Eval(step), Call::State]);
+    for call in tries {
+        let failure = user.call(call).expect_err("some stages are a step ahead");
+        assert!(failure.to_string().contains("load a state_dict to go on"), "{failure}");
+    }
+    let fresh = if user.world.events % 2 == 0 { Call::Distribute } else { Call::Load(0) };
+    again(user, oracle, fresh, errors);
+    again(user, oracle, Call::Optimizer(step), errors);
 }
 
 /// Calls once more if it fails.
@@ -60,7 +93,7 @@ fn again(user: &mut User<'_>, oracle: &mut Oracle<'_>, call: Call, errors: &mut 
 
 fn one_failure(user: &mut User<'_>, oracle: &mut Oracle<'_>) -> bool {
     let errors = recover(user, oracle, 2);
-    match &user.world.faults.failed {
+    match &user.world.trouble.failed {
         None => assert_eq!(errors, [""; 0]),
         Some(failed) => {
             let [error] = errors.as_slice() else { panic!("one task failed: {errors:?}") };
@@ -69,7 +102,7 @@ fn one_failure(user: &mut User<'_>, oracle: &mut Oracle<'_>) -> bool {
             assert!(error.starts_with(place) && error.ends_with(MESSAGE), "not an error of {place}: {error}");
         }
     }
-    user.world.faults.failed.is_some()
+    user.world.trouble.failed.is_some()
 }
 
 #[test]
@@ -78,29 +111,25 @@ fn simulator_every_task_fails_once() {
     let cuts = ["2", "4"].map(String::from).to_vec();
     let setting = Setting { cuts, kind: ScheduleKind::OneFOneB, microbatches: 3 };
     each([Conditions::CALM, Conditions { delay: 10_000, ..Conditions::CALM }], |conditions, _| {
-        let mut task = 1;
-        let mut more = true;
-        while more {
-            each([task], |task, log| {
-                let faults = Faults { fail_task: Some(task), ..Faults::default() };
-                let mut user = user(&graph, &setting, task, conditions, faults, log);
-                more = one_failure(&mut user, &mut Oracle::new(&graph, setting.microbatches));
-            });
-            task += 1;
-        }
-        assert!(task > 60, "only {task} tasks");
+        let mut failed = 0;
+        each(1..200, |task, log| {
+            let faults = Faults { fail_task: Some(task), ..Faults::default() };
+            let mut user = user(&graph, &setting, task, conditions, faults, log);
+            failed += u32::from(one_failure(&mut user, &mut Oracle::new(&graph, setting.microbatches)));
+        });
+        assert!((60..199).contains(&failed), "{failed} tasks failed; the run has more than 60 and fewer than 199");
     });
 }
 
 #[test]
 fn simulator_any_task_fails() {
     let models = models::all();
-    each_seed(1000, |seed, log| {
+    each_seed(600, |seed, log| {
         let mut random = Random::new(seed);
         let graph = random.pick(&models);
         let setting = Setting::random(&mut random, graph);
         let conditions = Conditions::random(&mut random);
-        let faults = Faults { fail_task: Some(1 + random.below(100)), ..Faults::default() };
+        let faults = Faults { fail_task: Some(1 + random.below(150)), ..Faults::default() };
         log.note(|| format!("{}: {setting:?}, {conditions:?}", graph.name()));
         let mut user = user(graph, &setting, random.next(), conditions, faults, log);
         one_failure(&mut user, &mut Oracle::new(graph, setting.microbatches));

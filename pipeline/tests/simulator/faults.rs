@@ -1,4 +1,4 @@
-//! What is made to go wrong in a run, and what then did.
+//! What is made to go wrong in a run, and what came of it.
 
 use crate::math::Fake;
 use pipeline::ids::WorkerId;
@@ -6,56 +6,75 @@ use pipeline::message::Failure;
 use pipeline::task::Task;
 
 /// What a failing task says.
-pub(crate) const MESSAGE: &str = "out of memory; use more microbatches";
+pub const MESSAGE: &str = "out of memory; use more microbatches";
 
-/// Plans for trouble, each carried out once, and what came of them.
-#[derive(Default)]
-pub(crate) struct Faults {
+/// What is to go wrong, each thing once.
+#[derive(Copy, Clone, Default)]
+pub struct Faults {
     /// At this event this worker vanishes.
-    pub(crate) lose: Option<(u64, WorkerId)>,
-    /// At this event a direct link breaks.
-    pub(crate) break_link: Option<u64>,
-    /// The task of this number fails, counted over all workers.
-    pub(crate) fail_task: Option<u64>,
-
-    pub(crate) lost: Option<WorkerId>,
-    /// When the boss learned of it.
-    pub(crate) known_lost: Option<u64>,
-    pub(crate) broken: Option<(WorkerId, WorkerId)>,
-    /// The failure that the user must read, but for the number of the step.
-    pub(crate) failed: Option<Failure>,
-    /// How many tasks that can fail there were.
-    pub(crate) tasks: u64,
-    /// Optimizer steps that were carried out.
-    pub(crate) steps: u64,
+    pub lose: Option<(u64, WorkerId)>,
+    /// From this event on the first direct link there is breaks.
+    pub break_link: Option<u64>,
+    /// The task of this number fails, counted from 1 over all workers.
+    pub fail_task: Option<u64>,
 }
 
-impl Faults {
-    pub(crate) fn lose_at(&mut self, event: u64) -> Option<WorkerId> {
-        self.lose.take_if(|(at, _)| *at == event).map(|(_, worker)| worker)
+/// What has gone wrong so far.
+#[derive(Default)]
+pub struct Trouble {
+    faults: Faults,
+    pub lost: Option<WorkerId>,
+    /// When the boss learned of it.
+    pub known_lost: Option<u64>,
+    pub broken: Option<(WorkerId, WorkerId)>,
+    /// The failure that the user must read, but for the number of the step.
+    pub failed: Option<Failure>,
+    /// How often a stage updated its parameters.
+    pub updates: u64,
+    /// Tasks so far that could have failed.
+    tasks: u64,
+    /// The worker whose task failed, until it has cleared up.
+    void: Option<WorkerId>,
+}
+
+impl Trouble {
+    pub fn new(faults: Faults) -> Self {
+        Trouble { faults, ..Trouble::default() }
     }
 
-    pub(crate) fn break_at(&mut self, event: u64) -> bool {
-        self.break_link.take_if(|at| *at == event).is_some()
+    /// The worker that vanishes at this event.
+    pub fn lose_at(&mut self, event: u64) -> Option<WorkerId> {
+        self.faults.lose.take_if(|(at, _)| *at == event).map(|(_, worker)| worker)
     }
 
-    /// Whether this task fails.
-    pub(crate) fn fail(&mut self, worker: WorkerId, task: &Task<Fake>) -> Option<Failure> {
+    /// Whether a link is due to break.
+    pub fn break_due(&self, event: u64) -> bool {
+        self.broken.is_none() && self.faults.break_link.is_some_and(|at| at <= event)
+    }
+
+    /// The failure of this task, if it is to fail.
+    pub fn fail(&mut self, worker: WorkerId, task: &Task<Fake>) -> Option<Failure> {
         let (stage, action, microbatch) = match task {
             Task::Forward { stage, key, .. } => (Some(*stage), "forward", Some(key.index)),
             Task::Backward { stage, key, .. } => (Some(*stage), "backward", Some(key.index)),
             Task::OptimStep { stage } => (Some(*stage), "optimizer step", None),
-            Task::Discard { gradients: true, .. } => return None, // clearing up cannot fail
+            Task::Discard { .. } => {
+                self.void.take_if(|void| *void == worker);
+                return None; // clearing up cannot fail
+            }
             _ => (None, "its task", None),
         };
         self.tasks += 1;
-        if self.fail_task.take_if(|at| *at == self.tasks).is_some() {
-            let action = Some(action.to_string());
-            let failure = Failure { stage, action, microbatch, ..Failure::new(MESSAGE) };
+        if self.faults.fail_task.take_if(|at| *at == self.tasks).is_some() {
+            let failure = Failure { stage, action: Some(action.into()), microbatch, ..Failure::new(MESSAGE) };
+            self.void = Some(worker);
             self.failed = Some(failure.clone().on(worker));
             return Some(failure);
         }
-        self.steps += u64::from(matches!(task, Task::OptimStep { .. }));
+        if let Task::OptimStep { .. } = task {
+            assert_ne!(self.void, Some(worker), "an update after a failed task");
+            self.updates += 1;
+        }
         None
     }
 }

@@ -3,6 +3,8 @@
 //! reference that computes the same uncut. A failing case is printed with its events, and
 //! `BOSSMAN_SIM_SEED=7 cargo test -p pipeline --test simulator NAME` replays one seed.
 
+#![allow(clippy::expect_used, clippy::panic, unreachable_pub, reason = "everything here is part of a test")]
+
 mod calls;
 mod compute;
 mod cuts;
@@ -14,6 +16,8 @@ mod math;
 mod models;
 mod network;
 mod oracle;
+#[path = "../support/random.rs"]
+mod random;
 mod seeds;
 mod user;
 mod world;
@@ -24,7 +28,8 @@ use layerspec::LayerGraph;
 use network::Conditions;
 use oracle::Oracle;
 use pipeline::{Cuts, Plan, ScheduleKind};
-use seeds::{Log, Random};
+use random::Random;
+use seeds::Log;
 use user::User;
 use world::World;
 
@@ -43,7 +48,18 @@ impl Setting {
 
     /// One of all there are.
     fn random(random: &mut Random, graph: &LayerGraph) -> Self {
-        let cuts = random.pick(&every_cut(graph, 4)).clone();
+        let layers = &graph.layers()[1..];
+        let allowed = |cuts: &[String]| Plan::new(graph, &Cuts::At(cuts.to_vec()), cuts.len() + 1).is_ok();
+        let cuts = loop {
+            let stages = 1 + random.below(4);
+            let mut starts: Vec<u64> = (1..stages).map(|_| random.below(layers.len() as u64)).collect();
+            starts.sort();
+            starts.dedup();
+            let cuts: Vec<String> = starts.iter().map(|start| layers[*start as usize].name.clone()).collect();
+            if allowed(&cuts) {
+                break cuts;
+            }
+        };
         let kind = *random.pick(&[ScheduleKind::GPipe, ScheduleKind::OneFOneB]);
         Setting { cuts, kind, microbatches: *random.pick(&[1, 4, 5]) }
     }

@@ -6,50 +6,50 @@ use pipeline::optimizer::OptimizerSpec;
 use pipeline::task::LossTask;
 
 /// A tensor.
-pub(crate) type Fake = u64;
+pub type Fake = u64;
 
 /// A hash of everything given to it, in that order.
-pub(crate) struct Hash(u64);
+pub struct Hash(u64);
 
 impl Hash {
-    pub(crate) fn of(what: &str) -> Self {
+    pub fn of(what: &str) -> Self {
         Hash(0).text(what)
     }
 
-    pub(crate) fn text(self, text: &str) -> Self {
+    pub fn text(self, text: &str) -> Self {
         text.bytes().fold(self, |hash, byte| hash.add(u64::from(byte)))
     }
 
-    pub(crate) fn add(self, number: u64) -> Self {
+    pub fn add(self, number: u64) -> Self {
         let mixed = (self.0 ^ number).wrapping_add(0x9E37_79B9_7F4A_7C15).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         Hash(mixed ^ (mixed >> 29))
     }
 
-    pub(crate) fn all(self, numbers: &[u64]) -> Self {
+    pub fn all(self, numbers: &[u64]) -> Self {
         numbers.iter().fold(self.add(numbers.len() as u64), |hash, number| hash.add(*number))
     }
 
-    pub(crate) fn end(self) -> Fake {
+    pub fn end(self) -> Fake {
         self.0
     }
 }
 
 /// A sum that depends on its order, as floating-point sums do. It is a left fold whose first term
 /// stands for itself, so a sum that is begun in one place may be continued in another.
-pub(crate) fn sum(terms: impl IntoIterator<Item = Fake>) -> Option<Fake> {
+pub fn sum(terms: impl IntoIterator<Item = Fake>) -> Option<Fake> {
     terms.into_iter().reduce(|sum, term| sum.rotate_left(23).wrapping_mul(0x94D0_49BB_1331_11EB).wrapping_add(term))
 }
 
 /// What random draws in training depend on, beside the layer.
 #[derive(Copy, Clone)]
-pub(crate) struct Draw {
-    pub(crate) seed: u64,
-    pub(crate) step: u64,
-    pub(crate) microbatch: u32,
+pub struct Draw {
+    pub seed: u64,
+    pub step: u64,
+    pub microbatch: u32,
 }
 
 /// The outputs of a layer. Every layer draws in training, as if it were a dropout.
-pub(crate) fn forward(layer: &Layer, weights: &[Fake], inputs: &[Fake], draw: Option<Draw>) -> Vec<Fake> {
+pub fn forward(layer: &Layer, weights: &[Fake], inputs: &[Fake], draw: Option<Draw>) -> Vec<Fake> {
     let hash = |port: usize| Hash::of("forward").text(&layer.name).add(port as u64).all(weights).all(inputs);
     let drawn = |hash: Hash| match draw {
         Some(draw) => hash.add(draw.seed).add(draw.step).add(u64::from(draw.microbatch)),
@@ -59,7 +59,7 @@ pub(crate) fn forward(layer: &Layer, weights: &[Fake], inputs: &[Fake], draw: Op
 }
 
 /// The gradients of a layer's inputs and weights, given those of its outputs.
-pub(crate) fn backward(
+pub fn backward(
     layer: &Layer,
     weights: &[Fake],
     inputs: &[Fake],
@@ -77,7 +77,7 @@ pub(crate) fn backward(
 }
 
 /// The weighted loss of a microbatch and the gradient it starts backward with.
-pub(crate) fn loss(output: Fake, task: &LossTask<Fake>) -> (f32, Fake) {
+pub fn loss(output: Fake, task: &LossTask<Fake>) -> (f32, Fake) {
     let hash = Hash::of("loss").add(output).add(task.target).text(&task.spec.to_string()).add(task.weight.to_bits());
     let grad = hash.end();
     ((grad % 1000) as f32 * task.weight as f32, grad)
@@ -85,23 +85,23 @@ pub(crate) fn loss(output: Fake, task: &LossTask<Fake>) -> (f32, Fake) {
 
 /// A weight with its gradient and the optimizer's state for it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Param {
-    pub(crate) value: Fake,
-    pub(crate) grad: Option<Fake>,
-    pub(crate) state: Fake,
+pub struct Param {
+    pub value: Fake,
+    pub grad: Option<Fake>,
+    pub state: Fake,
 }
 
 impl Param {
-    pub(crate) fn new(seed: u64, name: &str) -> Self {
+    pub fn new(seed: u64, name: &str) -> Self {
         Param { value: Hash::of("init").add(seed).text(name).end(), grad: None, state: 0 }
     }
 
-    pub(crate) fn add_grad(&mut self, grad: Fake) {
+    pub fn add_grad(&mut self, grad: Fake) {
         self.grad = sum(self.grad.into_iter().chain([grad]));
     }
 
     /// Applies the gradient and clears it; without one nothing changes, as in PyTorch.
-    pub(crate) fn step(&mut self, optimizer: &OptimizerSpec) {
+    pub fn step(&mut self, optimizer: &OptimizerSpec) {
         if let Some(grad) = self.grad.take() {
             self.state = Hash::of("state").add(self.state).add(grad).end();
             self.value = Hash::of("step").add(self.value).add(self.state).text(&format!("{optimizer:?}")).end();
@@ -111,7 +111,7 @@ impl Param {
 
 /// A layer's weights: the name under which each is kept, and whether it is trained. A tied weight is
 /// kept under the name of its owner.
-pub(crate) fn weights(layer: &Layer, owner: Option<&Layer>) -> Vec<(String, bool)> {
+pub fn weights(layer: &Layer, owner: Option<&Layer>) -> Vec<(String, bool)> {
     let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
     let params = layer.kind.params().into_iter().filter(|p| p.role == Role::Parameter);
     let home = |name: &str| owner.filter(|_| tied.contains(&name)).unwrap_or(layer);

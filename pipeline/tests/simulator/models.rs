@@ -147,7 +147,7 @@ layers:
 ";
 
 /// Every model with its name.
-pub(crate) fn all() -> Vec<LayerGraph> {
+pub fn all() -> Vec<LayerGraph> {
     let texts = [
         ("chain", CHAIN),
         ("branchy", BRANCHY),
@@ -164,6 +164,6 @@ pub(crate) fn all() -> Vec<LayerGraph> {
 }
 
 /// The model of this name.
-pub(crate) fn model(name: &str) -> LayerGraph {
+pub fn model(name: &str) -> LayerGraph {
     all().into_iter().find(|graph| graph.name() == name).expect("a known model")
 }

@@ -2,29 +2,29 @@
 //! what gets lost.
 
 use crate::math::Fake;
-use crate::seeds::Random;
+use crate::random::Random;
 use pipeline::effect::{Micros, Peer};
 use pipeline::ids::WorkerId;
 use std::collections::BTreeMap;
 
 /// How a network behaves.
 #[derive(Copy, Clone, Debug)]
-pub(crate) struct Conditions {
+pub struct Conditions {
     /// The longest delay of a frame, in microseconds.
-    pub(crate) delay: u64,
+    pub delay: u64,
     /// The longest task, in microseconds.
-    pub(crate) task: u64,
+    pub task: u64,
     /// Of 100 dials, how many are refused, never answered, and answered after more than three seconds.
-    pub(crate) refused: u64,
-    pub(crate) silent: u64,
-    pub(crate) late: u64,
+    pub refused: u64,
+    pub silent: u64,
+    pub late: u64,
 }
 
 impl Conditions {
     /// Every dial succeeds.
-    pub(crate) const CALM: Conditions = Conditions { delay: 100, task: 100, refused: 0, silent: 0, late: 0 };
+    pub const CALM: Conditions = Conditions { delay: 100, task: 100, refused: 0, silent: 0, late: 0 };
 
-    pub(crate) fn random(random: &mut Random) -> Self {
+    pub fn random(random: &mut Random) -> Self {
         let delay = *random.pick(&[1, 10, 100, 50_000]);
         let task = *random.pick(&[1, 100, 10_000]);
         let (refused, silent, late) = *random.pick(&[(0, 0, 0), (20, 20, 20), (100, 0, 0), (0, 100, 0), (0, 0, 100)]);
@@ -33,28 +33,37 @@ impl Conditions {
 }
 
 /// A frame on its way.
-pub(crate) struct Packet {
-    pub(crate) from: Peer,
-    pub(crate) to: Peer,
-    pub(crate) head: Vec<u8>,
-    pub(crate) tensors: Vec<Fake>,
+pub struct Packet {
+    pub from: Peer,
+    pub to: Peer,
+    pub head: Vec<u8>,
+    pub tensors: Vec<Fake>,
     /// The dial that made the connection it is on, where that is a direct one.
     dial: Option<u32>,
 }
 
 impl Packet {
-    pub(crate) fn new(from: Peer, to: Peer, head: Vec<u8>, tensors: Vec<Fake>) -> Self {
+    pub fn new(from: Peer, to: Peer, head: Vec<u8>, tensors: Vec<Fake>) -> Self {
         Packet { from, to, head, tensors, dial: None }
     }
 }
 
 /// What happens next.
-pub(crate) enum Event {
+pub enum Event {
     Arrives(Packet),
     /// The compute thread of a worker is done with its oldest task.
     Computed(WorkerId),
-    LinkUp { at: WorkerId, peer: WorkerId, dial: u32 },
-    LinkDown { at: WorkerId, peer: WorkerId, dial: u32, reason: &'static str },
+    LinkUp {
+        at: WorkerId,
+        peer: WorkerId,
+        dial: u32,
+    },
+    LinkDown {
+        at: WorkerId,
+        peer: WorkerId,
+        dial: u32,
+        reason: &'static str,
+    },
     /// The boss learns that a worker is gone.
     Lost(WorkerId),
 }
@@ -72,10 +81,10 @@ struct Link {
 }
 
 /// Everything between the nodes.
-pub(crate) struct Network {
-    pub(crate) conditions: Conditions,
-    pub(crate) random: Random,
-    pub(crate) now: u64,
+pub struct Network {
+    pub conditions: Conditions,
+    pub random: Random,
+    pub now: u64,
     queue: BTreeMap<(u64, u64), Event>,
     sequence: u64,
     /// When the last frame of an ordered stream arrives.
@@ -86,7 +95,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    pub(crate) fn new(conditions: Conditions, random: Random) -> Self {
+    pub fn new(conditions: Conditions, random: Random) -> Self {
         Network {
             conditions,
             random,
@@ -99,16 +108,16 @@ impl Network {
         }
     }
 
-    pub(crate) fn time(&self) -> Micros {
+    pub fn time(&self) -> Micros {
         Micros(self.now)
     }
 
     /// When the next event happens.
-    pub(crate) fn next_time(&self) -> Option<u64> {
+    pub fn next_time(&self) -> Option<u64> {
         self.queue.keys().next().map(|(time, _)| *time)
     }
 
-    pub(crate) fn next(&mut self) -> Option<Event> {
+    pub fn next(&mut self) -> Option<Event> {
         let ((time, _), event) = self.queue.pop_first()?;
         self.now = self.now.max(time);
         Some(event)
@@ -124,13 +133,13 @@ impl Network {
     }
 
     /// A task begins.
-    pub(crate) fn compute(&mut self, worker: WorkerId) {
+    pub fn compute(&mut self, worker: WorkerId) {
         let end = self.now + 1 + self.random.below(self.conditions.task);
         self.at(end, Event::Computed(worker));
     }
 
     /// Frames with tensors overtake each other, the others keep their order.
-    pub(crate) fn send(&mut self, mut packet: Packet, is_data: bool) {
+    pub fn send(&mut self, mut packet: Packet, is_data: bool) {
         let mut arrival = self.soon();
         if let (Peer::Worker(from), Peer::Worker(to)) = (packet.from, packet.to) {
             packet.dial = self.links.get(&pair(from, to)).and_then(|link| link.up.get(&from)).copied();
@@ -145,7 +154,7 @@ impl Network {
     }
 
     /// Whether a frame that would arrive now does.
-    pub(crate) fn delivers(&self, packet: &Packet) -> bool {
+    pub fn delivers(&self, packet: &Packet) -> bool {
         if let Peer::Worker(from) = packet.from {
             if self.gone.get(&from).is_some_and(|until| until.get(&packet.to).is_none_or(|until| *until < self.now)) {
                 return false;
@@ -159,7 +168,7 @@ impl Network {
     }
 
     /// Tries to connect; how it goes is decided here.
-    pub(crate) fn dial(&mut self, from: WorkerId, to: WorkerId) {
+    pub fn dial(&mut self, from: WorkerId, to: WorkerId) {
         let link = self.links.entry(pair(from, to)).or_default();
         link.dial += 1;
         let dial = link.dial;
@@ -172,15 +181,19 @@ impl Network {
             let time = self.soon();
             return self.at(time, Event::LinkDown { at: from, peer: to, dial, reason: "refused" });
         }
-        let wait = if fate < refused + silent + late { 3_000_000 + self.random.below(1_000_000) } else { 0 };
+        // Late is soon after the workers gave up, so that it happens while they work.
+        let wait =
+            if fate < refused + silent + late { 3_000_000 + 50 * self.random.below(self.conditions.delay) } else { 0 };
         for (at, peer) in [(from, to), (to, from)] {
-            let time = self.soon() + wait;
+            // One end may learn of it long after the other.
+            let slow = if self.random.chance(20) { 20 * self.conditions.delay } else { 0 };
+            let time = self.soon() + wait + slow;
             self.at(time, Event::LinkUp { at, peer, dial });
         }
     }
 
     /// An end learns that it is connected; says whether that is news of the last dial.
-    pub(crate) fn link_up(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
+    pub fn link_up(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
         let Some(link) = self.links.get_mut(&pair(at, peer)) else { return false };
         let news = link.dial == dial && !self.gone.contains_key(&peer);
         if news {
@@ -191,7 +204,7 @@ impl Network {
 
     /// An end learns that a dial failed or its connection broke; says whether that leaves it without
     /// a connection.
-    pub(crate) fn link_down(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
+    pub fn link_down(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
         let Some(link) = self.links.get_mut(&pair(at, peer)) else { return false };
         let present = link.up.get(&at).copied().unwrap_or(link.dial);
         if present == dial {
@@ -201,7 +214,7 @@ impl Network {
     }
 
     /// Breaks a direct link that is up at both ends; each end learns it some time later.
-    pub(crate) fn break_link(&mut self) -> Option<(WorkerId, WorkerId)> {
+    pub fn break_link(&mut self) -> Option<(WorkerId, WorkerId)> {
         let both_up = |link: &Link| link.up.len() == 2 && link.up.values().all(|dial| *dial == link.dial);
         let whole = self.links.iter().filter(|(_, l)| both_up(l) && !l.broken.contains_key(&l.dial));
         let whole: Vec<_> = whole.map(|(pair, _)| *pair).collect();
@@ -222,7 +235,7 @@ impl Network {
 
     /// A worker vanishes. What it had sent is lost from some moment on, another one for each
     /// receiver; the boss and its peers learn of it in any order.
-    pub(crate) fn lose(&mut self, worker: WorkerId, others: impl Iterator<Item = WorkerId>) {
+    pub fn lose(&mut self, worker: WorkerId, others: impl Iterator<Item = WorkerId>) {
         let mut until = BTreeMap::new();
         for peer in others {
             let last = self.now + self.random.below(self.conditions.delay * 2);

@@ -8,7 +8,7 @@ use pipeline::OptimizerSpec;
 use std::collections::BTreeMap;
 
 /// The model uncut.
-pub(crate) struct Oracle<'g> {
+pub struct Oracle<'g> {
     graph: &'g LayerGraph,
     microbatches: u32,
     params: BTreeMap<String, Param>,
@@ -18,12 +18,12 @@ pub(crate) struct Oracle<'g> {
 }
 
 impl<'g> Oracle<'g> {
-    pub(crate) fn new(graph: &'g LayerGraph, microbatches: u32) -> Self {
+    pub fn new(graph: &'g LayerGraph, microbatches: u32) -> Self {
         Oracle { graph, microbatches, params: BTreeMap::new(), optimizer: None, saved: BTreeMap::new() }
     }
 
     /// What the fleet must answer.
-    pub(crate) fn call(&mut self, call: Call) -> Answered {
+    pub fn call(&mut self, call: Call) -> Answered {
         let mut answered = Answered::default();
         match call {
             Call::Distribute => {
@@ -79,7 +79,7 @@ impl<'g> Oracle<'g> {
         answered
     }
 
-    pub(crate) fn state(&self) -> BTreeMap<String, Fake> {
+    pub fn state(&self) -> BTreeMap<String, Fake> {
         self.params.iter().map(|(name, p)| (name.clone(), p.value)).collect()
     }
 

@@ -11,8 +11,8 @@ use pipeline::{Plan, ScheduleKind};
 use std::collections::BTreeMap;
 
 /// A user with a fleet.
-pub(crate) struct User<'g> {
-    pub(crate) world: World,
+pub struct User<'g> {
+    pub world: World,
     graph: &'g LayerGraph,
     plan: Plan,
     kind: ScheduleKind,
@@ -26,13 +26,13 @@ pub(crate) struct User<'g> {
 }
 
 impl<'g> User<'g> {
-    pub(crate) fn new(graph: &'g LayerGraph, plan: Plan, kind: ScheduleKind, microbatches: u32, world: World) -> Self {
+    pub fn new(graph: &'g LayerGraph, plan: Plan, kind: ScheduleKind, microbatches: u32, world: World) -> Self {
         let (open, state) = (BTreeMap::new(), BTreeMap::new());
         User { world, graph, plan, kind, microbatches, batch: 0, open, state }
     }
 
     /// Calls and waits for the answer.
-    pub(crate) fn call(&mut self, call: Call) -> Result<Answered, Failure> {
+    pub fn call(&mut self, call: Call) -> Result<Answered, Failure> {
         let request = self.submit(call);
         let result = self.world.reply(request).result;
         if let (Call::State, Ok(answered)) = (call, &result) {
@@ -42,7 +42,7 @@ impl<'g> User<'g> {
     }
 
     /// Ends the run; checks that it ends everywhere and that nothing is left.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.world.settle();
         let request = self.world.submit(Request::Stop);
         self.world.reply(request).result.expect("a stop is always carried out");
@@ -51,7 +51,7 @@ impl<'g> User<'g> {
     }
 
     /// Calls without waiting.
-    pub(crate) fn submit(&mut self, call: Call) -> u64 {
+    pub fn submit(&mut self, call: Call) -> u64 {
         let request = match call {
             Call::Distribute => Request::Distribute,
             Call::Optimizer(lr) => Request::SetOptimizer(calls::optimizer(lr)),
@@ -62,8 +62,10 @@ impl<'g> User<'g> {
                 self.run(step, Mode::Train, actions, true, true, calls::wants_outputs(step))
             }
             Call::Eval(step) => {
-                let actions = self.actions(|stage, microbatch| Action::Forward { stage, microbatch });
-                self.run(step, Mode::Eval, actions, true, true, true)
+                // The order of forward passes is free, as long as it is the same everywhere.
+                let last = self.microbatches - 1;
+                let forward = |stage, microbatch| Action::Forward { stage, microbatch: last - microbatch };
+                self.run(step, Mode::Eval, self.actions(forward), true, true, true)
             }
             Call::Forward(step) => {
                 let actions = self.actions(|stage, microbatch| Action::Forward { stage, microbatch });
@@ -162,7 +164,8 @@ impl<'g> User<'g> {
         let mut tensors = Vec::new();
         for stage in &self.plan.stages {
             let worker = self.plan.homes[stage.stage.0 as usize];
-            let of_stage = |name: &str| stage.layers.iter().any(|l| name.rsplit_once('.').is_some_and(|(n, _)| n == l.name));
+            let of_stage =
+                |name: &str| stage.layers.iter().any(|l| name.rsplit_once('.').is_some_and(|(n, _)| n == l.name));
             for (name, value) in self.state.iter().filter(|(name, _)| of_stage(name)) {
                 let slot = self.world.boss_slots.hold(calls::loaded(name, *value, salt));
                 tensors.push((worker, name.clone(), slot));

@@ -4,14 +4,18 @@
 use crate::compute::Compute;
 use crate::math::Fake;
 use crate::network::{Conditions, Event, Network, Packet};
-use crate::seeds::{Log, Random};
-use crate::{calls::Answered, faults::Faults};
+use crate::random::Random;
+use crate::seeds::Log;
+use crate::{
+    calls::Answered,
+    faults::{Faults, Trouble},
+};
 use layerspec::DType;
 use pipeline::boss::{BossSession, Request, Setup};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Peer};
 use pipeline::frame::{decode, encode, head_len, Envelope};
 use pipeline::ids::{Slot, Ticket, WorkerId};
-use pipeline::message::Failure;
+use pipeline::message::{Failure, Head};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::{Plan, TensorMeta};
@@ -23,13 +27,13 @@ const MOST_EVENTS: u64 = 200_000;
 
 /// The tensors that a driver holds for its session.
 #[derive(Default)]
-pub(crate) struct Slots {
+pub struct Slots {
     held: BTreeMap<Slot, Fake>,
     next: u64,
 }
 
 impl Slots {
-    pub(crate) fn hold(&mut self, tensor: Fake) -> Slot {
+    pub fn hold(&mut self, tensor: Fake) -> Slot {
         let slot = Slot(self.next);
         self.next += 1;
         self.held.insert(slot, tensor);
@@ -57,18 +61,18 @@ struct Worker {
 }
 
 /// A reply to a request.
-pub(crate) struct Replied {
-    pub(crate) at: u64,
-    pub(crate) result: Result<Answered, Failure>,
+pub struct Replied {
+    pub at: u64,
+    pub result: Result<Answered, Failure>,
 }
 
 /// The whole fleet.
-pub(crate) struct World {
-    pub(crate) boss_slots: Slots,
-    pub(crate) notices: Vec<String>,
-    pub(crate) faults: Faults,
+pub struct World {
+    pub boss_slots: Slots,
+    pub notices: Vec<String>,
+    pub trouble: Trouble,
     /// How many events have happened.
-    pub(crate) events: u64,
+    pub events: u64,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
@@ -78,7 +82,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(plan: Plan, seed: u64, conditions: Conditions, faults: Faults, log: Log) -> Self {
+    pub fn new(plan: Plan, seed: u64, conditions: Conditions, faults: Faults, log: Log) -> Self {
         let mut random = Random::new(seed);
         // With any trouble at all, some workers cannot be dialled.
         let deaf = if conditions.refused > 0 { 20 } else { 0 };
@@ -95,7 +99,7 @@ impl World {
         World {
             boss_slots: Slots::default(),
             notices: Vec::new(),
-            faults,
+            trouble: Trouble::new(faults),
             events: 0,
             network: Network::new(conditions, random),
             workers: (0..plan.workers()).map(|_| worker()).collect(),
@@ -106,12 +110,12 @@ impl World {
         }
     }
 
-    pub(crate) fn now(&self) -> u64 {
+    pub fn now(&self) -> u64 {
         self.network.now
     }
 
     /// Hands a request to the boss; the reply comes under the number given back.
-    pub(crate) fn submit(&mut self, request: Request) -> u64 {
+    pub fn submit(&mut self, request: Request) -> u64 {
         self.requests += 1;
         self.log.note(|| format!("{:>9} request {}: {}", self.now(), self.requests, short(&request)));
         self.boss.on_request(self.network.time(), self.requests, request);
@@ -120,7 +124,7 @@ impl World {
     }
 
     /// Lets the fleet work until there is a reply.
-    pub(crate) fn reply(&mut self, request: u64) -> Replied {
+    pub fn reply(&mut self, request: u64) -> Replied {
         loop {
             if let Some(reply) = self.replies.remove(&request) {
                 return reply;
@@ -130,7 +134,7 @@ impl World {
     }
 
     /// Lets everything happen that is on its way, and checks that nothing is left behind.
-    pub(crate) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         while self.step() {}
         assert!(self.boss_slots.held.is_empty(), "the boss still holds {:?}", self.boss_slots.held);
         for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive || w.finished) {
@@ -140,14 +144,14 @@ impl World {
     }
 
     /// Checks that no live worker keeps a forward pass for a backward pass that will not come.
-    pub(crate) fn assert_clear(&self) {
+    pub fn assert_clear(&self) {
         for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive) {
             assert!(worker.compute.is_clear(), "worker {index} keeps a forward pass");
         }
     }
 
     /// Checks that every worker was told to stop or is lost, and that no reply was left over.
-    pub(crate) fn assert_over(&self) {
+    pub fn assert_over(&self) {
         assert!(self.workers.iter().all(|w| !w.alive), "a worker was not told to stop");
         assert!(self.replies.is_empty(), "a reply nobody asked for: request {:?}", self.replies.keys());
     }
@@ -174,16 +178,18 @@ impl World {
     }
 
     fn inject_faults(&mut self) {
-        if let Some(worker) = self.faults.lose_at(self.events) {
+        if let Some(worker) = self.trouble.lose_at(self.events) {
             let others = (0..self.workers.len() as u16).map(WorkerId).filter(|w| *w != worker);
             self.network.lose(worker, others);
             self.workers[worker.0 as usize].alive = false;
-            self.faults.lost = Some(worker);
+            self.trouble.lost = Some(worker);
             self.log.note(|| format!("{:>9} {worker} vanishes", self.now()));
         }
-        if self.faults.break_at(self.events) {
-            self.faults.broken = self.network.break_link();
-            self.log.note(|| format!("{:>9} link {:?} breaks", self.now(), self.faults.broken));
+        if self.trouble.break_due(self.events) {
+            self.trouble.broken = self.network.break_link();
+            if let Some((a, b)) = self.trouble.broken {
+                self.log.note(|| format!("{:>9} the link of {a} and {b} breaks", self.now()));
+            }
         }
     }
 
@@ -208,7 +214,7 @@ impl World {
             Event::Arrives(packet) => self.on_packet(packet),
             Event::Lost(worker) => {
                 self.log.note(|| format!("{:>9} boss: {worker} is lost", now.0));
-                self.faults.known_lost = Some(now.0);
+                self.trouble.known_lost = Some(now.0);
                 self.boss.on_lost(now, worker, "the connection closed");
                 self.drain_boss();
             }
@@ -219,7 +225,7 @@ impl World {
                 }
                 let (ticket, task) = worker.tasks.pop_front().expect("a task at work");
                 self.log.note(|| format!("{:>9} {id}: computed {}", now.0, short(&task)));
-                let result = match self.faults.fail(id, &task) {
+                let result = match self.trouble.fail(id, &task) {
                     Some(failure) => Err(failure),
                     None => worker.compute.run(task).map(|outcome| hold_all(outcome, &mut worker.slots)),
                 };
@@ -285,7 +291,11 @@ impl World {
                     self.send(Peer::Boss, to, tensors);
                 }
                 Effect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
-                Effect::Notice(text) => self.notices.push(text),
+                Effect::Notice(text) => {
+                    let lost = self.lost_and_known().map(|lost| lost.to_string());
+                    assert!(lost.is_none_or(|lost| !text.contains(&lost)), "old news: {text}");
+                    self.notices.push(text);
+                }
                 Effect::Reply { request, result } => {
                     let result = result.map(|answer| self.answered(answer));
                     self.log.note(|| format!("{:>9} reply {request}: {}", self.now(), short(&result)));
@@ -333,8 +343,16 @@ impl World {
         }
     }
 
+    /// The lost worker, once the boss knows.
+    fn lost_and_known(&self) -> Option<WorkerId> {
+        self.trouble.lost.filter(|_| self.trouble.known_lost.is_some())
+    }
+
     fn send(&mut self, from: Peer, to: Vec<Destination>, tensors: Vec<Fake>) {
         for Destination { peer, route, head } in to {
+            if from == Peer::Boss && self.lost_and_known().map(Peer::Worker) == Some(peer) {
+                assert_eq!(head, Head::Stop, "the boss sends to {peer}, which is lost");
+            }
             let is_data = head.is_data();
             let meta = TensorMeta { dtype: DType::Int64, shape: vec![1] };
             let envelope = Envelope { route, head, tensors: vec![meta; tensors.len()] };

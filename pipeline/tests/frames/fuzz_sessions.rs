@@ -1,0 +1,283 @@
+//! Both sessions against well-formed frames that make no sense: they must not panic, not talk without
+//! end, give back every tensor once, and answer every request.
+
+use crate::fuzz;
+use crate::heads::{envelope, head, worker, GRAPH, KINDS, PLAN};
+use crate::random::Random;
+use pipeline::boss::{BossSession, Request, RunRequest, Setup};
+use pipeline::effect::{Effect, Frame, Micros, Peer};
+use pipeline::frame::Envelope;
+use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
+use pipeline::message::{Assignment, Command, Failure, Head, Mode};
+use pipeline::plan::StageSpec;
+use pipeline::stage::StageSession;
+use pipeline::task::{Outcome, Task};
+use pipeline::OptimizerSpec;
+use std::collections::BTreeSet;
+
+/// The tensors that the driver holds.
+#[derive(Default)]
+struct Slots {
+    held: BTreeSet<Slot>,
+    next: u64,
+}
+
+impl Slots {
+    fn hold(&mut self) -> Slot {
+        self.next += 1;
+        self.held.insert(Slot(self.next));
+        Slot(self.next)
+    }
+
+    fn give_up(&mut self, slots: &[Slot]) {
+        slots.iter().for_each(|slot| assert!(self.held.remove(slot), "{slot} was given back twice or never held"));
+    }
+
+    fn frame(&mut self, Envelope { route, head, tensors }: Envelope) -> Frame {
+        Frame { route, head, slots: tensors.iter().map(|_| self.hold()).collect() }
+    }
+}
+
+fn random_frame(random: &mut Random, slots: &mut Slots) -> Frame {
+    let kind = random.below(KINDS);
+    let head = head(random, kind);
+    let mut envelope = envelope(random, head);
+    // Most frames come straight.
+    envelope.route = envelope.route.filter(|_| random.chance(30));
+    slots.frame(envelope)
+}
+
+/// More effects than any one event has.
+const MOST_EFFECTS: usize = 100;
+
+#[derive(Default)]
+struct StageDriver {
+    session: StageSession,
+    slots: Slots,
+    stages: Vec<StageSpec>,
+    tasks: Vec<(Ticket, Task<Slot>)>,
+    /// Tensors that came with `Load`, which the session keeps for as long as the boss may want.
+    loads: usize,
+    passes: u64,
+}
+
+impl StageDriver {
+    fn event(&mut self, random: &mut Random, now: Micros) {
+        match random.below(20) {
+            0 => self.session.on_link_up(now, worker(random)),
+            1 => self.session.on_link_down(now, worker(random), "broken"),
+            2 => self.session.on_timeout(now),
+            3 => self.session.on_done(now, Ticket(random.below(1000) + 1000), Ok(Outcome::Done)),
+            4..8 if !self.tasks.is_empty() => self.finish_task(random, now),
+            _ => {
+                let from = if random.chance(60) { Peer::Boss } else { Peer::Worker(worker(random)) };
+                let frame = random_frame(random, &mut self.slots);
+                self.loads += usize::from(matches!(frame.head, Head::Load { .. }));
+                self.session.on_frame(now, from, frame);
+            }
+        }
+        self.drain();
+    }
+
+    fn finish_task(&mut self, random: &mut Random, now: Micros) {
+        let (ticket, task) = self.tasks.remove(0);
+        let slots = &mut self.slots;
+        self.passes += u64::from(matches!(task, Task::Forward { .. } | Task::Backward { .. }));
+        let outcome = match &task {
+            Task::Build { stages, .. } => {
+                self.stages.clone_from(stages);
+                Outcome::Done
+            }
+            Task::Forward { export, loss, .. } => Outcome::Forward {
+                outputs: export.iter().map(|_| slots.hold()).collect(),
+                loss: loss.as_ref().map(|_| 0.5),
+            },
+            Task::Backward { stage, .. } => {
+                let spec = self.stages.iter().find(|s| s.stage == *stage);
+                let inputs = spec.map_or(&[][..], |spec| &spec.inputs);
+                let grads = inputs.iter().map(|i| (0..u64::from(i.needs_grad)).map(|_| slots.hold()).collect());
+                Outcome::Backward { grads: grads.collect() }
+            }
+            Task::Snapshot => Outcome::State { tensors: vec![("0.weight".into(), slots.hold())] },
+            _ => Outcome::Done,
+        };
+        let result = if random.chance(20) {
+            self.slots.give_up(&outcome.into_tensors());
+            Err(Failure::new("out of memory"))
+        } else {
+            Ok(outcome)
+        };
+        self.session.on_done(now, ticket, result);
+    }
+
+    fn drain(&mut self) {
+        for count in 0.. {
+            let Some(effect) = self.session.poll_effect() else { break };
+            assert!(count < MOST_EFFECTS, "effects without end: {effect:?}");
+            match effect {
+                Effect::Send { slots, .. } | Effect::Drop(slots) => self.slots.give_up(&slots),
+                Effect::Compute { ticket, task } => {
+                    let taken = task.try_map(|slot| {
+                        self.slots.give_up(&[slot]);
+                        Ok::<_, std::convert::Infallible>(slot)
+                    });
+                    let Ok(task) = taken;
+                    self.tasks.push((ticket, task));
+                }
+                Effect::Dial { .. } | Effect::Hangup { .. } | Effect::Finish => {}
+                Effect::Notice(_) | Effect::Reply { .. } => panic!("a worker wants {effect:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn fuzz_stage_session() {
+    let mut passes = 0;
+    fuzz(|random| {
+        let mut driver = StageDriver::default();
+        for time in 0..1000 {
+            driver.event(random, Micros(time * 100_000));
+            if driver.tasks.len() > 8 {
+                driver.finish_task(random, Micros(time * 100_000));
+                driver.drain();
+            }
+        }
+        passes += driver.passes;
+        // The same few tensors came again and again: each is kept at most once, a gradient being up to three.
+        let (batches, microbatches, items) = (7, 3, 3 * (6 + 1 + 6 * 5 * 3));
+        let most = batches * microbatches * items + driver.loads;
+        assert!(driver.slots.held.len() <= most, "{} tensors are held", driver.slots.held.len());
+    });
+    assert!(passes > 0, "no forward or backward pass was ever made");
+}
+
+#[test]
+fn a_peer_cannot_fill_a_worker_with_batches() {
+    let mut driver = StageDriver::default();
+    let me = WorkerId(1);
+    let (stages, homes) = (PLAN.stages_of(me), PLAN.homes.clone());
+    let input = *stages[0].inputs.iter().find(|i| i.from.is_some()).expect("an input from stage 0");
+    let assignment = Assignment { worker: me, stages, homes, peers: Vec::new(), seed: 1 };
+    let head = Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) };
+    driver.session.on_frame(Micros(0), Peer::Boss, Frame { route: None, head, slots: Vec::new() });
+    for batch in 1..1000 {
+        let key = MicrobatchKey { batch, index: 0 };
+        let head = Head::Value { key, value: input.value, to: StageId(1) };
+        let frame = Frame { route: None, head, slots: vec![driver.slots.hold()] };
+        driver.session.on_frame(Micros(0), Peer::Worker(WorkerId(0)), frame);
+        driver.drain();
+    }
+    assert_eq!(driver.slots.held.len(), 64);
+}
+
+struct BossDriver {
+    session: BossSession,
+    slots: Slots,
+    requests: u64,
+    replied: BTreeSet<u64>,
+    succeeded: u64,
+    /// What the workers were last asked to do.
+    command: u64,
+}
+
+impl BossDriver {
+    fn event(&mut self, random: &mut Random, now: Micros) {
+        match random.below(40) {
+            0..4 => {
+                self.requests += 1;
+                let request = self.request(random);
+                self.session.on_request(now, self.requests, request);
+            }
+            // A worker that does as it was told.
+            5..14 => {
+                let head = Head::Done { id: self.command, losses: Vec::new(), sent: 0 };
+                self.session.on_frame(now, worker(random), Frame { route: None, head, slots: Vec::new() });
+            }
+            14..20 => {
+                let head = Head::Aborted { id: self.command, stepped: random.chance(10) };
+                self.session.on_frame(now, worker(random), Frame { route: None, head, slots: Vec::new() });
+            }
+            // Also one that is none of the fleet.
+            4 if random.chance(5) => self.session.on_lost(now, worker(random), "gone"),
+            _ => {
+                let frame = random_frame(random, &mut self.slots);
+                self.session.on_frame(now, worker(random), frame);
+            }
+        }
+        self.drain();
+    }
+
+    fn request(&mut self, random: &mut Random) -> Request {
+        match random.below(8) {
+            0 | 1 => Request::Distribute,
+            2 => Request::SetOptimizer(OptimizerSpec::sgd(0.1)),
+            3 => Request::Discard { batch: 1 + random.below(4) },
+            4 => Request::SendState,
+            5 => Request::LoadState(vec![(worker(random), "0.weight".into(), self.slots.hold())]),
+            _ => {
+                let value = |random: &mut Random| random.pick(GRAPH.values()).id;
+                Request::Run(Box::new(RunRequest {
+                    batch: 1 + random.below(4),
+                    step: 1,
+                    mode: *random.pick(&[Mode::Train, Mode::Eval]),
+                    actions: Vec::new(),
+                    loss: None,
+                    outputs: true,
+                    inputs: vec![(0, value(random), self.slots.hold())],
+                    targets: vec![(0, self.slots.hold())],
+                    grads: random.chance(50).then(|| vec![(0, value(random), vec![self.slots.hold()])]),
+                }))
+            }
+        }
+    }
+
+    fn drain(&mut self) {
+        for count in 0.. {
+            let Some(effect) = self.session.poll_effect() else { break };
+            assert!(count < MOST_EFFECTS + self.requests as usize, "effects without end: {effect:?}");
+            match effect {
+                Effect::Send { to, slots } => {
+                    if let Some(Head::Command { id, .. }) = to.first().map(|to| &to.head) {
+                        self.command = *id;
+                    }
+                    self.slots.give_up(&slots);
+                }
+                Effect::Drop(slots) => self.slots.give_up(&slots),
+                Effect::Reply { request, result } => {
+                    assert!(request <= self.requests && self.replied.insert(request), "a second reply to {request}");
+                    if let Ok(answer) = result {
+                        self.succeeded += 1;
+                        let slots = answer.outputs.iter().map(|(.., slot)| *slot);
+                        let slots: Vec<_> = slots.chain(answer.state.iter().map(|(_, slot)| *slot)).collect();
+                        self.slots.give_up(&slots);
+                    }
+                }
+                Effect::Notice(_) | Effect::Hangup { .. } => {}
+                Effect::Compute { .. } | Effect::Dial { .. } | Effect::Finish => panic!("the boss wants {effect:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn fuzz_boss_session() {
+    let mut succeeded = 0;
+    fuzz(|random| {
+        let workers = PLAN.workers() as u16;
+        let session = BossSession::new(Setup { plan: PLAN.clone(), seed: 1, addresses: Vec::new() });
+        let (slots, replied) = (Slots::default(), BTreeSet::new());
+        let mut driver = BossDriver { session, slots, requests: 0, replied, succeeded: 0, command: 0 };
+        for time in 0..1000 {
+            driver.event(random, Micros(time));
+        }
+        for worker in 0..workers {
+            driver.session.on_lost(Micros(1000), WorkerId(worker), "gone");
+            driver.drain();
+        }
+        assert_eq!(driver.replied.len() as u64, driver.requests, "every request has its reply");
+        assert!(driver.slots.held.is_empty(), "{:?} are held for nothing", driver.slots.held);
+        succeeded += driver.succeeded;
+    });
+    assert!(succeeded > 0, "no request ever succeeded");
+}

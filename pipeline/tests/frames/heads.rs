@@ -1,0 +1,179 @@
+//! Heads of every kind, with random contents out of few, so that they often fit each other.
+
+use crate::random::Random;
+use layerspec::{DType, LayerGraph, ValueId};
+use pipeline::frame::{Envelope, Route};
+use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
+use pipeline::message::{Assignment, Command, Failure, Head, Mode, PeerAddress, Round, RoundLoss};
+use pipeline::schedule::Action;
+use pipeline::{Cuts, LossSpec, OptimizerSpec, Plan, TensorMeta};
+use std::net::SocketAddr;
+use std::sync::LazyLock;
+
+/// How many kinds of head there are.
+pub const KINDS: u64 = 14;
+
+/// The number of a head's kind. A new kind must be added here and in [`head`].
+pub fn kind(head: &Head) -> u64 {
+    match head {
+        Head::Command { .. } => 0,
+        Head::UseRelay { .. } => 1,
+        Head::Abort { .. } => 2,
+        Head::Stop => 3,
+        Head::Done { .. } => 4,
+        Head::Failed { .. } => 5,
+        Head::Aborted { .. } => 6,
+        Head::LinkFailed { .. } => 7,
+        Head::State { .. } => 8,
+        Head::Value { .. } => 9,
+        Head::Target { .. } => 10,
+        Head::Gradient { .. } => 11,
+        Head::Output { .. } => 12,
+        Head::Load { .. } => 13,
+    }
+}
+
+/// A model whose stages exchange variables in every way.
+pub static GRAPH: LazyLock<LayerGraph> = LazyLock::new(|| {
+    let text = "
+inputs: {x: [batch, 4], scale: [batch, 4]}
+layers:
+  - Linear: {in_features: 4, out_features: 4}
+    out_variables: [h]
+  - Mul: {}
+    in_variables: [scale]
+  - Add: {}
+    in_variables: [h, h]
+    out_variables: [y]
+outputs: [y, h]
+";
+    LayerGraph::from_yaml(text, "model.yaml").expect("a good model")
+});
+
+/// It on three workers.
+pub static PLAN: LazyLock<Plan> =
+    LazyLock::new(|| Plan::new(&GRAPH, &Cuts::At(vec!["1".into(), "2".into()]), 3).expect("a good cut"));
+
+/// A head of this kind.
+pub fn head(random: &mut Random, kind: u64) -> Head {
+    let id = 1 + random.below(4);
+    match kind {
+        0 => Head::Command { id, body: command(random) },
+        1 => Head::UseRelay { peer: worker(random) },
+        2 => Head::Abort { id, batch: maybe(random, batch), gradients: random.chance(50) },
+        3 => Head::Stop,
+        4 => Head::Done { id, losses: losses(random), sent: random.below(3) as u32 },
+        5 => Head::Failed { id, failure: failure(random) },
+        6 => Head::Aborted { id, stepped: random.chance(50) },
+        7 => Head::LinkFailed { peer: worker(random), reason: text(random), was_up: random.chance(50) },
+        8 => Head::State { id, name: text(random) },
+        9 => Head::Value { key: key(random), value: value(random), to: stage(random) },
+        10 => Head::Target { key: key(random), to: stage(random) },
+        11 => Head::Gradient { key: key(random), value: value(random), from: maybe(random, stage), to: stage(random) },
+        12 => Head::Output { key: key(random), value: value(random) },
+        _ => Head::Load { id, name: text(random) },
+    }
+}
+
+/// A well-formed frame of this head.
+pub fn envelope(random: &mut Random, head: Head) -> Envelope {
+    let (least, most) = head.tensors();
+    let count = least as u64 + random.below((most - least) as u64 + 1).min(3);
+    let tensors = (0..count).map(|_| tensor(random)).collect();
+    let route = maybe(random, |random| Route { from: worker(random), to: worker(random) });
+    Envelope { route, head, tensors }
+}
+
+fn command(random: &mut Random) -> Command {
+    match random.below(6) {
+        0 => Command::Assign(Box::new(assignment(random))),
+        1 => Command::SetOptimizer(*random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)])),
+        2 => Command::Discard { batch: batch(random) },
+        3 => Command::SendState,
+        4 => Command::LoadState { tensors: random.below(4) as u32 },
+        _ => Command::Run(Box::new(round(random))),
+    }
+}
+
+fn assignment(random: &mut Random) -> Assignment {
+    let me = worker(random);
+    let peer = |worker: WorkerId| PeerAddress {
+        worker,
+        address: random.chance(70).then(|| SocketAddr::from(([127, 0, 0, 1], 1024))),
+        dial: random.chance(50),
+    };
+    let peers = PLAN.peers_of(me).into_iter().map(peer).collect();
+    Assignment { worker: me, stages: PLAN.stages_of(me), homes: PLAN.homes.clone(), peers, seed: random.next() }
+}
+
+fn round(random: &mut Random) -> Round {
+    let action = |random: &mut Random| {
+        let (stage, microbatch) = (stage(random), random.below(3) as u32);
+        match random.below(5) {
+            0 | 1 => Action::Forward { stage, microbatch },
+            2 | 3 => Action::Backward { stage, microbatch },
+            _ => Action::OptimStep { stage },
+        }
+    };
+    let spec = *random.pick(&[LossSpec::MSELoss, LossSpec::CrossEntropyLoss { label_smoothing: 0.1 }]);
+    let weights = (0..random.below(4)).map(|n| n as f64 / 3.0).collect();
+    Round {
+        batch: batch(random),
+        step: random.next(),
+        mode: *random.pick(&[Mode::Train, Mode::Eval]),
+        actions: (0..random.below(6)).map(|_| action(random)).collect(),
+        loss: random.chance(50).then_some(RoundLoss { spec, weights }),
+        outputs: random.chance(50),
+        grads_from_boss: random.chance(50),
+    }
+}
+
+fn failure(random: &mut Random) -> Failure {
+    Failure {
+        worker: maybe(random, worker),
+        stage: maybe(random, stage),
+        layer: maybe(random, text),
+        action: maybe(random, text),
+        microbatch: maybe(random, |random| random.below(3) as u32),
+        step: maybe(random, Random::next),
+        message: text(random),
+    }
+}
+
+fn losses(random: &mut Random) -> Vec<(u32, f32)> {
+    let loss = |random: &mut Random| *random.pick(&[0.0, -1.5, f32::MIN_POSITIVE, f32::INFINITY]);
+    (0..random.below(3)).map(|microbatch| (microbatch as u32, loss(random))).collect()
+}
+
+fn tensor(random: &mut Random) -> TensorMeta {
+    let dtype = *random.pick(&[DType::Float32, DType::BFloat16, DType::Int64, DType::Bool]);
+    TensorMeta { dtype, shape: (0..random.below(4)).map(|_| random.below(70)).collect() }
+}
+
+pub fn worker(random: &mut Random) -> WorkerId {
+    WorkerId(random.below(4) as u16)
+}
+
+fn stage(random: &mut Random) -> StageId {
+    StageId(random.below(4) as u16)
+}
+
+fn value(random: &mut Random) -> ValueId {
+    ValueId(random.below(6) as u32)
+}
+
+fn batch(random: &mut Random) -> u64 {
+    *random.pick(&[1, 2, 3, 4, 60, 1000, u64::MAX])
+}
+
+fn key(random: &mut Random) -> MicrobatchKey {
+    MicrobatchKey { batch: batch(random), index: random.below(3) as u32 }
+}
+
+fn text(random: &mut Random) -> String {
+    random.pick(&["", "0.weight", "a longer text, with \u{fc}mlauts and\nlines", "\0"]).to_string()
+}
+
+fn maybe<T>(random: &mut Random, make: impl FnOnce(&mut Random) -> T) -> Option<T> {
+    random.chance(50).then(|| make(random))
+}
