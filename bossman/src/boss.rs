@@ -104,6 +104,14 @@ impl Builder {
         self
     }
 
+    /// Whether the model can be cut as asked for that many workers; to be known before waiting for them.
+    ///
+    /// # Errors
+    /// As for [`Builder::build`].
+    pub fn check(&self, workers: usize) -> Result<(), BossManError> {
+        Ok(Plan::new(self.model.graph(), &self.cuts, workers).map(drop)?)
+    }
+
     /// Cuts the model for these workers.
     ///
     /// # Errors

@@ -83,8 +83,8 @@ fn describe(status: ExitStatus) -> String {
     format!("its process ended: {status}")
 }
 
-/// Beside this program, or one or two folders up (where cargo puts tests and examples), or in the
-/// target folder of the checkout that is worked in, or in PATH.
+/// Beside this program, or one or two folders up (where cargo puts tests and examples), or where cargo
+/// that runs this program puts what it builds, or in PATH.
 fn worker_program() -> Result<PathBuf, BossManError> {
     let name = format!("worker{}", std::env::consts::EXE_SUFFIX);
     if let Some(path) = std::env::var_os(WORKER_PROGRAM) {
@@ -92,12 +92,10 @@ fn worker_program() -> Result<PathBuf, BossManError> {
     }
     let exe = std::env::current_exe().unwrap_or_default();
     let beside = exe.ancestors().skip(1).take(3).map(PathBuf::from);
-    let here = std::env::current_dir().unwrap_or_default();
-    let checkout = here.ancestors().take(3).flat_map(|f| ["target/release", "target/debug"].map(|t| f.join(t)));
-    let checkout: Vec<_> = if std::env::var_os("CARGO").is_some() { checkout.collect() } else { Vec::new() };
+    let built = if std::env::var_os("CARGO").is_some() { cargo_folders() } else { Vec::new() };
     let path = std::env::var_os("PATH").unwrap_or_default();
     let in_path = std::env::split_paths(&path);
-    let found = beside.chain(checkout).chain(in_path).map(|folder| folder.join(&name)).find(|file| file.is_file());
+    let found = beside.chain(built).chain(in_path).map(|folder| folder.join(&name)).find(|file| file.is_file());
     found.ok_or_else(|| {
         BossManError::LocalWorkers(format!(
             "the program `{name}` is neither beside {} nor in PATH; build it with `cargo build -p worker`, or name it \
@@ -105,4 +103,15 @@ fn worker_program() -> Result<PathBuf, BossManError> {
             exe.display()
         ))
     })
+}
+
+/// Cargo runs doc tests from a temporary folder, in the folder of their package.
+fn cargo_folders() -> Vec<PathBuf> {
+    let here = std::env::current_dir().unwrap_or_default();
+    let targets = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(target) => vec![here.join(target)],
+        None => here.ancestors().take(3).map(|folder| folder.join("target")).collect(),
+    };
+    let profiles = if cfg!(debug_assertions) { ["debug", "release"] } else { ["release", "debug"] };
+    targets.into_iter().flat_map(|target| profiles.map(|profile| target.join(profile))).collect()
 }

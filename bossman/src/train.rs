@@ -55,7 +55,7 @@ pub enum Score {
     Loss(f64),
 }
 
-/// Trains as a run file says: data first, so that mistakes show before any worker is waited for.
+/// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
 ///
 /// # Errors
 /// Anything in the files, the workers or the network; see [`BossManError`].
@@ -70,20 +70,14 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
 
     let workers = worker_count(file, settings)?;
-    let mut host = Host::new(workers).local(settings.local);
-    if let Some(port) = settings.port {
-        host = host.port(port);
-    }
-    if let Some(threads) = settings.threads {
-        host = host.threads(threads);
-    }
-    let mut boss = BossMan::builder(model)
+    let builder = BossMan::builder(model)
         .cuts(file.cuts.clone())
         .schedule(file.schedule)
         .microbatches(file.microbatches)
         .loss(file.loss)
-        .seed(file.seed)
-        .build(host.wait().await?)?;
+        .seed(file.seed);
+    builder.check(workers)?;
+    let mut boss = builder.build(host(workers, settings).wait().await?)?;
     boss.distribute_model().await?;
     if let Some(init) = &init {
         boss.load_state_dict(init).await?;
@@ -110,6 +104,17 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     }
     boss.shutdown().await;
     Ok(Outcome { steps, time, test })
+}
+
+fn host(workers: usize, settings: &Settings) -> Host {
+    let mut host = Host::new(workers).local(settings.local);
+    if let Some(port) = settings.port {
+        host = host.port(port);
+    }
+    if let Some(threads) = settings.threads {
+        host = host.threads(threads);
+    }
+    host
 }
 
 fn worker_count(file: &RunFile, settings: &Settings) -> Result<usize, BossManError> {

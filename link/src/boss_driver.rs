@@ -124,7 +124,7 @@ impl Driver {
                     Some(Input::Request(request, reply)) => self.request(request, reply),
                     Some(Input::Lost(worker, reason)) => self.session.on_lost(self.clock.now(), worker, &reason),
                     Some(Input::Stop(done)) => {
-                        self.stop().await;
+                        self.stop(&mut events).await;
                         done.send(()).ok();
                         break;
                     }
@@ -156,13 +156,19 @@ impl Driver {
         self.session.on_request(self.clock.now(), number, request);
     }
 
-    async fn stop(&mut self) {
+    /// Tells the workers, once they have cleared up after a request that failed, and hears them out.
+    async fn stop(&mut self, events: &mut mpsc::Receiver<Event>) {
         let (reply, _answer) = oneshot::channel();
         self.request(Request::Stop, reply);
-        self.carry_out();
-        for connection in &self.connections {
-            tokio::time::timeout(FAREWELL, connection.closed()).await.ok();
-        }
+        let farewell = async {
+            while self.connections.iter().any(|connection| !connection.is_closed()) {
+                self.carry_out();
+                // A connection that closes is an event, too.
+                let Some(event) = events.recv().await else { return };
+                self.on_event(event);
+            }
+        };
+        tokio::time::timeout(FAREWELL, farewell).await.ok();
     }
 
     fn on_event(&mut self, event: Event) {

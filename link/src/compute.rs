@@ -5,6 +5,7 @@ use pipeline::ids::Ticket;
 use pipeline::message::Failure;
 use pipeline::task::{Outcome, Task};
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::thread::JoinHandle;
 use tokio::sync::mpsc as results;
 
 /// What carries out tasks; the worker crate does it with libtorch.
@@ -15,10 +16,12 @@ pub trait Compute {
 
 type Done = (Ticket, Result<Outcome<Payload>, Failure>);
 
-/// A thread that ends, after the task at work, when this is dropped.
+/// A thread that ends when this is dropped, which waits for the task at work.
 pub struct ComputeThread {
-    tasks: std::sync::mpsc::Sender<(Ticket, Task<Payload>)>,
+    /// Taken, and so closed, to end the thread.
+    tasks: Option<std::sync::mpsc::Sender<(Ticket, Task<Payload>)>>,
     results: results::UnboundedReceiver<Done>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl ComputeThread {
@@ -26,7 +29,7 @@ impl ComputeThread {
     pub fn start<C: Compute>(make: impl FnOnce() -> C + Send + 'static) -> std::io::Result<Self> {
         let (tasks, todo) = std::sync::mpsc::channel::<(Ticket, Task<Payload>)>();
         let (done, results) = results::unbounded_channel();
-        std::thread::Builder::new().name("compute".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("compute".into()).spawn(move || {
             let mut compute = make();
             for (ticket, task) in todo {
                 // A panic is a defect of ours; it must reach the boss as an error all the same.
@@ -38,16 +41,29 @@ impl ComputeThread {
                 }
             }
         })?;
-        Ok(ComputeThread { tasks, results })
+        Ok(ComputeThread { tasks: Some(tasks), results, thread: Some(thread) })
     }
 
     pub(crate) fn give(&self, ticket: Ticket, task: Task<Payload>) {
         // The thread lives as long as this does.
-        self.tasks.send((ticket, task)).ok();
+        if let Some(tasks) = &self.tasks {
+            tasks.send((ticket, task)).ok();
+        }
     }
 
     /// The next result. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Done> {
         self.results.recv().await
+    }
+}
+
+impl Drop for ComputeThread {
+    fn drop(&mut self) {
+        self.tasks = None;
+        self.results.close();
+        // A thread left behind would hold its memory while the next one fills its own.
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
     }
 }

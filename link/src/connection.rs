@@ -75,9 +75,9 @@ impl Connection {
         self.quic.close(code, reason.as_bytes());
     }
 
-    /// Ends when the other end has closed, or is lost.
-    pub(crate) async fn closed(&self) {
-        self.quic.closed().await;
+    /// Whether the other end has closed, or is lost.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.quic.close_reason().is_some()
     }
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn close_reason(e: &quinn::ConnectionError) -> String {
             "it closed the connection".into()
         }
         quinn::ConnectionError::ApplicationClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
-        quinn::ConnectionError::TimedOut => "silent for 3 seconds".into(),
+        quinn::ConnectionError::TimedOut => "silent for more than 3 seconds".into(),
         quinn::ConnectionError::LocallyClosed => "closed here".into(),
         quinn::ConnectionError::Reset => "it was restarted".into(),
         other => other.to_string(),

@@ -9,8 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A silent peer counts as gone after this long.
+/// A silent boss or worker counts as gone after this long.
 const IDLE: Duration = Duration::from_secs(3);
+/// The same between workers: longer, so that the boss is the first to miss a worker and can say which
+/// one is lost, rather than hear of a broken link.
+const IDLE_BETWEEN_WORKERS: Duration = Duration::from_secs(4);
 /// An idle connection says that it is alive this often.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// Kernel buffers asked for; the system may grant less.
@@ -25,14 +28,14 @@ const STREAMS: u32 = 256;
 /// Where the boss listens.
 pub(crate) fn listen(identity: &Identity, address: SocketAddr) -> Result<Endpoint, LinkError> {
     let mut config = tls::boss_server(identity)?;
-    config.transport_config(transport());
+    config.transport_config(transport(IDLE));
     endpoint(address, config)
 }
 
 /// A worker's endpoint: it dials the boss at `boss`, and other workers dial it.
 pub fn worker_endpoint(ticket: &Ticket, boss: SocketAddr) -> Result<Endpoint, LinkError> {
     let mut config = tls::worker_server(ticket)?;
-    config.transport_config(transport());
+    config.transport_config(transport(IDLE_BETWEEN_WORKERS));
     let any = match boss.ip() {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -43,14 +46,14 @@ pub fn worker_endpoint(ticket: &Ticket, boss: SocketAddr) -> Result<Endpoint, Li
 /// How a worker dials the boss.
 pub(crate) fn client_to_boss(ticket: &Ticket) -> Result<quinn::ClientConfig, LinkError> {
     let mut config = tls::to_boss(ticket)?;
-    config.transport_config(transport());
+    config.transport_config(transport(IDLE));
     Ok(config)
 }
 
 /// How a worker dials another worker.
 pub(crate) fn client_to_worker(ticket: &Ticket) -> Result<quinn::ClientConfig, LinkError> {
     let mut config = tls::to_worker(ticket)?;
-    config.transport_config(transport());
+    config.transport_config(transport(IDLE_BETWEEN_WORKERS));
     Ok(config)
 }
 
@@ -73,9 +76,9 @@ fn endpoint(address: SocketAddr, server: quinn::ServerConfig) -> Result<Endpoint
     Endpoint::new(EndpointConfig::default(), Some(server), socket.into(), runtime).map_err(failed)
 }
 
-fn transport() -> Arc<TransportConfig> {
+fn transport(idle: Duration) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
-    config.max_idle_timeout(IdleTimeout::try_from(IDLE).ok());
+    config.max_idle_timeout(IdleTimeout::try_from(idle).ok());
     config.keep_alive_interval(Some(KEEP_ALIVE));
     config.stream_receive_window(VarInt::from_u32(STREAM_WINDOW));
     config.receive_window(VarInt::from_u32(CONNECTION_WINDOW));

@@ -18,6 +18,8 @@ mod lobby;
 mod outgoing;
 mod payload;
 mod stage_driver;
+#[doc(hidden)]
+pub mod testing;
 mod ticket;
 pub mod tls;
 mod wire;

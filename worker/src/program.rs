@@ -6,7 +6,7 @@ use crate::options::Options;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use link::{ComputeThread, LinkError, Ticket, WorkerInfo};
-use std::process::ExitCode;
+use std::io::Write;
 use std::time::Duration;
 use tch::Device;
 
@@ -14,11 +14,13 @@ use tch::Device;
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
+const SUCCESS: i32 = 0;
+const FAILURE: i32 = 1;
 /// Exit code after Ctrl-C, as shells have it.
-const INTERRUPTED: u8 = 130;
+const INTERRUPTED: i32 = 130;
 
-/// The program with its arguments; what `main` returns.
-pub fn main() -> ExitCode {
+/// The program with its arguments.
+pub fn main() -> ! {
     let options = Options::parse();
     // Before libtorch is first asked about GPUs: it remembers the answer.
     tensor::cuda::load();
@@ -26,26 +28,33 @@ pub fn main() -> ExitCode {
         end_with_stdin();
     }
     let result = match options.device.as_deref() {
-        Some("all") => every_gpu::run().map(|()| ExitCode::SUCCESS),
+        Some("all") => every_gpu::run(),
         _ => start(&options),
     };
-    result.unwrap_or_else(|e| {
-        eprintln!("worker: {e:#}");
-        ExitCode::FAILURE
+    match result {
+        Ok(()) => leave(SUCCESS),
+        Err(e) => {
+            eprintln!("worker: {e:#}");
+            leave(FAILURE)
+        }
+    }
+}
+
+fn start(options: &Options) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        tokio::select! {
+            result = run(options) => result,
+            () = interrupted() => leave(INTERRUPTED),
+        }
     })
 }
 
-fn start(options: &Options) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let code = runtime.block_on(async {
-        tokio::select! {
-            result = run(options) => result.map(|()| ExitCode::SUCCESS),
-            () = interrupted() => Ok(ExitCode::from(INTERRUPTED)),
-        }
-    });
-    // The compute thread may be in the middle of a task; nobody waits for its result any more.
-    runtime.shutdown_timeout(Duration::from_millis(500));
-    code
+/// Ends the process at once, whatever the compute thread is doing: nobody waits for its result any
+/// more. The usual way out runs libtorch's clean-up, which crashes while a thread is at work.
+fn leave(code: i32) -> ! {
+    std::io::stdout().flush().ok();
+    signal_hook::low_level::exit(code)
 }
 
 /// Works for one run after another until a boss says stop. Errors that waiting cannot mend end it.
@@ -178,6 +187,6 @@ async fn interrupted() {
 fn end_with_stdin() {
     std::thread::spawn(|| {
         std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).ok();
-        std::process::exit(0);
+        leave(SUCCESS)
     });
 }

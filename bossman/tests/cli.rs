@@ -1,0 +1,134 @@
+//! The `bossman` command's flags, files and exit codes. What it does with workers is tested in
+//! `tests/`.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+fn bossman(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bossman"));
+    command.args(arguments).env_remove("MODEL_PORT").env_remove("BOSSMAN_WORKER");
+    command.env("BOSSMAN_CONFIG_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/cli"));
+    command.envs(environment.iter().copied()).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Asserts that it ended with this code, and gives what it said on standard output and error.
+#[track_caller]
+fn said(output: Output, code: i32) -> (String, String) {
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert_eq!(output.status.code(), Some(code), "{}{}", text[0], text[1]);
+    let [output, errors] = text;
+    (output, errors)
+}
+
+fn example(name: &str) -> String {
+    format!("{}/../examples/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A file that goes when the test ends.
+struct Draft(PathBuf);
+
+impl Draft {
+    fn new(name: &str, text: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::write(&path, text).unwrap();
+        Draft(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).ok();
+    }
+}
+
+#[test]
+fn help_lists_what_the_pages_promise() {
+    let (text, _) = said(bossman(&["--help"], &[]), 0);
+    for promised in ["check", "train", "ticket"] {
+        assert!(text.contains(promised), "no {promised} in\n{text}");
+    }
+    let (text, _) = said(bossman(&["train", "--help"], &[]), 0);
+    for promised in ["--local", "--workers", "--port", "--metrics", "--init", "--save", "--no-shuffle", "MODEL_PORT"] {
+        assert!(text.contains(promised), "no {promised} in\n{text}");
+    }
+    let (text, _) = said(bossman(&["check", "--help"], &[]), 0);
+    assert!(text.contains("--dim"), "{text}");
+}
+
+#[test]
+fn bad_flags_are_exit_code_2() {
+    assert!(said(bossman(&["train"], &[]), 2).1.contains("<RUN>"));
+    assert!(said(bossman(&["trian", "run.yaml"], &[]), 2).1.contains("train"));
+    assert!(said(bossman(&["train", "run.yaml", "--local", "two"], &[]), 2).1.contains("two"));
+    assert!(said(bossman(&["check", "model.yaml", "--dim", "seq"], &[]), 2)
+        .1
+        .contains("expected WORD=SIZE, as seq=128"));
+}
+
+#[test]
+fn check_prints_every_layer_of_every_example() {
+    for (model, last) in
+        [("residual", "Sigmoid"), ("branchy", "head"), ("skip", "head"), ("convnet", "head"), ("tied", "head")]
+    {
+        let (table, errors) = said(bossman(&["check", &example(&format!("models/{model}.yaml"))], &[]), 0);
+        assert!(table.contains(last) && table.lines().count() > 10, "{table}");
+        assert_eq!(errors, "");
+    }
+}
+
+#[test]
+fn check_takes_sizes_for_words_of_the_model_alone() {
+    let tied = example("models/tied.yaml");
+    let (with_sizes, _) = said(bossman(&["check", &tied, "--dim", "batch=2", "--dim", "seq=9"], &[]), 0);
+    assert_ne!(with_sizes, said(bossman(&["check", &tied], &[]), 0).0);
+    let (_, errors) = said(bossman(&["check", &tied, "--dim", "sqe=9"], &[]), 1);
+    assert_eq!(errors, "bossman: --dim sqe=9: the model's inputs have no such word, but batch, seq\n");
+}
+
+#[test]
+fn check_names_the_place_of_a_mistake() {
+    let draft = Draft::new("relu.yaml", "model: m\ninputs: {x: [batch, 2]}\nlayers:\n  - Rleu\n");
+    let (table, errors) = said(bossman(&["check", draft.path()], &[]), 1);
+    let expected = format!("bossman: {}:4:5: layer 0: unknown layer `Rleu`; did you mean `ReLU`?\n", draft.path());
+    assert_eq!((table.as_str(), errors), ("", expected));
+    let (_, errors) = said(bossman(&["check", "no/such.yaml"], &[]), 1);
+    assert!(errors.starts_with("bossman: no/such.yaml: ") && errors.lines().count() == 1, "{errors}");
+}
+
+#[test]
+fn a_variable_that_nobody_uses_is_a_warning() {
+    let text = "model: m\ninputs: {x: [batch, 2]}\nlayers:\n  - ReLU:\n    out_variables: [unused]\n  - Tanh\n";
+    let draft = Draft::new("unused.yaml", text);
+    let (_, errors) = said(bossman(&["check", draft.path()], &[]), 0);
+    assert!(errors.starts_with("warning: ") && errors.contains("unused"), "{errors}");
+}
+
+#[test]
+fn training_without_workers_asks_how_many() {
+    let (_, errors) = said(bossman(&["train", &example("digits/run.yaml")], &[]), 1);
+    assert_eq!(
+        errors,
+        "bossman: how many workers? --local N starts N on this machine, --workers N waits for N on other machines\n"
+    );
+}
+
+#[test]
+fn a_port_that_is_none_is_named() {
+    let run = example("digits/run.yaml");
+    let (_, errors) = said(bossman(&["train", &run, "--workers", "1"], &[("MODEL_PORT", "abc")]), 1);
+    assert_eq!(errors, "bossman: MODEL_PORT=abc: expected a number from 0 to 65535\n");
+}
+
+#[test]
+fn a_missing_worker_program_is_named() {
+    let run = example("digits/run.yaml");
+    let missing = [("BOSSMAN_WORKER", "/no/such/worker")];
+    let (_, errors) = said(bossman(&["train", &run, "--local", "1"], &missing), 1);
+    assert!(errors.starts_with("bossman: cannot start /no/such/worker: "), "{errors}");
+}

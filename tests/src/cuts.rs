@@ -1,0 +1,39 @@
+//! Every way to cut a model.
+
+use bossman::Model;
+use layerspec::LayerGraph;
+use pipeline::{Cuts, Plan};
+
+/// Every cut into that many stages, as the names of the layers that start the stages after the first.
+pub fn into_stages(graph: &LayerGraph, stages: usize) -> Vec<Vec<String>> {
+    let names: Vec<&str> = graph.layers().iter().skip(1).map(|layer| layer.name.as_str()).collect();
+    let mut cuts: Vec<Vec<usize>> = vec![Vec::new()];
+    for _ in 1..stages {
+        let longer = cuts.iter().flat_map(|cut| {
+            let from = cut.last().map_or(0, |last| last + 1);
+            (from..names.len()).map(|next| [cut.as_slice(), &[next]].concat())
+        });
+        cuts = longer.collect();
+    }
+    cuts.into_iter().map(|cut| cut.into_iter().map(|i| names[i].to_string()).collect()).collect()
+}
+
+/// The plan for a list of layers that start stages.
+pub fn plan(model: &Model, starts: &[String]) -> Plan {
+    Plan::new(model.graph(), &Cuts::At(starts.to_vec()), starts.len() + 1).unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_as_many_cuts_as_choices_of_places() {
+        let text = "{model: m, inputs: {x: [batch, 2]}, layers: [ReLU, Tanh, ReLU, Tanh]}";
+        let graph = LayerGraph::from_yaml(text, "m").unwrap();
+        assert_eq!(into_stages(&graph, 1), [Vec::<String>::new()]);
+        assert_eq!(into_stages(&graph, 2), [["1"], ["2"], ["3"]]);
+        assert_eq!(into_stages(&graph, 3), [["1", "2"], ["1", "3"], ["2", "3"]]);
+        assert!(into_stages(&graph, 5).is_empty());
+    }
+}

@@ -1,0 +1,77 @@
+//! Training on workers, whatever way these are reached.
+
+use crate::{Case, Training, BATCH, STEPS};
+use link::{Payload, Slots};
+use pipeline::boss::{Request, RunRequest};
+use pipeline::effect::Answer;
+use pipeline::ids::Slot;
+use pipeline::message::{Failure, Mode, RoundLoss};
+use pipeline::{Plan, ScheduleKind, TensorMeta};
+use tch::Tensor;
+use tensor::payload;
+
+/// Workers that carry out requests.
+pub trait Fleet {
+    /// Carries out one request.
+    fn call(&mut self, request: Request) -> Result<Answer, Failure>;
+
+    /// Where the tensors of requests and answers are.
+    fn slots(&self) -> &Slots;
+}
+
+/// Trains a case on workers that a plan was made for.
+pub fn train(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32, fleet: &mut impl Fleet) -> Training {
+    fleet.call(Request::Distribute).unwrap();
+    fleet.call(Request::SetOptimizer(case.optimizer)).unwrap();
+    let losses: Vec<f32> = (0..STEPS)
+        .map(|step| {
+            let run = step_request(case, plan, kind, microbatches, step, fleet.slots());
+            let answer = fleet.call(Request::Run(Box::new(run))).unwrap();
+            assert_eq!(answer.losses.len(), microbatches as usize);
+            answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap()
+        })
+        .collect();
+    let state = fleet.call(Request::SendState).unwrap().state;
+    let weights: Vec<_> = state.into_iter().map(|(name, slot)| (name, take(fleet.slots(), slot))).collect();
+    assert!(fleet.slots().is_empty(), "tensors were left behind");
+    Training::new(&losses, weights.iter().map(|(name, tensor)| (name.as_str(), tensor)))
+}
+
+fn step_request(
+    case: &Case,
+    plan: &Plan,
+    kind: ScheduleKind,
+    microbatches: u32,
+    step: usize,
+    slots: &Slots,
+) -> RunRequest {
+    let (x, target) = case.batch(step);
+    let input = case.model.graph().inputs()[0];
+    let parts = |whole: Tensor| (0..).zip(whole.tensor_split(i64::from(microbatches), 0));
+    RunRequest {
+        batch: step as u64 + 1,
+        step: step as u64 + 1,
+        mode: Mode::Train,
+        actions: plan.schedule(kind, microbatches).unwrap().workers,
+        loss: Some(RoundLoss {
+            spec: case.loss,
+            weights: parts(x.shallow_clone()).map(|(_, part)| part.size()[0] as f64 / BATCH as f64).collect(),
+        }),
+        outputs: false,
+        inputs: parts(x).map(|(index, part)| (index, input, put(slots, &part))).collect(),
+        targets: parts(target).map(|(index, part)| (index, put(slots, &part))).collect(),
+        grads: None,
+    }
+}
+
+fn put(slots: &Slots, tensor: &Tensor) -> Slot {
+    let shape = tensor.size().into_iter().map(i64::unsigned_abs).collect();
+    let meta = TensorMeta { dtype: tensor::dtype_of(tensor).unwrap(), shape };
+    slots.put(Payload { meta, bytes: payload::to_bytes(tensor).unwrap() })
+}
+
+fn take(slots: &Slots, slot: Slot) -> Tensor {
+    let Payload { meta, bytes } = slots.take(slot).unwrap();
+    let shape: Vec<i64> = meta.shape.iter().map(|size| size.cast_signed()).collect();
+    payload::from_bytes(meta.dtype, &shape, bytes).unwrap()
+}

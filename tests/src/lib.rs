@@ -1,0 +1,27 @@
+//! What the tests of the whole share: models with data, ways to train them that must not differ, and
+//! our programs as processes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
+
+mod case;
+pub mod cuts;
+mod fleet;
+mod memory;
+pub mod programs;
+mod reference;
+mod sockets;
+mod training;
+
+pub use case::Case;
+pub use fleet::{train, Fleet};
+pub use memory::Memory;
+pub use reference::one_process;
+pub use sockets::Sockets;
+pub use training::Training;
+
+/// Training steps in every comparison.
+pub const STEPS: usize = 20;
+/// Samples in a step.
+pub const BATCH: i64 = 32;
+/// Into how many microbatches a batch is cut; 5 make 7, 7, 6, 6 and 6 samples.
+pub const MICROBATCHES: [u32; 3] = [1, 4, 5];

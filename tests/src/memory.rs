@@ -1,0 +1,169 @@
+//! A boss and its workers in one thread, without sockets: both sessions and the real compute, frames
+//! handed over in an order drawn from a seed.
+
+use crate::Fleet;
+use link::{Compute, Payload, Slots};
+use pipeline::boss::{BossSession, Request, Setup};
+use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
+use pipeline::ids::{Slot, Ticket, WorkerId};
+use pipeline::message::Failure;
+use pipeline::stage::StageSession;
+use pipeline::task::Task;
+use pipeline::Plan;
+use std::collections::VecDeque;
+use tch::Device;
+use worker::StageCompute;
+
+/// The sessions care for time only where somebody is silent, and here nobody is.
+const NOW: Micros = Micros(0);
+
+/// Workers in memory.
+pub struct Memory {
+    boss: BossSession,
+    workers: Vec<Worker>,
+    slots: Slots,
+    /// Frames on their way, oldest first.
+    frames: Vec<OnItsWay>,
+    next_request: u64,
+    random: u64,
+}
+
+struct Worker {
+    session: StageSession,
+    compute: StageCompute,
+    tasks: VecDeque<(Ticket, Task<Payload>)>,
+}
+
+struct OnItsWay {
+    from: Peer,
+    to: Peer,
+    frame: Frame,
+}
+
+/// What happens next.
+enum Next {
+    /// The frame at this place arrives.
+    Arrives(usize),
+    /// This worker's oldest task is done.
+    Computed(usize),
+}
+
+impl Memory {
+    /// Workers for a plan; frames and results come in an order drawn from `order`.
+    pub fn new(plan: Plan, seed: u64, order: u64) -> Self {
+        let count = plan.workers();
+        let somewhere = ([127, 0, 0, 1], 1).into();
+        let worker = |_| Worker {
+            session: StageSession::new(),
+            compute: StageCompute::new(Device::Cpu),
+            tasks: VecDeque::new(),
+        };
+        Memory {
+            boss: BossSession::new(Setup { plan, seed, addresses: vec![Some(somewhere); count] }),
+            workers: (0..count).map(worker).collect(),
+            slots: Slots::default(),
+            frames: Vec::new(),
+            next_request: 0,
+            random: order,
+        }
+    }
+
+    /// Does what the sessions want, until they want nothing more.
+    fn carry_out(&mut self) -> Option<Result<Answer, Failure>> {
+        let mut answer = None;
+        while let Some(effect) = self.boss.poll_effect() {
+            match effect {
+                Effect::Reply { result, .. } => answer = Some(result),
+                other => self.carry_out_common(Peer::Boss, other),
+            }
+        }
+        for number in 0..self.workers.len() {
+            let me = WorkerId(number as u16);
+            while let Some(effect) = self.workers[number].session.poll_effect() {
+                match effect {
+                    Effect::Compute { ticket, task } => {
+                        let task = task.try_map(|slot| self.slots.take(slot).ok_or(slot)).unwrap();
+                        self.workers[number].tasks.push_back((ticket, task));
+                    }
+                    Effect::Dial { peer, .. } => {
+                        self.workers[number].session.on_link_up(NOW, peer);
+                        self.workers[peer.0 as usize].session.on_link_up(NOW, me);
+                    }
+                    other => self.carry_out_common(Peer::Worker(me), other),
+                }
+            }
+        }
+        answer
+    }
+
+    fn carry_out_common(&mut self, from: Peer, effect: Effect) {
+        match effect {
+            Effect::Send { to, slots } => {
+                let tensors: Vec<Payload> = slots.into_iter().map(|slot| self.slots.take(slot).unwrap()).collect();
+                for Destination { peer: to, route, head } in to {
+                    let slots: Vec<Slot> = tensors.iter().map(|tensor| self.slots.put(tensor.clone())).collect();
+                    self.frames.push(OnItsWay { from, to, frame: Frame { route, head, slots } });
+                }
+            }
+            Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
+            other => panic!("{from} wants {other:?}"),
+        }
+    }
+
+    /// Frames with tensors may overtake each other; control frames between two ends keep their order.
+    fn possible(&self) -> Vec<Next> {
+        let first_of_its_lane = |place: &usize| {
+            let it = &self.frames[*place];
+            let same = |other: &OnItsWay| !other.frame.head.is_data() && (other.from, other.to) == (it.from, it.to);
+            it.frame.head.is_data() || !self.frames[..*place].iter().any(same)
+        };
+        let arrivals = (0..self.frames.len()).filter(first_of_its_lane).map(Next::Arrives);
+        let busy = (0..self.workers.len()).filter(|w| !self.workers[*w].tasks.is_empty());
+        arrivals.chain(busy.map(Next::Computed)).collect()
+    }
+
+    fn happen(&mut self, next: Next) {
+        match next {
+            Next::Arrives(place) => {
+                let OnItsWay { from, to, frame } = self.frames.remove(place);
+                match (to, from) {
+                    (Peer::Worker(to), _) => self.workers[to.0 as usize].session.on_frame(NOW, from, frame),
+                    (Peer::Boss, Peer::Worker(from)) => self.boss.on_frame(NOW, from, frame),
+                    (Peer::Boss, Peer::Boss) => panic!("the boss sent itself {frame:?}"),
+                }
+            }
+            Next::Computed(number) => {
+                let worker = &mut self.workers[number];
+                let (ticket, task) = worker.tasks.pop_front().unwrap();
+                let result = worker.compute.run(task).map(|outcome| outcome.map(|tensor| self.slots.put(tensor)));
+                worker.session.on_done(NOW, ticket, result);
+            }
+        }
+    }
+
+    /// A number below `count` (Knuth's MMIX generator).
+    fn draw(&mut self, count: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) as usize % count
+    }
+}
+
+impl Fleet for Memory {
+    fn call(&mut self, request: Request) -> Result<Answer, Failure> {
+        self.next_request += 1;
+        self.boss.on_request(NOW, self.next_request, request);
+        loop {
+            if let Some(answer) = self.carry_out() {
+                return answer;
+            }
+            let mut possible = self.possible();
+            assert!(!possible.is_empty(), "everybody waits: a deadlock");
+            let next = possible.swap_remove(self.draw(possible.len()));
+            self.happen(next);
+        }
+    }
+
+    fn slots(&self) -> &Slots {
+        &self.slots
+    }
+}

@@ -1,0 +1,281 @@
+//! The built `worker` and `bossman` programs as processes. Nothing here sleeps: tests wait for lines
+//! and for ends, each with a time limit.
+
+use crate::{Case, Training, BATCH, STEPS};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+/// How long to wait for what should come soon, on a machine that has much else to do.
+pub const SOON: Duration = Duration::from_secs(60);
+
+/// One of our programs; the test fails, and says why, where it was not built.
+pub fn program(name: &str) -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    // Tests lie in target/debug/deps.
+    let path = exe.ancestors().nth(2).unwrap().join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(path.is_file(), "no {}: run `cargo build -p worker -p bossman` first", path.display());
+    path
+}
+
+/// A folder of its own for a test: its keys, its files. Programs started in one find each other.
+pub struct Place(tempfile::TempDir);
+
+impl Place {
+    /// An empty one.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Place(tempfile::tempdir().unwrap())
+    }
+
+    /// A file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Writes a run of this many steps over a case's data, with further keys; gives its path.
+    pub fn run_file(&self, case: &Case, steps: usize, more: &str) -> PathBuf {
+        let loss = match case.loss {
+            bossman::Loss::MSELoss => "MSELoss".to_string(),
+            bossman::Loss::CrossEntropyLoss { label_smoothing } => {
+                format!("{{CrossEntropyLoss: {{label_smoothing: {label_smoothing}}}}}")
+            }
+        };
+        let optimizer = match case.optimizer {
+            bossman::Optimizer::SGD { lr, momentum, weight_decay, nesterov, .. } => {
+                format!("SGD: {{lr: {lr}, momentum: {momentum}, weight_decay: {weight_decay}, nesterov: {nesterov}}}")
+            }
+            bossman::Optimizer::Adam(a) => format!("Adam: {{lr: {}, weight_decay: {}}}", a.lr, a.weight_decay),
+            bossman::Optimizer::AdamW(a) => format!("AdamW: {{lr: {}, weight_decay: {}}}", a.lr, a.weight_decay),
+        };
+        case.save_data(&self.file("data.safetensors"));
+        let text = format!(
+            "model: {}\ndata: {{train: data.safetensors}}\nloss: {loss}\noptimizer: {{{optimizer}}}\nbatch_size: {BATCH}\n\
+             steps: {steps}\nseed: {}\n{more}\n",
+            Case::file(case.name).display(),
+            case.seed
+        );
+        let path = self.file("run.yaml");
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// A run that lasts until something ends it.
+    pub fn endless_run(&self) -> PathBuf {
+        self.run_file(&Case::branchy(), 1_000_000_000, "microbatches: 4")
+    }
+
+    /// A run as short as law 1's.
+    pub fn short_run(&self, case: &Case, more: &str) -> PathBuf {
+        self.run_file(case, STEPS, more)
+    }
+
+    /// Starts one of our programs with these arguments.
+    pub fn start(&self, name: &str, arguments: &[&str]) -> Process {
+        self.start_with(name, arguments, &[])
+    }
+
+    /// The same, with environment variables.
+    pub fn start_with(&self, name: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Process {
+        let mut command = Command::new(program(name));
+        for inherited in ["MODEL_HOST", "MODEL_PORT", "MODEL_TICKET", "BOSSMAN_WORKER"] {
+            command.env_remove(inherited);
+        }
+        command.args(arguments).env("BOSSMAN_CONFIG_DIR", self.file("config"));
+        command.envs(environment.iter().copied()).kill_on_drop(true);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, lines) = mpsc::unbounded_channel();
+        read(child.stdout.take().unwrap(), false, sender.clone());
+        read(child.stderr.take().unwrap(), true, sender);
+        Process { name: format!("{name} {}", arguments.join(" ")), child, lines, said: Vec::new() }
+    }
+
+    /// Starts a boss for this many workers that join by hand, and waits until it listens.
+    pub async fn boss(&self, run: &Path, workers: usize, more: &[&str]) -> (Process, Listening) {
+        let workers = workers.to_string();
+        let arguments = [&["train", run.to_str().unwrap(), "--workers", &workers, "--port", "0"], more].concat();
+        let mut boss = self.start("bossman", &arguments);
+        let line = boss.line("MODEL_TICKET=").await;
+        let word = |key: &str| line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string();
+        (boss, Listening { port: word("MODEL_PORT="), ticket: word("MODEL_TICKET=") })
+    }
+
+    /// Starts a worker for a boss on this port.
+    pub fn worker(&self, port: &str, more: &[&str]) -> Process {
+        self.start("worker", &[&["--port", port, "--device", "cpu", "--threads", "1"], more].concat())
+    }
+}
+
+/// What a run of the programs left.
+pub struct Run {
+    /// Losses and weights.
+    pub training: Training,
+    /// What the boss said on standard error.
+    pub notices: Vec<String>,
+}
+
+/// Trains a case with a boss and workers started one by one, each with one compute thread.
+pub async fn by_hand(case: &Case, workers: usize, more: &str, flags: &[&str]) -> Run {
+    let place = Place::new();
+    let run = place.short_run(case, more);
+    let (metrics, weights) = (place.file("metrics.jsonl"), place.file("weights.safetensors"));
+    let outcome = ["--metrics", metrics.to_str().unwrap(), "--save", weights.to_str().unwrap()];
+    let (boss, at) = place.boss(&run, workers, &[&outcome[..], &["--no-shuffle"]].concat()).await;
+    let workers: Vec<_> = (0..workers).map(|_| place.worker(&at.port, flags)).collect();
+    let ended = boss.end().await.well();
+    for worker in workers {
+        worker.end().await.well();
+    }
+    let metrics = std::fs::read_to_string(metrics).unwrap();
+    let training = Training::of_files(&metrics, &bossman::StateDict::load(weights).unwrap());
+    Run { training, notices: ended.errors }
+}
+
+/// What a boss prints for those who want to join.
+pub struct Listening {
+    /// Its UDP port.
+    pub port: String,
+    /// Its ticket.
+    pub ticket: String,
+}
+
+fn read(stream: impl AsyncRead + Unpin + Send + 'static, error: bool, to: mpsc::UnboundedSender<(bool, String)>) {
+    tokio::spawn(async move {
+        let mut lines = BufReader::new(stream).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            to.send((error, line)).ok();
+        }
+    });
+}
+
+/// A running program, killed when dropped.
+pub struct Process {
+    name: String,
+    child: Child,
+    lines: mpsc::UnboundedReceiver<(bool, String)>,
+    said: Vec<(bool, String)>,
+}
+
+/// How a program ended.
+pub struct Ended {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// Lines on standard output.
+    pub output: Vec<String>,
+    /// Lines on standard error.
+    pub errors: Vec<String>,
+}
+
+impl Process {
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id().unwrap()
+    }
+
+    /// Waits for a line with this text, on either stream.
+    pub async fn line(&mut self, text: &str) -> String {
+        self.line_within(SOON, text).await
+    }
+
+    /// The same, with another time limit.
+    pub async fn line_within(&mut self, limit: Duration, text: &str) -> String {
+        let found = async {
+            while let Some((error, line)) = self.lines.recv().await {
+                self.said.push((error, line.clone()));
+                if line.contains(text) {
+                    return Some(line);
+                }
+            }
+            None
+        };
+        match tokio::time::timeout(limit, found).await {
+            Ok(Some(line)) => line,
+            Ok(None) => panic!("`{}` ended without saying `{text}`{}", self.name, self.transcript()),
+            Err(_) => panic!("`{}` did not say `{text}` within {limit:?}{}", self.name, self.transcript()),
+        }
+    }
+
+    /// Waits until it has ended, and every process that it started and that shares its output too.
+    pub async fn end(self) -> Ended {
+        self.end_within(SOON).await
+    }
+
+    /// The same, with another time limit.
+    pub async fn end_within(mut self, limit: Duration) -> Ended {
+        let end = async {
+            let status = self.child.wait().await.unwrap();
+            // The readers end when nobody holds the other end of the pipes any more.
+            while let Some(line) = self.lines.recv().await {
+                self.said.push(line);
+            }
+            status
+        };
+        let Ok(status) = tokio::time::timeout(limit, end).await else {
+            panic!("`{}`, or a process it started, did not end within {limit:?}{}", self.name, self.transcript());
+        };
+        let (errors, output): (Vec<_>, Vec<_>) = self.said.drain(..).partition(|(error, _)| *error);
+        let text = |lines: Vec<(bool, String)>| lines.into_iter().map(|(_, line)| line).collect();
+        Ended { status, output: text(output), errors: text(errors) }
+    }
+
+    /// Sends a signal, as `KILL` or `INT`.
+    pub fn signal(&self, signal: &str) {
+        send_signal(self.id(), signal);
+    }
+
+    /// The numbers of the processes that it started.
+    pub fn children(&self) -> Vec<u32> {
+        let listed = std::process::Command::new("ps").args(["-A", "-o", "pid=,ppid="]).output().unwrap();
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        let pairs = listed.lines().filter_map(|line| {
+            let mut numbers = line.split_whitespace().filter_map(|word| word.parse::<u32>().ok());
+            Some((numbers.next()?, numbers.next()?))
+        });
+        pairs.filter(|(_, parent)| *parent == self.id()).map(|(process, _)| process).collect()
+    }
+
+    fn transcript(&self) -> String {
+        self.said.iter().map(|(_, line)| format!("\n  {line}")).collect()
+    }
+}
+
+impl Ended {
+    /// Asserts that it ended well.
+    #[track_caller]
+    pub fn well(self) -> Self {
+        assert!(self.status.success(), "{}\n{}\n{}", self.status, self.output.join("\n"), self.errors.join("\n"));
+        self
+    }
+
+    /// Asserts that it ended with an error, said in one line, and gives the line.
+    #[track_caller]
+    pub fn error_line(self) -> String {
+        assert_eq!(self.status.code(), Some(1), "{}: {}", self.status, self.errors.join("\n"));
+        match <[String; 1]>::try_from(self.errors) {
+            Ok([line]) => line,
+            Err(lines) => panic!("expected one line, got:\n{}", lines.join("\n")),
+        }
+    }
+}
+
+/// Sends a signal to a process.
+pub fn send_signal(process: u32, signal: &str) {
+    let status = std::process::Command::new("kill").args([format!("-{signal}"), process.to_string()]).status().unwrap();
+    assert!(status.success(), "kill -{signal} {process}: {status}");
+}
+
+/// A UDP port that was free a moment ago.
+pub fn free_port() -> String {
+    let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+    socket.local_addr().unwrap().port().to_string()
+}
+
+/// Panics where less than the truth was told: the time since `start` must be below `limit`.
+#[track_caller]
+pub fn assert_within(start: Instant, limit: Duration, what: &str) {
+    let took = start.elapsed();
+    assert!(took <= limit, "{what} took {took:?}, more than {limit:?}");
+}

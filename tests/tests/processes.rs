@@ -1,0 +1,206 @@
+//! Real processes: what a user sees when something goes wrong, and that nothing is left behind.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tests::programs::{assert_within, by_hand, free_port, send_signal, Place, SOON};
+use tests::{one_process, Case};
+
+/// The promise: an error within this time of the death of a worker.
+const NOTICED: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn a_local_worker_that_is_killed_ends_the_run_with_its_name() {
+    let place = Place::new();
+    let mut boss = place.start("bossman", &["train", place.endless_run().to_str().unwrap(), "--local", "2"]);
+    boss.line("step 1/").await;
+    let workers = boss.children();
+    assert_eq!(workers.len(), 2);
+    send_signal(workers[1], "KILL");
+    let killed = Instant::now();
+    let ended = boss.end().await; // with it both workers, which share its standard error
+    assert_within(killed, NOTICED, "the end");
+    let line = ended.error_line();
+    assert!(line.starts_with("bossman: worker ") && line.contains("lost") && line.contains("signal: 9"), "{line}");
+}
+
+#[tokio::test]
+async fn a_worker_that_is_killed_ends_the_run_and_the_other_worker_waits_for_the_next() {
+    let place = Place::new();
+    let (mut boss, at) = place.boss(&place.endless_run(), 2, &[]).await;
+    let mut stays = place.worker(&at.port, &[]);
+    boss.line("worker 0 joined").await;
+    let dies = place.worker(&at.port, &[]);
+    boss.line("step 1/").await;
+    dies.signal("KILL");
+    let killed = Instant::now();
+    let ended = boss.end().await;
+    assert_within(killed, NOTICED, "the end");
+    let line = ended.error_line();
+    assert!(
+        line.starts_with("bossman: worker 1") && line.contains(": lost (silent for more than 3 seconds)"),
+        "{line}"
+    );
+    stays.line("waiting for the boss").await;
+}
+
+#[tokio::test]
+async fn a_boss_that_is_killed_takes_its_local_workers_along() {
+    let place = Place::new();
+    let mut boss = place.start("bossman", &["train", place.endless_run().to_str().unwrap(), "--local", "2"]);
+    boss.line("step 1/").await;
+    assert_eq!(boss.children().len(), 2);
+    boss.signal("KILL");
+    let killed = Instant::now();
+    let ended = boss.end().await; // the workers have its standard error; they are gone when it ends
+    assert_within(killed, Duration::from_secs(2), "the end of all");
+    assert!(!ended.status.success());
+}
+
+#[tokio::test]
+async fn a_worker_waits_for_a_boss_and_for_the_next_one() {
+    let place = Place::new();
+    let port = free_port();
+    let endless = place.endless_run();
+    let start =
+        |run: &Path| place.start("bossman", &["train", run.to_str().unwrap(), "--workers", "1", "--port", &port]);
+    let mut worker = place.worker(&port, &[]);
+    worker.line("waiting for the boss at 127.0.0.1").await;
+
+    let mut boss = start(&endless);
+    worker.line("joined the boss").await;
+    boss.line("step 1/").await;
+    boss.signal("KILL");
+    boss.end().await;
+    worker.line("waiting for the boss at 127.0.0.1").await;
+
+    let boss = start(&place.short_run(&Case::branchy(), ""));
+    worker.line("joined the boss").await;
+    boss.end().await.well();
+    let ended = worker.end().await.well();
+    assert_eq!(ended.output.last().map(String::as_str), Some("the run is over"));
+}
+
+#[tokio::test]
+async fn two_workers_by_hand_end_with_the_weights_of_one_process() {
+    assert_eq!(notices(&[]).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn workers_that_take_no_direct_connections_are_relayed_to_the_same_weights() {
+    let relays = "worker 0 and worker 1 cannot reach each other (it accepts no direct connections); the boss relays between them";
+    assert_eq!(notices(&["--relay"]).await, [relays]);
+}
+
+/// Trains with two workers; asserts that nothing differs from one process, and gives the notices that
+/// the boss printed.
+async fn notices(flags: &[&str]) -> Vec<String> {
+    let case = Case::skip();
+    let run = by_hand(&case, 2, "microbatches: 5", flags).await;
+    one_process(&case, 5).assert_same(&run.training, &"by hand");
+    run.notices
+}
+
+#[tokio::test]
+async fn a_third_worker_is_told_that_it_is_not_needed() {
+    let place = Place::new();
+    let (mut boss, at) = place.boss(&place.endless_run(), 2, &[]).await;
+    let _two = [place.worker(&at.port, &[]), place.worker(&at.port, &[])];
+    boss.line("step 1/").await;
+    let mut third = place.worker(&at.port, &[]);
+    third.line("the run has all its 2 workers").await;
+}
+
+#[tokio::test]
+async fn a_worker_with_a_wrong_ticket_is_turned_away_with_words() {
+    let (place, stranger) = (Place::new(), Place::new());
+    let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
+    // The same boss's key with another secret.
+    let forger = Place::new();
+    std::fs::create_dir(forger.file("config")).unwrap();
+    std::fs::copy(place.file("config/boss.key"), forger.file("config/boss.key")).unwrap();
+    let forged = forger.start("bossman", &["ticket"]).end().await.well().output.remove(0);
+    assert_ne!(forged, at.ticket);
+    let worker = place.start("worker", &["--port", &at.port, "--ticket", &forged]);
+    let line = worker.end().await.error_line();
+    assert!(line.contains("does not accept this ticket; copy the MODEL_TICKET that it prints"), "{line}");
+    boss.line("turned away 127.0.0.1: it has no valid ticket").await;
+
+    // A ticket of another boss.
+    let other = stranger.start("bossman", &["ticket"]).end().await.well().output.remove(0);
+    let worker = place.start_with("worker", &["--port", &at.port], &[("MODEL_TICKET", &other)]);
+    let line = worker.end().await.error_line();
+    assert!(line.contains("is not the boss this ticket was made for; check MODEL_HOST and MODEL_TICKET"), "{line}");
+}
+
+#[tokio::test]
+async fn a_damaged_ticket_is_noticed_before_anything_is_dialled() {
+    let place = Place::new();
+    let ticket = place.start("bossman", &["ticket"]).end().await.well().output.remove(0);
+    let line = place.start("worker", &["--ticket", &ticket[..ticket.len() - 1]]).end().await.error_line();
+    assert!(line.contains("this join ticket is damaged; copy the whole MODEL_TICKET"), "{line}");
+    let line = place.start("worker", &["--ticket", "sesame"]).end().await.error_line();
+    assert!(line.contains("this is not a join ticket: it must start with `bossman1-`"), "{line}");
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let place = Place::new();
+    let taken = std::net::UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let run = place.endless_run();
+    let boss = place.start("bossman", &["train", run.to_str().unwrap(), "--workers", "1", "--port", &port]);
+    let line = boss.end().await.error_line();
+    assert_eq!(
+        line,
+        format!("bossman: UDP port {port} is in use; end the other boss or set MODEL_PORT to a free port")
+    );
+}
+
+#[tokio::test]
+async fn a_worker_ends_within_a_second_of_ctrl_c() {
+    let place = Place::new();
+    let mut waits = place.worker(&free_port(), &[]);
+    waits.line("waiting for the boss").await;
+    let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
+    let works = place.worker(&at.port, &[]);
+    boss.line("step 1/").await;
+    for worker in [waits, works] {
+        worker.signal("INT");
+        let interrupted = Instant::now();
+        let ended = worker.end_within(SOON).await;
+        assert_within(interrupted, Duration::from_secs(1), "the end");
+        assert_eq!(ended.status.code(), Some(130), "{}", ended.status);
+        assert_eq!(ended.errors, [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn ctrl_c_at_the_boss_ends_it_and_its_local_workers() {
+    let place = Place::new();
+    let mut boss = place.start("bossman", &["train", place.endless_run().to_str().unwrap(), "--local", "2"]);
+    boss.line("step 1/").await;
+    boss.signal("INT");
+    let interrupted = Instant::now();
+    let ended = boss.end().await;
+    assert_within(interrupted, Duration::from_secs(2), "the end of all");
+    assert_eq!(ended.error_line(), "bossman: interrupted; nothing was saved");
+}
+
+#[tokio::test]
+async fn mistakes_in_files_are_one_line_before_any_worker_starts() {
+    let place = Place::new();
+    let run = place.short_run(&Case::branchy(), "schedule: 1f2b");
+    let train = |run: &Path| place.start("bossman", &["train", run.to_str().unwrap(), "--local", "2"]);
+    let line = train(&run).end().await.error_line();
+    assert!(line.contains("run.yaml:8:11: ") && line.contains("did you mean `1f1b`?"), "{line}");
+
+    let run = place.short_run(&Case::branchy(), "");
+    std::fs::remove_file(place.file("data.safetensors")).unwrap();
+    let line = train(&run).end().await.error_line();
+    assert!(line.contains("data.safetensors: No such file"), "{line}");
+
+    let line = train(&place.file("absent.yaml")).end().await.error_line();
+    assert!(line.contains("absent.yaml"), "{line}");
+}

@@ -1,0 +1,140 @@
+//! README.md, ARCHITECTURE.md and docs say what is true.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+const CRATES: [&str; 8] = ["layerspec", "pipeline", "link", "tensor", "worker", "bossman", "examples", "tests"];
+
+/// Every `path/like/this` between backticks, and every link target, is there.
+#[test]
+fn every_file_that_is_named_exists() {
+    for page in ["README.md", "ARCHITECTURE.md", "docs/model-file.md", "docs/run-file.md"] {
+        let text = read(page);
+        let folder = root().join(page).parent().unwrap().to_path_buf();
+        let quoted =
+            text.split('`').skip(1).step_by(2).filter(|t| t.contains('/') && !t.contains([' ', '*', ':', '$']));
+        for name in quoted.filter(|t| t.ends_with('/') || t.rsplit('/').next().is_some_and(|f| f.contains('.'))) {
+            assert!(root().join(name).exists(), "{page} names `{name}`, which does not exist");
+        }
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if !target.starts_with("http") {
+                let file = target.split('#').next().unwrap();
+                assert!(folder.join(file).exists(), "{page} links to {target}, which does not exist");
+            }
+        }
+    }
+}
+
+/// The dependencies between our crates are those that the page's arrows allow.
+#[test]
+fn imports_run_one_way() {
+    let allowed = |name: &str| -> &[&str] {
+        match name {
+            "layerspec" => &[],
+            "pipeline" | "tensor" => &["layerspec"],
+            "link" => &["layerspec", "pipeline"],
+            "worker" | "bossman" => &["layerspec", "pipeline", "link", "tensor"],
+            _ => &CRATES,
+        }
+    };
+    for name in CRATES {
+        let manifest = read(&format!("{name}/Cargo.toml"));
+        let normal = manifest.split("[dependencies]").nth(1).unwrap_or("").split("\n[").next().unwrap();
+        let used: BTreeSet<&str> =
+            normal.lines().filter_map(|l| l.split(['.', ' ', '=']).next()).filter(|d| CRATES.contains(d)).collect();
+        for dependency in used {
+            assert!(allowed(name).contains(&dependency), "{name} depends on {dependency}");
+        }
+    }
+}
+
+/// The section "What is nowhere" holds.
+#[test]
+fn what_is_nowhere_is_nowhere() {
+    let absent = [
+        ("unsafe ", &["layerspec", "pipeline", "link", "worker", "bossman"][..]),
+        ("std::time", &["layerspec", "pipeline"]),
+        ("Instant", &["layerspec", "pipeline"]),
+        ("rand::", &["layerspec", "pipeline"]),
+        ("UdpSocket", &["layerspec", "pipeline", "tensor", "worker", "bossman"]),
+        ("TcpStream", &CRATES[..6]),
+        ("tch::", &["layerspec", "pipeline", "link"]),
+        ("pickle", &CRATES[..6]),
+    ];
+    for (word, crates) in absent {
+        for name in crates {
+            for (path, text) in sources(&root().join(name).join("src")) {
+                let code = text.split("#[cfg(test)]").next().unwrap();
+                let found = code.lines().find(|line| line.contains(word) && !line.trim_start().starts_with("//"));
+                assert!(found.is_none(), "`{word}` in {}: {}", path.display(), found.unwrap_or_default());
+            }
+        }
+    }
+}
+
+/// Every `make` target, and every flag of our programs, that a page shows in a command exists.
+#[test]
+fn every_command_that_is_shown_exists() {
+    let makefile = read("Makefile");
+    let command = read("bossman/src/main.rs");
+    for page in ["README.md", "docs/run-file.md"] {
+        let text = read(page);
+        let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+        for line in blocks.flat_map(str::lines) {
+            let words: Vec<&str> = line.split_whitespace().skip_while(|w| w.contains('=')).collect();
+            let program = words[0].rsplit('/').next().unwrap();
+            match program {
+                "make" => assert!(makefile.contains(&format!("\n{}:", words[1])), "{page}: no target for `{line}`"),
+                "bossman" => {
+                    for flag in words.iter().filter_map(|w| w.strip_prefix("--")) {
+                        let field = flag.replace('-', "_");
+                        assert!(command.contains(&format!("{field}:")), "{page}: no flag for `{line}`");
+                    }
+                    for file in words.iter().filter(|w| w.contains("examples/")) {
+                        assert!(root().join(file).exists(), "{page}: no file for `{line}`");
+                    }
+                }
+                "worker" => {}
+                other => panic!("{page}: `{other}` is not a program of ours"),
+            }
+        }
+    }
+}
+
+/// Files that are past what one reader takes in at once are split before they land.
+#[test]
+fn no_source_file_is_very_long() {
+    for name in CRATES {
+        for (path, text) in sources(&root().join(name)) {
+            let lines = text.lines().count();
+            assert!(lines <= 600, "{} has {lines} lines; is it two ideas?", path.display());
+        }
+    }
+}
+
+fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+    found
+}
