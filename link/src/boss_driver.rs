@@ -4,7 +4,6 @@ use crate::clock::Clock;
 use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE};
 use crate::door::{Door, Knock};
 use crate::hello::WorkerInfo;
-use crate::lobby::full;
 use crate::outgoing;
 use crate::payload::{Payload, Slots};
 use pipeline::boss::{BossSession, Request, Setup};
@@ -137,7 +136,7 @@ impl Driver {
                 },
                 Some(knock) = door.next() => {
                     if let Knock::Arrived(arrival) = knock {
-                        arrival.refuse(full(self.connections.len()), true);
+                        arrival.refuse_late(self.connections.len());
                     }
                 }
                 // The boss session asks for no timeouts yet; the driver keeps the contract anyway.

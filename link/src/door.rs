@@ -33,6 +33,11 @@ pub(crate) enum Knock {
 }
 
 impl Arrival {
+    /// Says no to a worker that comes when every place is taken.
+    pub(crate) fn refuse_late(self, places: usize) {
+        self.refuse(format!("the run has all its {places} workers"), true);
+    }
+
     /// Says no; the connection ends once the caller has heard it.
     pub(crate) fn refuse(mut self, reason: String, retry: bool) {
         tokio::spawn(async move {

@@ -115,7 +115,7 @@ impl Lobby {
             return None;
         };
         let Some(place) = self.places.iter().position(Option::is_none) else {
-            arrival.refuse(full(self.places.len()), true);
+            arrival.refuse_late(self.places.len());
             return None;
         };
         let worker = WorkerId(place as u16);
@@ -146,9 +146,4 @@ impl Lobby {
         let setup = Setup { plan, seed, addresses };
         Ok(drive(setup, members, endpoint, door, (sender, events), Box::new(notice)))
     }
-}
-
-/// What a worker hears that comes too late.
-pub(crate) fn full(places: usize) -> String {
-    format!("the run has all its {places} workers")
 }

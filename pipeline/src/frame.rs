@@ -15,8 +15,6 @@ use thiserror::Error;
 
 /// A head longer than this is refused. The largest is a stage with all its layers.
 pub const MAX_HEAD_BYTES: usize = 16 << 20;
-/// More tensors than this in one frame are refused.
-pub const MAX_TENSORS: usize = 4096;
 /// Tensor bytes in one frame beyond this are refused.
 pub const MAX_BODY_BYTES: u64 = 16 << 30;
 

@@ -12,6 +12,9 @@ use std::net::SocketAddr;
 /// Said first on every connection; peers of different versions do not talk.
 pub const PROTOCOL_VERSION: u32 = 1;
 
+/// More tensors than this behind one head are refused.
+pub const MAX_TENSORS: usize = 4096;
+
 /// Whether layers behave as in training (dropout, batch statistics) and keep what backward needs.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Mode {
@@ -138,7 +141,7 @@ impl Head {
             Head::State { .. } | Head::Value { .. } | Head::Target { .. } | Head::Output { .. } | Head::Load { .. } => {
                 (1, 1)
             }
-            Head::Gradient { .. } => (0, crate::frame::MAX_TENSORS),
+            Head::Gradient { .. } => (0, MAX_TENSORS),
             _ => (0, 0),
         }
     }

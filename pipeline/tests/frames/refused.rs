@@ -3,9 +3,9 @@
 use crate::heads::{envelope, head, KINDS};
 use crate::random::Random;
 use layerspec::{DType, ValueId};
-use pipeline::frame::{decode, encode, head_len, Envelope, FrameError, MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_TENSORS};
+use pipeline::frame::{decode, encode, head_len, Envelope, FrameError, MAX_BODY_BYTES, MAX_HEAD_BYTES};
 use pipeline::ids::{MicrobatchKey, StageId};
-use pipeline::message::Head;
+use pipeline::message::{Head, MAX_TENSORS};
 use pipeline::TensorMeta;
 
 const KEY: MicrobatchKey = MicrobatchKey { batch: 1, index: 0 };
