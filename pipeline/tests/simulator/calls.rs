@@ -80,7 +80,7 @@ pub fn loaded(name: &str, value: Fake, salt: u64) -> Fake {
 }
 
 pub fn wants_outputs(step: u64) -> bool {
-    step % 2 == 0
+    step.is_multiple_of(2)
 }
 
 /// Uneven, as the last microbatch of a batch may be.

@@ -48,7 +48,7 @@ pub fn recover(user: &mut User<'_>, oracle: &mut Oracle<'_>, steps: u64) -> Vec<
 
 /// One step: in one call, or by hand with other calls in between.
 fn training(step: u64) -> Vec<Call> {
-    if step % 2 == 0 {
+    if step.is_multiple_of(2) {
         return vec![Call::Train(step)];
     }
     let (other, train) = (Call::Eval(step), [Call::Forward(step), Call::Backward(step), Call::OptimStep(step)]);
@@ -76,7 +76,7 @@ fn mend(user: &mut User<'_>, oracle: &mut Oracle<'_>, step: u64, errors: &mut Ve
         let failure = user.call(call).expect_err("some stages are a step ahead");
         assert!(failure.to_string().contains("load a state_dict to go on"), "{failure}");
     }
-    let fresh = if user.world.events % 2 == 0 { Call::Distribute } else { Call::Load(0) };
+    let fresh = if user.world.events.is_multiple_of(2) { Call::Distribute } else { Call::Load(0) };
     again(user, oracle, fresh, errors);
     again(user, oracle, Call::Optimizer(step), errors);
 }
