@@ -9,6 +9,9 @@ use tokio::runtime::Handle as Runtime;
 /// The port where none is given.
 const DEFAULT_PORT: u16 = 1024;
 
+/// So many who are not let in are shown; they may be many.
+const STRANGERS_SHOWN: u32 = 10;
+
 /// Where the boss listens and for whom it waits.
 #[derive(Debug, Clone)]
 pub struct Host {
@@ -104,11 +107,11 @@ impl Host {
         };
         let say = |text: String| {
             if !self.quiet {
-                println!("{text}");
+                println!("{}", printable(&text));
             }
         };
         if !all_local {
-            let host = link::own_address().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let host = link::own_address().map_or("<this machine's address>".into(), |ip| ip.to_string());
             let missing = self.workers - self.local;
             say(format!("waiting for {missing} worker(s) on port {}; on each machine run", listening.port()));
             say(format!(
@@ -117,6 +120,7 @@ impl Host {
                 identity.ticket()
             ));
         }
+        let mut strangers = 0;
         while lobby.missing() > 0 {
             let event = tokio::select! {
                 event = lobby.next() => event,
@@ -134,7 +138,11 @@ impl Host {
                     lobby.missing()
                 ),
                 LobbyEvent::Left { worker, reason } => format!("{worker} left ({reason})"),
-                LobbyEvent::TurnedAway { address, reason } => format!("turned away {}: {reason}", address.ip()),
+                LobbyEvent::TurnedAway { .. } if strangers == STRANGERS_SHOWN => continue,
+                LobbyEvent::TurnedAway { address, reason } => {
+                    strangers += 1;
+                    format!("turned away {}: {reason}", address.ip())
+                }
             });
         }
         Ok(Workers { lobby, local, runtime: Runtime::current(), count: self.workers, quiet: self.quiet })
@@ -145,11 +153,11 @@ impl Host {
     fn address(&self, all_local: bool) -> Result<SocketAddr, BossManError> {
         let port = match (self.port, std::env::var("MODEL_PORT")) {
             (Some(port), _) => Some(port),
-            (None, Ok(text)) => {
+            (None, Ok(text)) if !text.trim().is_empty() => {
                 let wrong = || BossManError::Usage(format!("MODEL_PORT={text}: expected a number from 0 to 65535"));
                 Some(text.trim().parse().map_err(|_| wrong())?)
             }
-            (None, Err(_)) => None,
+            (None, _) => None,
         };
         Ok(match all_local {
             true => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.unwrap_or(0)),
@@ -163,4 +171,9 @@ async fn ended(local: &mut Option<LocalWorkers>) -> String {
         Some(local) => local.ended().await,
         None => std::future::pending().await,
     }
+}
+
+/// What others say of themselves, without the control characters that could draw on this terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -30,7 +30,7 @@ pub struct RunFile {
     pub optimizer: OptimizerSpec,
     /// Samples in a step; the last batch of an epoch may be smaller.
     pub batch_size: u64,
-    /// Into how many microbatches a batch is cut.
+    /// Into how many microbatches a batch is cut; 0 for one a worker.
     pub microbatches: u32,
     /// When training ends.
     pub length: Length,
@@ -91,7 +91,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
 }
 
 fn microbatches(run: &Mapping<'_>) -> Result<u32, Fault> {
-    let Some(count) = run.optional("microbatches", &SIZE)? else { return Ok(1) };
+    let Some(count) = run.optional("microbatches", &SIZE)? else { return Ok(0) };
     let node = run.need("microbatches")?;
     u32::try_from(count).map_err(|_| node.unexpected("`microbatches`", "a smaller number"))
 }

@@ -45,6 +45,18 @@ impl StateDict {
         Ok(StateDict(tensors))
     }
 
+    /// Whether a file can be written there; to be known before the work that makes it.
+    pub fn can_save(path: &Path) -> Result<(), BossManError> {
+        let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+        if path.is_dir() {
+            return Err(BossManError::file(path, "is a folder; name a file for the weights"));
+        }
+        if !folder.is_dir() {
+            return Err(BossManError::file(path, format!("there is no folder {}; make it first", folder.display())));
+        }
+        Ok(())
+    }
+
     /// Writes a safetensors file; it appears whole under its name or not at all.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BossManError> {
         let path = path.as_ref();

@@ -64,20 +64,22 @@ impl BossMan {
             let payloads = payloads?;
             let training = self.mode == Mode::Train;
             if training {
-                if let Some(batch) = self.outstanding.take() {
-                    self.call(Request::Discard { batch }).await?;
-                }
+                self.forget_outstanding().await?;
             }
             self.batch += 1;
             let mut run = self.round(|stage| Action::Forward { stage, microbatch: 0 });
             run.outputs = true;
             run.step = self.step + 1;
             run.inputs = self.hold_all(payloads);
-            let answer = self.call(Request::Run(Box::new(run))).await?;
             if training {
+                // Set before the wait: whoever drops this future leaves the workers with a batch to forget.
                 self.outstanding = Some(self.batch);
             }
-            self.outputs(answer, training)
+            let answer = self.call(Request::Run(Box::new(run))).await;
+            if answer.is_err() {
+                self.outstanding = None; // the workers have forgotten it
+            }
+            self.outputs(answer?, training)
         }
     }
 
@@ -152,12 +154,12 @@ impl BossMan {
         let prepared = self.prepare(batch);
         async move {
             let Prepared { samples, mut run, inputs, targets } = prepared?;
+            self.forget_outstanding().await?;
             self.batch += 1;
             self.step += 1;
             (run.batch, run.step) = (self.batch, self.step);
             run.inputs = self.hold_all(inputs);
             run.targets = targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
-            self.outstanding = None;
             let answer = self.call(Request::Run(Box::new(run))).await?;
             let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
             Ok(StepReport { step: self.step, loss, samples, time: started.elapsed() })
@@ -184,6 +186,14 @@ impl BossMan {
             inputs: inputs.payloads(&ranges)?,
             targets: inputs.targets(&batch.target, &ranges)?,
         })
+    }
+
+    /// Frees what the workers keep of a forward whose backward will not come.
+    async fn forget_outstanding(&mut self) -> Result<(), BossManError> {
+        match self.outstanding.take() {
+            Some(batch) => self.call(Request::Discard { batch }).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// A round in which every stage does one thing.

@@ -67,8 +67,6 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     let train = Dataset::read(&file.train, model.graph(), file.loss)?;
     let test = file.test.as_ref().map(|path| Dataset::read(path, model.graph(), file.loss)).transpose()?;
     let init = settings.init.as_ref().map(StateDict::load).transpose()?;
-    let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
-
     let workers = worker_count(file, settings)?;
     let builder = BossMan::builder(model)
         .cuts(file.cuts.clone())
@@ -77,6 +75,10 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
         .loss(file.loss)
         .seed(file.seed);
     builder.check(workers)?;
+    if let Some(path) = &settings.save {
+        StateDict::can_save(path)?;
+    }
+    let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
     let mut boss = builder.build(host(workers, settings).wait().await?)?;
     boss.distribute_model().await?;
     if let Some(init) = &init {
@@ -95,13 +97,13 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
         }
     }
     let time = progress.end();
-    let test = match &test {
-        Some(test) => Some(score(&mut boss, test, file.loss).await?),
-        None => None,
-    };
     if let Some(path) = &settings.save {
         boss.state_dict().await?.save(path)?;
     }
+    let test = match &test {
+        Some(test) => Some(score(&mut boss, test, file).await?),
+        None => None,
+    };
     boss.shutdown().await;
     Ok(Outcome { steps, time, test })
 }
@@ -119,6 +121,9 @@ fn host(workers: usize, settings: &Settings) -> Host {
 
 fn worker_count(file: &RunFile, settings: &Settings) -> Result<usize, BossManError> {
     match (settings.workers, settings.local, &file.cuts) {
+        (Some(workers), local, _) if workers == 0 || local > workers => Err(BossManError::Usage(format!(
+            "--workers {workers} --local {local}: --workers counts all workers, the local ones among them"
+        ))),
         (Some(workers), ..) => Ok(workers),
         (None, local, _) if local > 0 => Ok(local),
         (None, _, Cuts::At(names)) => Ok(names.len() + 1),
@@ -166,21 +171,24 @@ impl<'a> Batches<'a> {
 }
 
 /// Runs the test data through the model in evaluation mode.
-async fn score(boss: &mut BossMan, data: &Dataset, loss: LossSpec) -> Result<Score, BossManError> {
+async fn score(boss: &mut BossMan, data: &Dataset, file: &RunFile) -> Result<Score, BossManError> {
     boss.eval();
     let numbers = order(data.samples(), None, 0);
     let mut sum = 0.0;
-    for numbers in numbers.chunks(TEST_BATCH) {
+    // A model without a word for the batch takes batches of its one size only.
+    let fixed = usize::try_from(file.batch_size).unwrap_or(usize::MAX);
+    let size = if boss.model().graph().batch().is_some() { TEST_BATCH } else { fixed };
+    for numbers in numbers.chunks(size) {
         let Batch { x, variables, target } = data.batch(numbers)?;
         let output = boss.forward(&x, variables).await?;
-        sum += match loss {
+        sum += match file.loss {
             LossSpec::CrossEntropyLoss { .. } => correct(&output, &target)?,
             LossSpec::MSELoss => mean_squared_error(&output, &target)? * numbers.len() as f64,
         };
     }
     boss.train();
     let mean = sum / data.samples() as f64;
-    Ok(match loss {
+    Ok(match file.loss {
         LossSpec::CrossEntropyLoss { .. } => Score::Accuracy(mean),
         LossSpec::MSELoss => Score::Loss(mean),
     })

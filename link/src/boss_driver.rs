@@ -177,7 +177,7 @@ impl Driver {
                 let slots = payloads.into_iter().map(|p| self.slots.put(p)).collect();
                 self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
             }
-            Event::Closed { from: Peer::Worker(from), reason } => self.session.on_lost(now, from, &reason),
+            Event::Closed { from: Peer::Worker(from), reason, .. } => self.session.on_lost(now, from, &reason),
             Event::Frame { from: Peer::Boss, .. } | Event::Closed { from: Peer::Boss, .. } => {}
         }
     }

@@ -16,8 +16,17 @@ pub(crate) const BROKE_PROTOCOL: VarInt = VarInt::from_u32(1);
 /// What a connection reports to its driver.
 #[derive(Debug)]
 pub(crate) enum Event {
-    Frame { from: Peer, envelope: Envelope, payloads: Vec<Payload> },
-    Closed { from: Peer, reason: String },
+    Frame {
+        from: Peer,
+        envelope: Envelope,
+        payloads: Vec<Payload>,
+    },
+    /// `connection` tells an old connection's end from that of one that took its place.
+    Closed {
+        from: Peer,
+        connection: usize,
+        reason: String,
+    },
 }
 
 /// A connection that is up. Dropping it does not close it; its tasks end with the connection.
@@ -75,6 +84,11 @@ impl Connection {
         self.quic.close(code, reason.as_bytes());
     }
 
+    /// Names this connection among all of the process.
+    pub(crate) fn id(&self) -> usize {
+        self.quic.stable_id()
+    }
+
     /// Whether the other end has closed, or is lost.
     pub(crate) fn is_closed(&self) -> bool {
         self.quic.close_reason().is_some()
@@ -95,7 +109,7 @@ async fn read(peer: Peer, quic: quinn::Connection, mut control: RecvStream, even
             Err(e) => break close_reason(&e),
         }
     };
-    events.send(Event::Closed { from: peer, reason }).await.ok();
+    events.send(Event::Closed { from: peer, connection: quic.stable_id(), reason }).await.ok();
 }
 
 /// Hands one frame to the driver; false where no more will come.
@@ -106,7 +120,8 @@ async fn forward(peer: Peer, quic: &quinn::Connection, stream: &mut RecvStream, 
         // Where the connection itself is gone, `read` says why.
         Err(_) if quic.close_reason().is_some() => false,
         Err(reason) => {
-            let closed = Event::Closed { from: peer, reason: format!("it broke the protocol: {reason}") };
+            let reason_here = format!("it broke the protocol: {reason}");
+            let closed = Event::Closed { from: peer, connection: quic.stable_id(), reason: reason_here };
             events.send(closed).await.ok();
             quic.close(BROKE_PROTOCOL, reason.as_bytes());
             false

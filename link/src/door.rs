@@ -62,6 +62,11 @@ impl Door {
         let places = Arc::new(Semaphore::new(AT_A_TIME));
         let task = tokio::spawn(async move {
             while let Some(incoming) = endpoint.accept().await {
+                // Whoever names a false address never hears of this, and so takes no place.
+                if !incoming.remote_address_validated() {
+                    incoming.retry().ok();
+                    continue;
+                }
                 let Ok(place) = places.clone().acquire_owned().await else { return };
                 let sender = sender.clone();
                 tokio::spawn(async move {

@@ -100,9 +100,11 @@ fn make_private_folder(folder: &Path) -> std::io::Result<()> {
 fn keep_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
     let error = |e: &std::io::Error| LinkError::file(path, e);
     if !path.exists() {
-        let draft = path.with_extension(format!("{}.tmp", std::process::id()));
+        let mut random = [0; 8];
+        SystemRandom::new().fill(&mut random).map_err(|_| LinkError::tls("no randomness from the system"))?;
+        let draft = path.with_extension(format!("{:x}.tmp", u64::from_le_bytes(random)));
         let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true);
+        options.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let written = options.open(&draft).and_then(|mut file| {
@@ -117,5 +119,19 @@ fn keep_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
             Err(e) => return Err(error(&e)),
         }
     }
+    keep_private(path).map_err(|e| error(&e))?;
     std::fs::read(path).map_err(|e| error(&e))
+}
+
+/// Takes from others what a copy, a backup or a umask may have given them.
+fn keep_private(path: &Path) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(path)?.permissions().mode();
+        if mode & 0o077 != 0 {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        }
+    }
+    Ok(())
 }

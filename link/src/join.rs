@@ -26,11 +26,13 @@ pub struct Membership {
     pub(crate) events: mpsc::Receiver<Event>,
 }
 
-/// Looks up the boss's address; the first one the system gives.
+/// Looks up the boss's address: the first IPv4 one, since a boss listens on IPv4, else the first.
 pub async fn resolve(host: &str, port: u16) -> Result<SocketAddr, LinkError> {
     let failed = |reason: String| LinkError::Host { host: host.to_string(), reason };
-    let mut found = tokio::net::lookup_host((host, port)).await.map_err(|e| failed(e.to_string()))?;
-    found.next().ok_or_else(|| failed("it has no address".into()))
+    let found = tokio::net::lookup_host((host, port)).await.map_err(|e| failed(e.to_string()))?;
+    let found: Vec<SocketAddr> = found.collect();
+    let address = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    address.copied().ok_or_else(|| failed("it has no address".into()))
 }
 
 /// Dials the boss and asks for a place.

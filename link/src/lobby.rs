@@ -1,7 +1,7 @@
 //! The boss's side of joining: workers come in until every place is taken.
 
 use crate::boss_driver::{drive, Handle, Member};
-use crate::connection::{Connection, Event};
+use crate::connection::{Connection, Event, DONE};
 use crate::door::{Arrival, Door, Knock};
 use crate::endpoint::listen;
 use crate::error::LinkError;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 /// An endpoint that waits for workers.
 pub struct Lobby {
-    endpoint: Endpoint,
+    endpoint: CloseOnDrop,
     address: SocketAddr,
     run: u64,
     door: Door,
@@ -66,7 +66,7 @@ impl Lobby {
         let (sender, events) = mpsc::channel(EVENTS);
         Ok(Lobby {
             door: Door::open(endpoint.clone()),
-            endpoint,
+            endpoint: CloseOnDrop(Some(endpoint)),
             address,
             run: u64::from_le_bytes(run),
             sender,
@@ -98,8 +98,10 @@ impl Lobby {
                     Knock::TurnedAway { address, reason } => return LobbyEvent::TurnedAway { address, reason },
                 },
                 Some(event) = self.events.recv() => {
-                    if let Event::Closed { from: Peer::Worker(worker), reason } = event {
-                        if let Some(place) = self.places.get_mut(worker.0 as usize) {
+                    if let Event::Closed { from: Peer::Worker(worker), connection, reason } = event {
+                        let place = self.places.get_mut(worker.0 as usize);
+                        // The place may have a new worker by now.
+                        if let Some(place) = place.filter(|p| p.as_ref().is_some_and(|m| m.connection.id() == connection)) {
                             *place = None;
                             return LobbyEvent::Left { worker, reason };
                         }
@@ -136,14 +138,27 @@ impl Lobby {
         seed: u64,
         notice: impl FnMut(String) + Send + 'static,
     ) -> Result<Handle, LinkError> {
-        let Lobby { endpoint, door, sender, events, places, .. } = self;
+        let Lobby { mut endpoint, door, sender, events, places, .. } = self;
         let members: Vec<Member> = places.into_iter().flatten().collect();
         if members.len() != plan.workers() {
             let reason = format!("the plan is for {} workers, {} are here", plan.workers(), members.len());
             return Err(LinkError::Refused { reason, retry: false });
         }
+        let Some(endpoint) = endpoint.0.take() else { return Err(LinkError::tls("the endpoint is closed")) };
         let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
         let setup = Setup { plan, seed, addresses };
         Ok(drive(setup, members, endpoint, door, (sender, events), Box::new(notice)))
+    }
+}
+
+/// A lobby that is left before its run began closes its connections, so that workers wait for the next
+/// boss and not for this one.
+struct CloseOnDrop(Option<Endpoint>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(endpoint) = &self.0 {
+            endpoint.close(DONE, b"the boss left before the run began");
+        }
     }
 }

@@ -211,12 +211,15 @@ impl Driver {
                 let slots = payloads.into_iter().map(|p| self.slots.put(p)).collect();
                 self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
             }
-            Event::Closed { from: Peer::Boss, reason } => {
+            Event::Closed { from: Peer::Boss, reason, .. } => {
                 return ControlFlow::Break(LinkError::Lost { peer: "the boss".into(), reason });
             }
-            Event::Closed { from: Peer::Worker(peer), reason } => {
-                self.peers.remove(&peer);
-                self.session.on_link_down(now, peer, &reason);
+            Event::Closed { from: Peer::Worker(peer), connection, reason } => {
+                // A newer connection to the same worker stays.
+                if self.peers.get(&peer).is_some_and(|c| c.id() == connection) {
+                    self.peers.remove(&peer);
+                    self.session.on_link_down(now, peer, &reason);
+                }
             }
         }
         ControlFlow::Continue(())

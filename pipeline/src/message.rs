@@ -196,7 +196,7 @@ pub struct Assignment {
 pub struct PeerAddress {
     /// Which worker.
     pub worker: WorkerId,
-    /// Its address as the boss sees it; nothing where that worker accepts no direct connections.
+    /// Its address as the boss sees it; nothing where one of the pair makes no direct connections.
     pub address: Option<SocketAddr>,
     /// Whether this worker is the one of the pair that dials.
     pub dial: bool,

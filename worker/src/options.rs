@@ -36,4 +36,6 @@ const EXAMPLES: &str = "\
 Examples:
   worker                                      a boss on this machine
   MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device cuda:0
-  worker --host 10.0.0.5 --ticket bossman1-.. --device all";
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device all
+
+The ticket is a secret: arguments can be read by every user of a machine, its environment cannot.";

@@ -31,7 +31,8 @@ pub(super) fn read(path: &Path, graph: &LayerGraph, loss: LossSpec) -> Result<Sa
         _ => Vec::new(),
     };
     let columns = |sizes: &[u64]| sizes.iter().product::<u64>() as usize;
-    let rows = Rows { inputs: columns(&input_sizes), targets: columns(&output_sizes) };
+    let classes = matches!(loss, LossSpec::CrossEntropyLoss { .. });
+    let rows = Rows { inputs: columns(&input_sizes), targets: columns(&output_sizes), classes };
     let (inputs, targets) = rows.read(path)?;
 
     let samples = (inputs.len() / rows.inputs.max(1)) as i64;
@@ -52,6 +53,8 @@ pub(super) fn read(path: &Path, graph: &LayerGraph, loss: LossSpec) -> Result<Sa
 struct Rows {
     inputs: usize,
     targets: usize,
+    /// The target is the number of a class.
+    classes: bool,
 }
 
 impl Rows {
@@ -86,6 +89,10 @@ impl Rows {
                 let number: Option<f64> = field.parse().ok().filter(|n: &f64| n.is_finite());
                 let problem = || error(format!("line {line}, column {}: `{field}` is not a number", column + 1));
                 let number = number.ok_or_else(problem)?;
+                if column >= self.inputs && self.classes && (number < 0.0 || number.fract() != 0.0) {
+                    let problem = format!("line {line}, column {}: `{field}` is not a class: 0, 1, 2 ...", column + 1);
+                    return Err(error(problem));
+                }
                 if column < self.inputs { &mut inputs } else { &mut targets }.push(number);
             }
         }

@@ -191,7 +191,8 @@ impl BossSession {
         }
         match (self.torn, request) {
             (Some(step), Request::Run(_) | Request::SendState) => Err(Failure::new(format!(
-                "step {step} failed after some stages had already updated their parameters; load a state_dict to go on"
+                "step {step} failed after some stages had already updated their parameters; load a state_dict and send the \
+                 optimizer again to go on"
             ))),
             (None, Request::Run(run)) if self.cancelled.contains(&run.batch) => Err(Failure::new(
                 "this batch was cancelled when an earlier call failed, and its gradients are gone: begin again with \

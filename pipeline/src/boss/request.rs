@@ -122,11 +122,11 @@ impl Request {
 
 fn assignment(plan: &Plan, seed: u64, addresses: &[Option<SocketAddr>], worker: WorkerId) -> Assignment {
     let address = |w: WorkerId| addresses.get(w.0 as usize).copied().flatten();
-    let peers = plan.peers_of(worker).into_iter().map(|peer| {
-        // The lower number dials, unless only the lower one can be called.
-        let (low, high) = (worker.min(peer), worker.max(peer));
-        let caller = if address(high).is_none() && address(low).is_some() { high } else { low };
-        PeerAddress { worker: peer, address: address(peer), dial: caller == worker }
+    // The lower number dials. One that makes no direct connections is not dialled and does not dial.
+    let peers = plan.peers_of(worker).into_iter().map(|peer| PeerAddress {
+        worker: peer,
+        address: address(worker).and(address(peer)),
+        dial: worker < peer,
     });
     let peers = peers.collect();
     Assignment { worker, stages: plan.stages_of(worker), homes: plan.homes.clone(), peers, seed }

@@ -171,7 +171,7 @@ impl StageSession {
         let dials = opening.dial.into_iter().map(|(peer, address)| Effect::Dial { peer, address });
         self.effects.extend(dials);
         for peer in opening.unreachable {
-            let reason = "it accepts no direct connections".to_string();
+            let reason = "one of them makes no direct connections".to_string();
             self.tell_boss(Head::LinkFailed { peer, reason, was_up: false });
         }
     }

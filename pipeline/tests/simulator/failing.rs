@@ -74,7 +74,7 @@ fn mend(user: &mut User<'_>, oracle: &mut Oracle<'_>, step: u64, errors: &mut Ve
     let tries = [Call::Train(step); 70].into_iter().chain([Call::Eval(step), Call::State]);
     for call in tries {
         let failure = user.call(call).expect_err("some stages are a step ahead");
-        assert!(failure.to_string().contains("load a state_dict to go on"), "{failure}");
+        assert!(failure.to_string().contains("load a state_dict and send the optimizer again"), "{failure}");
     }
     let fresh = if user.world.events.is_multiple_of(2) { Call::Distribute } else { Call::Load(0) };
     again(user, oracle, fresh, errors);
