@@ -89,7 +89,7 @@ async fn two_workers_by_hand_end_with_the_weights_of_one_process() {
 
 #[tokio::test]
 async fn workers_that_take_no_direct_connections_are_relayed_to_the_same_weights() {
-    let relays = "worker 0 and worker 1 cannot reach each other (it accepts no direct connections); the boss relays between them";
+    let relays = "worker 0 and worker 1 cannot reach each other (one of them makes no direct connections); the boss relays between them";
     assert_eq!(notices(&["--relay"]).await, [relays]);
 }
 

@@ -9,13 +9,14 @@ use clap::Parser;
 #[derive(Parser, Debug, Clone)]
 #[command(name = "worker", version, after_help = EXAMPLES)]
 pub struct Options {
-    /// Name or address of the boss's machine.
+    /// Name or address of the boss's machine; --host for short.
     #[arg(long, visible_alias = "host", env = "MODEL_HOST", default_value = "127.0.0.1", value_name = "HOST")]
     pub model_host: String,
-    /// UDP port of the boss.
+    /// UDP port of the boss; --port for short.
     #[arg(long, visible_alias = "port", env = "MODEL_PORT", default_value_t = 1024, value_name = "PORT")]
     pub model_port: u16,
-    /// Join ticket that the boss prints; found by itself on the boss's machine.
+    /// Join ticket that the boss prints; found by itself on the boss's machine. Also --ticket, but the environment is the
+    /// better place: other users of the machine can read arguments.
     #[arg(long, visible_alias = "ticket", env = "MODEL_TICKET", hide_env_values = true, value_name = "TICKET")]
     pub model_ticket: Option<String>,
     /// Where to compute: cpu, cuda:N, mps, or all for one worker on every GPU [default: the first GPU, else cpu]
@@ -36,6 +37,4 @@ const EXAMPLES: &str = "\
 Examples:
   worker                                      a boss on this machine
   MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device cuda:0
-  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device all
-
-The ticket is a secret: arguments can be read by every user of a machine, its environment cannot.";
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device all";
