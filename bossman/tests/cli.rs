@@ -132,3 +132,31 @@ fn a_missing_worker_program_is_named() {
     let (_, errors) = said(bossman(&["train", &run, "--local", "1"], &missing), 1);
     assert!(errors.starts_with("bossman: cannot start /no/such/worker: "), "{errors}");
 }
+
+#[test]
+fn what_cannot_be_saved_is_known_before_training_and_old_metrics_stay() {
+    let metrics = Draft::new("old-metrics.jsonl", "kept\n");
+    let run = example("digits/run.yaml");
+    let train = |more: &[&str]| {
+        let arguments = [&["train", &run, "--metrics", metrics.path()], more].concat();
+        said(bossman(&arguments, &[]), 1).1
+    };
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    assert!(train(&["--local", "1", "--save", "no-such-folder/w.safetensors"]).contains("there is no folder"));
+    assert!(train(&["--local", "1", "--save", folder]).contains("is a folder; name a file"));
+    assert!(train(&["--workers", "0"]).contains("--workers counts all workers"));
+    assert!(train(&[]).contains("how many workers?"));
+    assert_eq!(std::fs::read_to_string(metrics.path()).unwrap(), "kept\n");
+}
+
+#[test]
+fn a_class_that_is_no_whole_number_has_its_line_named() {
+    let pixels = "0,".repeat(64);
+    let _data = Draft::new("classes.csv", &format!("{pixels}3\n{pixels}3.7\n"));
+    let text = std::fs::read_to_string(example("digits/run.yaml")).unwrap();
+    let text = text.replace("digits-train.csv.gz", "classes.csv");
+    let text = text.replace("model: digits.yaml", &format!("model: {}", example("digits/digits.yaml")));
+    let run = Draft::new("classes-run.yaml", &text);
+    let (_, errors) = said(bossman(&["train", run.path(), "--local", "1"], &[]), 1);
+    assert!(errors.contains("line 2, column 65: `3.7` is not a class"), "{errors}");
+}
