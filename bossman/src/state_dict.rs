@@ -62,10 +62,8 @@ impl StateDict {
         let path = path.as_ref();
         let views = self.0.iter().map(|(name, tensor)| Ok((name.clone(), Stored::new(tensor)?)));
         let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
-        let draft = path.with_extension("safetensors.tmp");
-        safetensors::serialize_to_file(views, None, &draft)
-            .map_err(|e| BossManError::file(&draft, e))
-            .and_then(|()| std::fs::rename(&draft, path).map_err(|e| BossManError::file(path, e)))
+        // The library writes a file beside it and renames that.
+        safetensors::serialize_to_file(views, None, path).map_err(|e| BossManError::file(path, e))
     }
 
     /// The tensor of that name.
