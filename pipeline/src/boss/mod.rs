@@ -34,7 +34,7 @@ pub struct BossSession {
     /// Batches of cancelled training, whose tensors and gradients are gone.
     cancelled: BTreeSet<u64>,
     /// A cancelled step came too late for some stages: their parameters are a step ahead.
-    torn: Option<u64>,
+    torn: Option<Torn>,
     effects: VecDeque<Effect>,
 }
 
@@ -48,13 +48,23 @@ struct Job {
     phase: Phase,
 }
 
+/// A model of which some stages are a step ahead. It is whole again once it is distributed anew, or
+/// parameters are loaded and then the optimizer, whose state is a step ahead too, is sent.
+#[derive(Copy, Clone)]
+struct Torn {
+    step: u64,
+    loaded: bool,
+}
+
 /// What matters of a request when it ends.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Work {
-    /// Workers get their stages; that makes a torn model whole again.
+    /// Workers get their stages.
     Distributing,
-    /// As above, for parameters.
+    /// Workers get parameters.
     Loading,
+    /// An optimizer with fresh state.
+    SettingOptimizer,
     /// It may leave gradients, which are void if it fails.
     Training,
     Other,
@@ -190,7 +200,7 @@ impl BossSession {
             return Err(Failure::new("the workers have no layers yet: call distribute_model() first"));
         }
         match (self.torn, request) {
-            (Some(step), Request::Run(_) | Request::SendState) => Err(Failure::new(format!(
+            (Some(Torn { step, .. }), Request::Run(_) | Request::SendState) => Err(Failure::new(format!(
                 "step {step} failed after some stages had already updated their parameters; load a state_dict and send the \
                  optimizer again to go on"
             ))),
@@ -212,6 +222,7 @@ impl BossSession {
         let work = match &request {
             Request::Distribute => Work::Distributing,
             Request::LoadState(_) => Work::Loading,
+            Request::SetOptimizer(_) => Work::SettingOptimizer,
             Request::Run(run) if run.mode == Mode::Train => Work::Training,
             _ => Work::Other,
         };
@@ -271,7 +282,7 @@ impl BossSession {
                 if unanswered.is_empty() && arrived == announced => {}
             Some(Job { phase: Phase::Aborting { uncleared, stepped }, step, .. }) if uncleared.is_empty() => {
                 if *stepped {
-                    self.torn = *step;
+                    self.torn = step.map(|step| Torn { step, loaded: false });
                 }
                 self.job = None;
                 return;
@@ -281,9 +292,11 @@ impl BossSession {
         let Some(Job { request, work, phase: Phase::Gathering { mut answer, .. }, .. }) = self.job.take() else {
             return;
         };
-        if matches!(work, Work::Distributing | Work::Loading) {
-            self.torn = None;
-        }
+        self.torn = match (self.torn, work) {
+            (Some(torn), Work::Loading) => Some(Torn { loaded: true, ..torn }),
+            (Some(Torn { loaded: true, .. }), Work::SettingOptimizer) | (_, Work::Distributing) => None,
+            (torn, _) => torn,
+        };
         self.distributed |= work == Work::Distributing;
         answer.losses.sort_by_key(|(microbatch, _)| *microbatch);
         answer.outputs.sort_by_key(|(microbatch, value, _)| (*microbatch, *value));

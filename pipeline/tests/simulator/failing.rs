@@ -78,6 +78,10 @@ fn mend(user: &mut User<'_>, oracle: &mut Oracle<'_>, step: u64, errors: &mut Ve
     }
     let fresh = if user.world.events.is_multiple_of(2) { Call::Distribute } else { Call::Load(0) };
     again(user, oracle, fresh, errors);
+    if let Call::Load(_) = fresh {
+        // The optimizer's state is still a step ahead.
+        user.call(Call::Train(step)).expect_err("the optimizer was not sent again");
+    }
     again(user, oracle, Call::Optimizer(step), errors);
 }
 
