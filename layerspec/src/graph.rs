@@ -39,8 +39,24 @@ pub struct Layer {
     pub share: Option<LayerId>,
     /// Whether its parameters are kept as they are.
     pub frozen: bool,
+    /// What its backward pass computes again rather than keep; nothing where the file does not say.
+    pub recompute: Option<Recompute>,
     /// Where the file says so.
     pub place: Place,
+}
+
+/// Which activations a layer computes again in its backward pass rather than keep them (Chen et al. 2016,
+/// arXiv:1604.06174). The bits are the same either way.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Recompute {
+    /// None: the fastest.
+    #[default]
+    None,
+    /// Those that take much memory and little time, as activation functions and attention weights (Korthikanti et
+    /// al. 2022, arXiv:2205.05198).
+    Selective,
+    /// All: only the layer's inputs are kept.
+    Full,
 }
 
 /// A tensor that flows between layers.
@@ -147,6 +163,13 @@ impl LayerGraph {
     /// The word for the batch size: the outermost size of the first input, where it is a word.
     pub fn batch(&self) -> Option<&str> {
         self.value(*self.inputs.first()?).ty.dims().first()?.as_symbol()
+    }
+
+    /// Sets what layers compute again in their backward pass, where the file does not say.
+    pub fn default_recompute(&mut self, recompute: Recompute) {
+        for layer in &mut self.layers {
+            layer.recompute.get_or_insert(recompute);
+        }
     }
 
     /// What in the file is allowed but hardly meant.

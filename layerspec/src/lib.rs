@@ -52,7 +52,7 @@ pub use cost::Cost;
 pub use dim::{Bindings, Dim, OutOfRange};
 pub use dtype::{DType, UnknownDType};
 pub use error::{Fault, LayerLabel, SpecError, Warning};
-pub use graph::{Layer, LayerGraph, Source, Use, Value};
+pub use graph::{Layer, LayerGraph, Recompute, Source, Use, Value};
 pub use ids::{LayerId, Place, ValueId};
 pub use layers::LayerKind;
 pub use manual::layer_manual;

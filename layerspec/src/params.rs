@@ -56,7 +56,7 @@ impl Init {
 /// One tensor that belongs to a layer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ParamSpec {
-    /// PyTorch's name within the layer: `weight`, `bias`, `running_mean`.
+    /// PyTorch's name within the layer: `weight`, `running_mean`, `self_attn.out_proj.bias`.
     pub name: &'static str,
     /// Sizes; empty for a scalar.
     pub shape: Vec<u64>,

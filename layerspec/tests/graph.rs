@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod support;
 
-use layerspec::{Layer, LayerGraph, LayerId, Source, Use};
+use layerspec::{Layer, LayerGraph, LayerId, Recompute, Source, Use};
 use support::{example, model, refused};
 
 fn names(graph: &LayerGraph) -> Vec<&str> {
@@ -116,6 +116,39 @@ layers:
     assert!(graph.layers()[0].frozen && !graph.layers()[3].frozen);
     let table = graph.table(&layerspec::Bindings::new());
     assert!(table.contains("parameters       0 trained, 6 frozen"), "{table}");
+}
+
+#[test]
+fn blocks_say_what_their_layers_recompute() {
+    let graph = model(
+        "inputs: {x: [batch, 2], y: [batch, 2]}
+layers:
+  - ReLU
+  - name: encoder
+    repeat: 1
+    recompute: selective
+    layers:
+      - ReLU
+      - ReLU:
+        recompute: none
+        merge: add
+        in_variables: y
+      - recompute: full
+        layers: [ReLU]
+  - Tanh:
+    recompute: full
+",
+    );
+    let recompute: Vec<_> = graph.layers().iter().map(|layer| (layer.name.as_str(), layer.recompute)).collect();
+    let expected = [
+        ("0", None),
+        ("encoder.0.0", Some(Recompute::Selective)),
+        ("encoder.0.1.merge", Some(Recompute::None)),
+        ("encoder.0.1", Some(Recompute::None)),
+        ("encoder.0.2.0", Some(Recompute::Full)),
+        ("2", Some(Recompute::Full)),
+    ];
+    assert_eq!(recompute, expected);
 }
 
 #[test]
@@ -236,4 +269,19 @@ layers:
             "model.yaml:7:5: warning: layer 1 (Tanh): no output of the model depends on it",
         ]
     );
+}
+
+#[test]
+fn attention_across_samples_is_warned_of() {
+    let warnings = |input: &str, argument: &str| {
+        let layer = format!("TransformerEncoderLayer: {{d_model: 4, nhead: 2{argument}}}");
+        let graph = model(&format!("inputs: {{x: {input}}}\nlayers:\n  - {layer}\n"));
+        graph.warnings().iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let expected =
+        "model.yaml:3:5: warning: layer 0 (TransformerEncoderLayer): it attends from sample to sample of the \
+                    batch; `batch_first: true` keeps to each sample";
+    assert_eq!(warnings("[batch, seq, 4]", ""), [expected]);
+    assert!(warnings("[batch, seq, 4]", ", batch_first: true").is_empty());
+    assert!(warnings("[7, batch, 4]", "").is_empty());
 }

@@ -117,6 +117,16 @@ fn dtypes_flow() {
         .ends_with("expected an int64 or int32 input, found float32"));
 }
 
+#[test]
+fn encoder_layers_keep_their_inputs_type() {
+    let encoder = "TransformerEncoderLayer: {d_model: 8, nhead: 2";
+    assert_eq!(output("[batch, seq, 8]", &format!("{encoder}, batch_first: true}}")), "[batch, seq, 8]");
+    assert_eq!(output("[seq, 3, 8]", &format!("{encoder}}}")), "[seq, 3, 8]");
+    let refused = |input: &str| refused(&format!("inputs: {{x: {input}}}\nlayers:\n  - {encoder}}}\n"));
+    assert!(refused("[seq, 8]").ends_with("expected an input [seq, batch, 8] (d_model), found [seq, 8]"));
+    assert!(refused("[seq, batch, 9]").ends_with("found [seq, batch, 9]"));
+}
+
 /// Name, shape and role of a layer's parameters and buffers.
 fn params(input: &str, layer: &str) -> String {
     let graph = one(input, layer);
@@ -141,6 +151,19 @@ fn parameters_are_pytorchs() {
         "weight [4], bias [4], running_mean [4] buffer, running_var [4] buffer, num_batches_tracked [] buffer"
     );
     assert_eq!(params("[b, 4, 9, 9]", "BatchNorm2d: {num_features: 4, affine: false, track_running_stats: false}"), "");
+    let encoder = "TransformerEncoderLayer: {d_model: 4, nhead: 2, dim_feedforward: 6";
+    assert_eq!(
+        params("[s, b, 4]", &format!("{encoder}}}")),
+        "self_attn.in_proj_weight [12, 4], self_attn.in_proj_bias [12], \
+         self_attn.out_proj.weight [4, 4], self_attn.out_proj.bias [4], \
+         linear1.weight [6, 4], linear1.bias [6], linear2.weight [4, 6], linear2.bias [4], \
+         norm1.weight [4], norm1.bias [4], norm2.weight [4], norm2.bias [4]"
+    );
+    assert_eq!(
+        params("[s, b, 4]", &format!("{encoder}, bias: false}}")),
+        "self_attn.in_proj_weight [12, 4], self_attn.out_proj.weight [4, 4], linear1.weight [6, 4], \
+         linear2.weight [4, 6], norm1.weight [4], norm2.weight [4]"
+    );
 }
 
 #[test]
@@ -162,6 +185,13 @@ fn initialisation_is_pytorchs() {
         Init::NormalZeroRow { mean: 0.0, std: 1.0, zero_row: 7 }
     );
     assert_eq!(first("[b, 4]", "LayerNorm: {normalized_shape: 4}"), Init::Ones);
+    let uniform = |bound: f64| Init::Uniform { low: -bound, high: bound };
+    let encoder = one("[s, b, 4]", "TransformerEncoderLayer: {d_model: 4, nhead: 2, dim_feedforward: 9}");
+    let inits: Vec<Init> = encoder.layers()[0].kind.params().iter().map(|param| param.init).collect();
+    let (in_proj, linear1, linear2) = (uniform((6.0 / 16f64).sqrt()), uniform(0.5), uniform(1.0 / 3.0));
+    let norms = [Init::Ones, Init::Zeros, Init::Ones, Init::Zeros];
+    let attention = [in_proj, Init::Zeros, uniform(0.5), Init::Zeros];
+    assert_eq!(inits, [attention, [linear1, linear1, linear2, linear2], norms].concat());
 }
 
 #[test]
@@ -178,6 +208,13 @@ fn costs_of_known_layers() {
         "Conv2d: {in_channels: 3, out_channels: 64, kernel_size: 7, stride: 2, padding: 3, bias: false}",
     );
     assert_eq!((conv.params, conv.flops), (9408, 2 * 2 * 118_013_952));
+    // 12 weights of d_model * d_model are 24 FLOPs a position (1.8 GFLOPs a layer of BERT-base at 128 positions),
+    // attention 4 * seq * d_model (0.05); the rest is less than a hundredth.
+    let encoder = "TransformerEncoderLayer: {d_model: 768, nhead: 12, dim_feedforward: 3072, batch_first: true}";
+    let encoder = cost("[batch, 128, 768]", encoder);
+    let products = 2 * 128 * (24 * 768 * 768 + 4 * 128 * 768);
+    assert_eq!(encoder.params, 7_087_872);
+    assert!((products..products / 100 * 101).contains(&encoder.flops), "{} for {products}", encoder.flops);
     let graph = one("[batch, seq, 4]", "ReLU");
     assert_eq!(graph.cost(graph.layers()[0].id, &Bindings::new().with("batch", 2)), None, "seq is not bound");
 }

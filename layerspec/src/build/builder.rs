@@ -4,7 +4,7 @@ use super::names::{Maker, Names};
 use crate::graph::{Layer, Source, Use, Value};
 use crate::layers::LayerKind;
 use crate::spec::{Flat, Input, Name, MAX_RANK};
-use crate::{nearest, Fault, LayerGraph, LayerId, Place, Role, TensorType, ValueId};
+use crate::{nearest, Fault, LayerGraph, LayerId, Place, Recompute, Role, TensorType, ValueId};
 use std::collections::HashMap;
 
 /// The graph so far.
@@ -30,6 +30,7 @@ struct Draft<'a> {
     out_variables: &'a [Name],
     share: Option<&'a Name>,
     frozen: bool,
+    recompute: Option<Recompute>,
 }
 
 impl Builder {
@@ -88,6 +89,7 @@ impl Builder {
                 out_variables: &[],
                 share: None,
                 frozen: false,
+                recompute: flat.recompute,
             })?,
         };
         self.add_layer(Draft {
@@ -98,6 +100,7 @@ impl Builder {
             out_variables: &written.out_variables,
             share: written.share.as_ref(),
             frozen: flat.frozen,
+            recompute: flat.recompute,
         })
     }
 
@@ -131,6 +134,7 @@ impl Builder {
             outputs: outputs.clone(),
             share,
             frozen: draft.frozen,
+            recompute: draft.recompute,
             place: draft.place,
         });
         Ok(outputs)
@@ -186,6 +190,28 @@ impl Builder {
             trains |= !draft.frozen;
         }
         Ok(trains)
+    }
+
+    /// Refuses two tensors of one full name. Layers' names differ, so one of the two has dots within its layer, as
+    /// `self_attn.out_proj.weight`, and another layer's name runs into it.
+    pub(super) fn refuse_clashes(&self) -> Result<(), Fault> {
+        for layer in &self.layers {
+            for param in layer.kind.params() {
+                for (dot, _) in param.name.match_indices('.') {
+                    let (within, name) = (&param.name[..dot], &param.name[dot + 1..]);
+                    let other = self.by_name.get(&format!("{}.{within}", layer.name));
+                    let Some(other) = other.map(|other| &self.layers[other.index()]) else { continue };
+                    if other.kind.params().iter().any(|other| other.name == name) {
+                        let full = format!("{}.{}", layer.name, param.name);
+                        let message =
+                            format!("its `{full}` is also layer {}'s (line {})", layer.name, layer.place.line);
+                        return Err(Fault::new(other.place, format!("{message}; give one of them another name"))
+                            .in_layer(&other.name, Some(other.kind.name())));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     fn ty(&self, id: ValueId) -> &TensorType {

@@ -3,7 +3,7 @@
 mod builder;
 mod cycle;
 mod names;
-mod unused;
+mod warnings;
 
 use crate::spec::{unroll, Spec};
 use crate::yaml::Node;
@@ -21,10 +21,11 @@ pub(crate) fn build(root: &Node, file_name: &str) -> Result<LayerGraph, Fault> {
     for index in 0..flats.len() {
         builder.add(index, &mut names)?;
     }
+    builder.refuse_clashes()?;
     let outputs = builder.find_outputs(spec.outputs.as_deref(), &mut names)?;
     let stem = Path::new(file_name).file_stem().and_then(|stem| stem.to_str());
     let name = spec.name.unwrap_or_else(|| stem.unwrap_or("model").to_owned());
     let mut graph = builder.finish(name, outputs);
-    graph.warnings = unused::warnings(&graph, &names, file_name);
+    graph.warnings = warnings::warnings(&graph, &names, file_name);
     Ok(graph)
 }

@@ -17,6 +17,7 @@ mod pool;
 mod reshape;
 mod rules;
 mod softmax;
+mod transformer_encoder;
 mod transpose;
 mod window;
 
@@ -34,6 +35,7 @@ pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
 pub use reshape::Reshape;
 pub use rules::Arity;
 pub use softmax::{LogSoftmax, Softmax};
+pub use transformer_encoder::{Activation, TransformerEncoderLayer};
 pub use transpose::Transpose;
 
 pub(crate) use declare::Manual;
@@ -107,6 +109,7 @@ layers! {
     Dropout,
     LayerNorm,
     Embedding,
+    TransformerEncoderLayer,
     Conv2d,
     BatchNorm2d,
     MaxPool2d,

@@ -3,8 +3,8 @@
 use super::name::{check_name, is_name, layer_name, name, names, Name};
 use crate::layers::{Add, Concat, LayerKind, Mul};
 use crate::vars::Vars;
-use crate::yaml::{Choice, Entry, Key, Kind, Mapping, Node, Reader, COUNT, FLAG, INTEGER, TEXT};
-use crate::{Fault, Place};
+use crate::yaml::{Choice, Entry, Key, Kind, Mapping, Node, Reader, COUNT, FLAG, INTEGER, RECOMPUTE, TEXT};
+use crate::{Fault, Place, Recompute};
 
 /// One entry of a list of layers.
 #[derive(Debug)]
@@ -26,6 +26,7 @@ pub(crate) struct Written {
     pub(crate) merge: Option<Merge>,
     pub(crate) share: Option<Name>,
     pub(crate) freeze: bool,
+    pub(crate) recompute: Option<Recompute>,
 }
 
 /// `merge:`, the layer that joins a layer's `in_variables` to its input.
@@ -45,10 +46,12 @@ pub(crate) struct Block {
     pub(crate) repeat: Option<u64>,
     pub(crate) items: Vec<Item>,
     pub(crate) freeze: bool,
+    pub(crate) recompute: Option<Recompute>,
 }
 
-const LAYER_KEYS: [&str; 8] = ["name", "input", "in_variables", "out_variables", "merge", "dim", "share", "freeze"];
-const BLOCK_KEYS: [&str; 4] = ["name", "repeat", "layers", "freeze"];
+const LAYER_KEYS: [&str; 9] =
+    ["name", "input", "in_variables", "out_variables", "merge", "dim", "share", "freeze", "recompute"];
+const BLOCK_KEYS: [&str; 5] = ["name", "repeat", "layers", "freeze", "recompute"];
 
 /// Reads a list of layers; `prefix` is what their full names begin with.
 pub(super) fn read_list(node: &Node, prefix: &str, vars: &Vars) -> Result<Vec<Item>, Fault> {
@@ -99,6 +102,7 @@ fn read_block(node: &Node, path: &str, vars: &Vars) -> Result<Block, Fault> {
         repeat,
         items: read_list(block.need("layers")?, &prefix, vars)?,
         freeze: block.optional("freeze", &FLAG)?.unwrap_or(false),
+        recompute: block.optional("recompute", &RECOMPUTE)?,
     })
 }
 
@@ -150,6 +154,7 @@ fn read_layer(node: &Node, vars: &Vars) -> Result<Written, Fault> {
         merge: read_merge(&keys)?,
         share: keys.get("share").map(|node| layer_name(node, "`share`")).transpose()?,
         freeze: keys.optional("freeze", &FLAG)?.unwrap_or(false),
+        recompute: keys.optional("recompute", &RECOMPUTE)?,
     };
     written.out_variables.iter().try_for_each(check_name)?;
     Ok(written)

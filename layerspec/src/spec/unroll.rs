@@ -2,7 +2,7 @@
 
 use super::name::MAX_NAME;
 use super::{Block, Item, Written};
-use crate::{Fault, Place};
+use crate::{Fault, Place, Recompute};
 
 /// The most layers a model may have once repeats are unrolled.
 const MAX_LAYERS: u64 = 10_000;
@@ -15,6 +15,8 @@ pub(crate) struct Flat {
     pub(crate) scope: ScopeId,
     /// `freeze` of the layer or of a block around it.
     pub(crate) frozen: bool,
+    /// `recompute` of the layer, or of the innermost block around it that has one.
+    pub(crate) recompute: Option<Recompute>,
     pub(crate) written: Written,
 }
 
@@ -47,7 +49,7 @@ impl Scopes {
 pub(crate) fn unroll(items: &[Item], place: Place) -> Result<(Vec<Flat>, Scopes), Fault> {
     count(items, place)?;
     let mut unroll = Unroll { layers: Vec::new(), scopes: Scopes { parents: vec![None] } };
-    unroll.items(items, &Around { prefix: String::new(), scope: Scopes::FILE, frozen: false })?;
+    unroll.items(items, &Around { prefix: String::new(), scope: Scopes::FILE, frozen: false, recompute: None })?;
     Ok((unroll.layers, unroll.scopes))
 }
 
@@ -83,6 +85,7 @@ struct Around {
     prefix: String,
     scope: ScopeId,
     frozen: bool,
+    recompute: Option<Recompute>,
 }
 
 struct Unroll {
@@ -108,6 +111,7 @@ impl Unroll {
                     name,
                     scope: around.scope,
                     frozen: around.frozen || layer.freeze,
+                    recompute: layer.recompute.or(around.recompute),
                     written: Written::clone(layer),
                 }),
                 Item::Block(block) => self.block(block, &name, around)?,
@@ -118,14 +122,15 @@ impl Unroll {
 
     fn block(&mut self, block: &Block, name: &str, around: &Around) -> Result<(), Fault> {
         let frozen = around.frozen || block.freeze;
+        let recompute = block.recompute.or(around.recompute);
         let Some(repeat) = block.repeat else {
             let prefix = format!("{name}.");
-            return self.items(&block.items, &Around { prefix, scope: around.scope, frozen });
+            return self.items(&block.items, &Around { prefix, scope: around.scope, frozen, recompute });
         };
         for repetition in 0..repeat {
             let prefix = format!("{name}.{repetition}.");
             let scope = self.scopes.inside(around.scope);
-            self.items(&block.items, &Around { prefix, scope, frozen })?;
+            self.items(&block.items, &Around { prefix, scope, frozen, recompute })?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Readers of the values that files hold most often.
 
 use super::{Kind, Node, Reader};
+use crate::Recompute;
 
 fn int(node: &Node) -> Option<i64> {
     match node.kind {
@@ -47,6 +48,15 @@ pub const FLAG: Reader<bool> = Reader::new("`true` or `false`", |node| match nod
     Kind::Bool(value) => Some(value),
     _ => None,
 });
+
+/// What layers compute again in their backward pass.
+pub const RECOMPUTE: Reader<Recompute> =
+    Reader::word("`none`, `selective` or `full`", &["none", "selective", "full"], |node| match node.as_text()? {
+        "none" => Some(Recompute::None),
+        "selective" => Some(Recompute::Selective),
+        "full" => Some(Recompute::Full),
+        _ => None,
+    });
 
 /// Text. A number or `true` where text is meant is taken as it would be written.
 pub const TEXT: Reader<String> = Reader::new("text", |node| match &node.kind {

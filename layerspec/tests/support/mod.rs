@@ -5,7 +5,7 @@ use layerspec::LayerGraph;
 use std::path::{Path, PathBuf};
 
 /// The models that come with the project.
-pub(crate) const EXAMPLES: [&str; 5] = ["residual", "branchy", "skip", "convnet", "tied"];
+pub(crate) const EXAMPLES: [&str; 6] = ["residual", "branchy", "skip", "convnet", "tied", "encoder"];
 
 pub(crate) fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
