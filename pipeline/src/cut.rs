@@ -5,90 +5,111 @@ use thiserror::Error;
 /// How the user wants the model cut.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Cuts {
-    /// One stage a worker, balanced by FLOPs, and among equally balanced ones the cut that sends the
-    /// fewest bytes.
+    /// As many stages as the workers take, balanced, and among equally balanced ones the cut that parts the fewest
+    /// layers with shared parameters and then sends the fewest bytes.
     #[default]
     Auto,
     /// Each named layer starts a new stage.
     At(Vec<String>),
 }
 
-/// What the balance is made of.
+/// What a layer weighs.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct LayerCost {
     /// Work of one sample.
-    pub flops: u64,
-    /// Bytes of one sample that cross a cut just before this layer.
-    pub bytes_before: u64,
-    /// Whether a cut may lie just before this layer.
-    pub may_cut: bool,
+    pub work: u64,
+    /// What a cut just before it costs.
+    pub place: CutPlace,
+}
+
+/// What a cut just before a layer costs; of equally balanced cuts the cheapest are taken.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct CutPlace {
+    /// How many layers share parameters across it. Weighs more than bytes.
+    pub ties: u64,
+    /// Bytes of one sample that cross it.
+    pub bytes: u64,
+}
+
+impl CutPlace {
+    fn plus(self, other: Self) -> Self {
+        CutPlace { ties: self.ties.saturating_add(other.ties), bytes: self.bytes.saturating_add(other.bytes) }
+    }
 }
 
 /// The layers cannot be cut into that many stages.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("cuts: {layers} layers with {places} places for a cut do not make {stages} stages; use fewer workers")]
+#[error("cuts: {layers} layers do not make {stages} stages; use fewer workers, or fewer stages on each")]
 pub struct TooFewLayers {
     /// How many layers there are.
     pub layers: usize,
-    /// Before how many of them a cut may lie.
-    pub places: usize,
     /// How many stages were asked for.
     pub stages: usize,
 }
 
 /// The first layer of each stage but the first: the heaviest stage is as light as can be, and among
-/// such cuts the bytes that cross are fewest.
+/// such cuts those that cost least.
 pub fn balanced(costs: &[LayerCost], stages: usize) -> Result<Vec<usize>, TooFewLayers> {
-    let places = costs.iter().skip(1).filter(|c| c.may_cut).count();
-    if stages == 0 || stages > places + 1 || costs.is_empty() {
-        return Err(TooFewLayers { layers: costs.len(), places, stages });
+    let places: Vec<_> = costs.iter().map(|c| c.place).collect();
+    balanced_by(&places, &vec![costs.iter().map(|c| c.work).collect(); stages])
+}
+
+/// As [`balanced`], where each stage has its own work for every layer: that of the worker it is on.
+pub fn balanced_by(places: &[CutPlace], stages: &[Vec<u64>]) -> Result<Vec<usize>, TooFewLayers> {
+    let layers = places.len();
+    let too_few = TooFewLayers { layers, stages: stages.len() };
+    if stages.is_empty() || stages.len() > layers {
+        return Err(too_few);
     }
-    // A layer without FLOPs still takes a moment; the 1 spreads such layers evenly.
-    let mut work = vec![0u64];
-    for cost in costs {
-        work.push(work[work.len() - 1].saturating_add(cost.flops.saturating_add(1)));
-    }
-    let total = work[costs.len()];
+    // For every stage the work of the layers before each. A layer without work still takes a moment; the 1 spreads such
+    // layers evenly.
+    let sums = |work: &Vec<u64>| -> Vec<u64> {
+        let sum = work.iter().take(layers).scan(0u64, |sum, work| {
+            *sum = sum.saturating_add(work.saturating_add(1));
+            Some(*sum)
+        });
+        [0].into_iter().chain(sum).collect()
+    };
+    let work: Vec<Vec<u64>> = stages.iter().map(sums).collect();
     // The lightest limit for the heaviest stage, by bisection.
-    let (mut low, mut high) = (0, total);
+    let (mut low, mut high) = (0, work.iter().filter_map(|w| w.last()).copied().max().unwrap_or(0));
     while low < high {
         let middle = low + (high - low) / 2;
-        match fewest_bytes(costs, &work, stages, middle) {
+        match cheapest(places, &work, middle) {
             Some(_) => high = middle,
             None => low = middle + 1,
         }
     }
-    let cuts = fewest_bytes(costs, &work, stages, low);
-    cuts.ok_or(TooFewLayers { layers: costs.len(), places, stages })
+    cheapest(places, &work, low).ok_or(too_few)
 }
 
-/// The cut into exactly `stages` stages, none above `limit`, with the fewest bytes across; nothing
-/// where there is none. `work[i]` is the work of the layers before `i`.
-fn fewest_bytes(costs: &[LayerCost], work: &[u64], stages: usize, limit: u64) -> Option<Vec<usize>> {
-    let layers = costs.len();
-    // best[i]: (bytes, last cut) for the layers before `i` in the number of stages reached so far.
-    let mut best: Vec<Option<u64>> = vec![None; layers + 1];
-    best[0] = Some(0);
-    let mut from: Vec<Vec<usize>> = Vec::with_capacity(stages);
-    for _ in 0..stages {
-        let mut next: Vec<Option<u64>> = vec![None; layers + 1];
+/// The cheapest cut of which no stage is above `limit`; nothing where there is none. `work[s][i]` is what the layers
+/// before `i` are to stage `s`.
+fn cheapest(places: &[CutPlace], work: &[Vec<u64>], limit: u64) -> Option<Vec<usize>> {
+    let layers = places.len();
+    // best[i]: what cutting the layers before `i` into the number of stages reached so far costs.
+    let mut best: Vec<Option<CutPlace>> = vec![None; layers + 1];
+    best[0] = Some(CutPlace::default());
+    let mut from: Vec<Vec<usize>> = Vec::with_capacity(work.len());
+    for work in work {
+        let mut next: Vec<Option<CutPlace>> = vec![None; layers + 1];
         let mut back = vec![0; layers + 1];
         // Starts of the last stage that are not too far back, cheapest first (sliding-window minimum).
-        let mut window: std::collections::VecDeque<(usize, u64)> = Default::default();
+        let mut window: std::collections::VecDeque<(usize, CutPlace)> = Default::default();
         for end in 1..=layers {
             let start = end - 1;
-            if let Some(bytes) = best[start].filter(|_| start == 0 || costs[start].may_cut) {
-                let bytes = bytes.saturating_add(if start == 0 { 0 } else { costs[start].bytes_before });
-                while window.back().is_some_and(|&(_, b)| b > bytes) {
+            if let Some(cost) = best[start] {
+                let cost = if start == 0 { cost } else { cost.plus(places[start]) };
+                while window.back().is_some_and(|&(_, c)| c > cost) {
                     window.pop_back();
                 }
-                window.push_back((start, bytes));
+                window.push_back((start, cost));
             }
-            while window.front().is_some_and(|&(s, _)| work[end] - work[s] > limit) {
+            while window.front().is_some_and(|&(s, _)| work[end].saturating_sub(work[s]) > limit) {
                 window.pop_front();
             }
-            if let Some(&(start, bytes)) = window.front() {
-                next[end] = Some(bytes);
+            if let Some(&(start, cost)) = window.front() {
+                next[end] = Some(cost);
                 back[end] = start;
             }
         }
@@ -96,7 +117,7 @@ fn fewest_bytes(costs: &[LayerCost], work: &[u64], stages: usize, limit: u64) ->
         best = next;
     }
     best[layers]?;
-    let mut cuts = Vec::with_capacity(stages);
+    let mut cuts = Vec::with_capacity(work.len());
     let mut end = layers;
     for back in from.iter().rev() {
         end = back[end];
@@ -111,8 +132,8 @@ fn fewest_bytes(costs: &[LayerCost], work: &[u64], stages: usize, limit: u64) ->
 mod tests {
     use super::*;
 
-    fn costs(flops: &[u64]) -> Vec<LayerCost> {
-        flops.iter().map(|&flops| LayerCost { flops, bytes_before: 8, may_cut: true }).collect()
+    fn costs(work: &[u64]) -> Vec<LayerCost> {
+        work.iter().map(|&work| LayerCost { work, place: CutPlace { ties: 0, bytes: 8 } }).collect()
     }
 
     #[test]
@@ -124,42 +145,46 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_of_half_the_speed_gets_half_the_layers() {
+        let places = [CutPlace::default(); 6];
+        assert_eq!(balanced_by(&places, &[vec![20; 6], vec![10; 6]]), Ok(vec![2]));
+        assert_eq!(balanced_by(&places, &[vec![10; 6], vec![20; 6]]), Ok(vec![4]));
+    }
+
+    #[test]
+    fn tied_layers_stay_together_where_that_is_as_balanced() {
+        let mut layers = costs(&[10, 10, 10, 10, 10]);
+        layers[3].place.bytes = 1;
+        assert_eq!(balanced(&layers, 2), Ok(vec![3]));
+        layers[3].place.ties = 1;
+        assert_eq!(balanced(&layers, 2), Ok(vec![2]));
+    }
+
+    #[test]
     fn agrees_with_trying_every_cut() {
         let mut state = 7u64;
         let mut random = |n: u64| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) % n
         };
-        for _ in 0..200 {
-            let layers: Vec<_> = (0..7)
-                .map(|_| LayerCost { flops: random(20), bytes_before: random(9), may_cut: random(4) > 0 })
-                .collect();
+        for _ in 0..300 {
+            let places: Vec<_> = (0..7).map(|_| CutPlace { ties: random(2), bytes: random(9) }).collect();
+            let work: Vec<Vec<u64>> = (0..3).map(|_| (0..7).map(|_| random(20)).collect()).collect();
             let value = |cuts: &[usize]| {
-                let mut ends = cuts.to_vec();
-                ends.push(7);
-                let mut start = 0;
-                let mut heaviest = 0;
-                for end in ends {
-                    heaviest = heaviest.max(layers[start..end].iter().map(|l| l.flops + 1).sum::<u64>());
-                    start = end;
-                }
-                (heaviest, cuts.iter().map(|&c| layers[c].bytes_before).sum::<u64>())
+                let (starts, ends) = ([&[0], cuts].concat(), [cuts, &[7]].concat());
+                let stages = starts.into_iter().zip(ends).zip(&work);
+                let heaviest = stages.map(|((a, b), work)| work[a..b].iter().map(|w| w + 1).sum::<u64>()).max();
+                let place = cuts.iter().fold(CutPlace::default(), |sum, c| sum.plus(places[*c]));
+                (heaviest, place)
             };
-            let mut best = None;
-            for a in 1..7 {
-                for b in a + 1..7 {
-                    if layers[a].may_cut && layers[b].may_cut {
-                        let v = value(&[a, b]);
-                        best = Some(best.map_or(v, |o: (u64, u64)| o.min(v)));
-                    }
-                }
-            }
-            assert_eq!(balanced(&layers, 3).ok().map(|cuts| value(&cuts)), best);
+            let every = (1..7).flat_map(|a| (a + 1..7).map(move |b| [a, b]));
+            let best = every.map(|cuts| value(&cuts)).min();
+            assert_eq!(balanced_by(&places, &work).ok().map(|cuts| value(&cuts)), best);
         }
     }
 
     #[test]
     fn too_many_stages_is_an_error() {
-        assert_eq!(balanced(&costs(&[1, 1]), 3), Err(TooFewLayers { layers: 2, places: 1, stages: 3 }));
+        assert_eq!(balanced(&costs(&[1, 1]), 3), Err(TooFewLayers { layers: 2, stages: 3 }));
     }
 }

@@ -3,13 +3,16 @@
 
 use crate::frame::Route;
 use crate::ids::{Slot, Ticket, WorkerId};
-use crate::message::{Failure, Head};
-use crate::task::Task;
+use crate::message::{Failure, Head, LinkReport};
+use crate::schedule::Action;
+use crate::task::{LayerTimes, Task};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 
 /// A moment on the driver's clock, in microseconds from any fixed start.
-#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Micros(pub u64);
 
 impl Micros {
@@ -69,7 +72,7 @@ pub enum Effect {
         /// The tensors.
         slots: Vec<Slot>,
     },
-    /// Give this to the compute thread, and its result to `on_done`.
+    /// Give this to the compute thread, and its result to `on_done`, with when the work began and ended.
     Compute {
         /// Names the result.
         ticket: Ticket,
@@ -114,4 +117,25 @@ pub struct Answer {
     pub outputs: Vec<(u32, layerspec::ValueId, Slot)>,
     /// Parameters and buffers by name.
     pub state: Vec<(String, Slot)>,
+    /// The norm of all gradients before they were shortened, where a limit was set.
+    pub grad_norm: Option<f64>,
+    /// When each action ran, in the order in which workers answered.
+    pub spans: Vec<WorkerSpan>,
+    /// After a measurement: for each worker, ascending, what each layer takes there.
+    pub measured: Vec<(WorkerId, Vec<LayerTimes>)>,
+    /// What each worker said last of its links: to another worker, or to the boss.
+    pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
+}
+
+/// When an action ran, on the boss's clock as well as that can be told: half a round trip more or less.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct WorkerSpan {
+    /// Where.
+    pub worker: WorkerId,
+    /// What.
+    pub action: Action,
+    /// From when.
+    pub start: Micros,
+    /// Until when.
+    pub end: Micros,
 }

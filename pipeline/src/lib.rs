@@ -5,12 +5,15 @@
 //! [`stage::StageSession`] carries its part out. Sessions hold no tensors, read no clock and touch no
 //! socket: time is an argument, tensors are slot numbers, and effects are drained by a driver.
 
+pub mod auto;
 pub mod boss;
 pub mod cut;
 pub mod effect;
+pub mod fleet;
 pub mod frame;
 pub mod ids;
 pub mod loss;
+pub mod lr_schedule;
 pub mod message;
 pub mod optimizer;
 pub mod plan;
@@ -18,10 +21,13 @@ pub mod schedule;
 pub mod stage;
 pub mod task;
 pub mod tensor_meta;
+mod tied;
 
 pub use cut::Cuts;
+pub use fleet::Fleet;
 pub use loss::LossSpec;
+pub use lr_schedule::LrSchedule;
 pub use optimizer::OptimizerSpec;
 pub use plan::Plan;
-pub use schedule::{Schedule, ScheduleKind};
+pub use schedule::{Placement, Schedule, ScheduleKind};
 pub use tensor_meta::TensorMeta;

@@ -1,19 +1,24 @@
 //! Everything boss and workers say to each other.
 
+use crate::effect::Micros;
 use crate::ids::{MicrobatchKey, StageId, WorkerId};
 use crate::loss::LossSpec;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::StageSpec;
-use crate::schedule::Action;
+use crate::schedule::{Action, Order};
+use crate::task::{LayerProbe, LayerTimes};
+use layerspec::LayerId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
+/// A worker tells of no more actions than this when each ran.
+pub const MAX_SPANS: usize = 16_384;
 
 /// Whether layers behave as in training (dropout, batch statistics) and keep what backward needs.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -48,6 +53,13 @@ pub enum Head {
         /// It was training: forget all gradients too.
         gradients: bool,
     },
+    /// Boss to worker: the norm of all gradients of the command's round, over all stages.
+    TotalNorm {
+        /// Which command.
+        id: u64,
+        /// The norm, before gradients are shortened.
+        norm: f64,
+    },
     /// Boss to worker: the run is over.
     Stop,
 
@@ -59,6 +71,40 @@ pub enum Head {
         losses: Vec<(u32, f32)>,
         /// How many frames with tensors it sent to the boss for this command; they may arrive later.
         sent: u32,
+        /// When the command arrived, on the worker's clock.
+        received: Micros,
+        /// When this was sent, on the worker's clock.
+        answered: Micros,
+        /// When each action ran; at most [`MAX_SPANS`].
+        spans: Vec<Span>,
+    },
+    /// Worker to boss: the sum of squares of each parameter's gradient, by layer and place among its parameters. Sent
+    /// once for a command whose actions give norms, answered by [`Head::TotalNorm`].
+    Norms {
+        /// Which command.
+        id: u64,
+        /// The sums.
+        squares: Vec<(LayerId, u32, f64)>,
+    },
+    /// Worker to boss: what layers take here, before the answer to [`Command::Measure`].
+    Measured {
+        /// Which command.
+        id: u64,
+        /// For each probe.
+        times: Vec<LayerTimes>,
+    },
+    /// Worker to boss, at any time: what one of its links is like.
+    LinkReport {
+        /// The other end; nobody for the boss.
+        peer: Option<WorkerId>,
+        /// A round trip.
+        rtt: Micros,
+        /// How fast it carries large tensors; 0 where that is not known yet.
+        bytes_per_second: u64,
+        /// The largest packet that passes.
+        packet_bytes: u32,
+        /// Whether tensors go through memory that both ends share.
+        shared_memory: bool,
     },
     /// Worker to boss: the command cannot be carried out.
     Failed {
@@ -118,6 +164,24 @@ pub enum Head {
         /// The stage that made it.
         to: StageId,
     },
+    /// The gradients of parameters that a stage borrows, on their way to their owner.
+    TiedGrads {
+        /// The batch of the round that updates them.
+        batch: u64,
+        /// The stage that borrows.
+        from: StageId,
+        /// The stage that owns them.
+        to: StageId,
+    },
+    /// The new values of parameters that a stage lends, on their way to one that borrows them.
+    TiedValues {
+        /// The batch of the round that updates them.
+        batch: u64,
+        /// The stage that owns them.
+        from: StageId,
+        /// The stage that borrows.
+        to: StageId,
+    },
     /// Worker to boss, one tensor: an output of the model.
     Output {
         /// Which microbatch.
@@ -141,7 +205,7 @@ impl Head {
             Head::State { .. } | Head::Value { .. } | Head::Target { .. } | Head::Output { .. } | Head::Load { .. } => {
                 (1, 1)
             }
-            Head::Gradient { .. } => (0, MAX_TENSORS),
+            Head::Gradient { .. } | Head::TiedGrads { .. } | Head::TiedValues { .. } => (0, MAX_TENSORS),
             _ => (0, 0),
         }
     }
@@ -167,6 +231,8 @@ pub enum Command {
         /// Which batch.
         batch: u64,
     },
+    /// Find out what layers take, and say so with [`Head::Measured`].
+    Measure(Vec<LayerProbe>),
     /// Send parameters and buffers as [`Head::State`].
     SendState,
     /// Take parameters and buffers, which come as [`Head::Load`].
@@ -174,6 +240,30 @@ pub enum Command {
         /// How many come.
         tensors: u32,
     },
+}
+
+/// When an action ran, on its worker's clock.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Span {
+    /// What.
+    pub action: Action,
+    /// From when.
+    pub start: Micros,
+    /// Until when.
+    pub end: Micros,
+}
+
+/// What a link is like; see [`Head::LinkReport`].
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct LinkReport {
+    /// A round trip.
+    pub rtt: Micros,
+    /// How fast it carries large tensors; 0 where that is not known yet.
+    pub bytes_per_second: u64,
+    /// The largest packet that passes.
+    pub packet_bytes: u32,
+    /// Whether tensors go through memory that both ends share.
+    pub shared_memory: bool,
 }
 
 /// A worker's part of the model.
@@ -211,14 +301,43 @@ pub struct Round {
     pub step: u64,
     /// Training or evaluation.
     pub mode: Mode,
-    /// What this worker does, in this order.
+    /// What this worker does.
     pub actions: Vec<Action>,
+    /// In which order.
+    pub order: Order,
     /// The loss, where the last stage computes it.
     pub loss: Option<RoundLoss>,
     /// Send the model's outputs to the boss.
     pub outputs: bool,
     /// Gradients of the model's outputs come from the boss.
     pub grads_from_boss: bool,
+    /// How parameters change, where an action of the round changes them.
+    pub update: Option<RoundUpdate>,
+}
+
+/// How a round's gradients change parameters.
+#[derive(Copy, Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RoundUpdate {
+    /// The learning rate of this step.
+    pub lr: f64,
+    /// What every gradient is multiplied by before it is used.
+    pub scale: f64,
+    /// The gradients are shortened to this norm over all stages (`torch.nn.utils.clip_grad_norm_`), by
+    /// [`Action::GradNorm`], which the round then has for every stage.
+    pub max_norm: Option<f64>,
+}
+
+impl RoundUpdate {
+    /// By what gradients of this norm, over all stages, are shortened, as PyTorch has it: not at all below the limit.
+    pub fn clip(&self, norm: f64) -> f64 {
+        let clip = self.max_norm.map_or(1.0, |most| most / (norm + 1e-6));
+        // A norm that is no number stays one, so that it shows.
+        if clip > 1.0 {
+            1.0
+        } else {
+            clip
+        }
+    }
 }
 
 /// The loss of a round.

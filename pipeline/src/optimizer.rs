@@ -59,6 +59,22 @@ impl OptimizerSpec {
         OptimizerSpec::AdamW(AdamArgs { lr, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01 })
     }
 
+    /// Its learning rate.
+    pub fn lr(&self) -> f64 {
+        match *self {
+            OptimizerSpec::SGD { lr, .. } => lr,
+            OptimizerSpec::Adam(args) | OptimizerSpec::AdamW(args) => args.lr,
+        }
+    }
+
+    /// How many copies of a parameter its state takes.
+    pub fn state_copies(&self) -> u64 {
+        match *self {
+            OptimizerSpec::SGD { momentum, .. } => u64::from(momentum != 0.0),
+            OptimizerSpec::Adam(_) | OptimizerSpec::AdamW(_) => 2,
+        }
+    }
+
     /// Refuses what PyTorch refuses, in its words.
     pub fn check(&self) -> Result<(), String> {
         let not_negative = |name: &str, value: f64| {

@@ -1,8 +1,9 @@
 //! A model cut into stages and placed on workers: what each stage gets, gives, and to whom.
 
-use crate::cut::{balanced, Cuts, LayerCost, TooFewLayers};
+use crate::cut::{balanced, balanced_by, CutPlace, Cuts, LayerCost, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
-use crate::schedule::{check, Schedule, ScheduleError, ScheduleKind};
+use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
+use crate::tied;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, Source, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -20,6 +21,35 @@ pub struct StageSpec {
     pub inputs: Vec<StageInput>,
     /// Variables it makes that are used elsewhere.
     pub outputs: Vec<StageOutput>,
+    /// Layers of other stages whose parameters layers here share, ascending.
+    pub borrowed: Vec<Borrowed>,
+    /// Layers here whose parameters layers of other stages share, ascending.
+    pub lent: Vec<Lent>,
+}
+
+/// A layer of an earlier stage whose parameters this stage uses too (`share` in the model file).
+///
+/// This stage holds a copy. Once a step it hands over the gradients: for each borrowed layer, each shared parameter in
+/// PyTorch's order and each layer here that uses it, descending, one tensor (of shape `[0]` where no gradient reached
+/// that use). The owner adds these, stages descending, and then its own uses, descending, updates, and gives the new
+/// values back: for each borrowed layer each shared parameter. So the sum does not depend on the cut.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Borrowed {
+    /// The layer that owns the parameters, which are initialised by its name.
+    pub owner: Layer,
+    /// Its stage.
+    pub from: StageId,
+    /// The layers here that use them, descending.
+    pub users: Vec<LayerId>,
+}
+
+/// A layer of this stage whose parameters other stages use too; see [`Borrowed`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Lent {
+    /// The layer.
+    pub owner: LayerId,
+    /// The stages that use it, descending, each with the layers there that do, descending.
+    pub to: Vec<(StageId, Vec<Layer>)>,
 }
 
 /// A variable that comes to a stage.
@@ -74,58 +104,88 @@ pub enum PlanError {
     /// Cuts are not in the order of the model, or one is the first layer or doubled.
     #[error("cuts: layer `{0}` cannot start a new stage here; name layers after the first, in the order of the model")]
     Order(String),
-    /// The number of stages and of workers differ.
-    #[error("the cuts make {stages} stages but there are {workers} workers; each worker takes one stage")]
+    /// The cuts do not make as many stages as the placement has places.
+    #[error(
+        "the cuts make {stages} stages but {workers} workers with {placement} take {}; name {} layers, or none to have \
+         them chosen", .workers * .placement.chunks(), (.workers * .placement.chunks()).saturating_sub(1)
+    )]
     Workers {
         /// Stages the cuts make.
         stages: usize,
         /// Workers there are.
         workers: usize,
+        /// How stages are dealt to them.
+        placement: Placement,
     },
     /// The automatic cut found no way.
     #[error(transparent)]
     TooFewLayers(#[from] TooFewLayers),
-    /// Layers that share parameters would be in different stages.
-    #[error("layers `{layer}` and `{owner}` share parameters and must be in one stage; cut before both or after both")]
-    Tied {
-        /// The layer that shares.
-        layer: String,
-        /// The layer it shares with.
-        owner: String,
-    },
     /// The schedule was refused.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
 }
 
 impl Plan {
-    /// Cuts a model into one stage for each of `workers` workers.
-    pub fn new(graph: &LayerGraph, cuts: &Cuts, workers: usize) -> Result<Self, PlanError> {
+    /// Cuts a model into stages for so many workers. Where the cuts are automatic they are balanced by FLOPs.
+    pub fn new(graph: &LayerGraph, cuts: &Cuts, workers: usize, placement: Placement) -> Result<Self, PlanError> {
+        let stages = workers * placement.chunks();
         let starts = match cuts {
-            Cuts::Auto => balanced(&costs(graph), workers)?,
-            Cuts::At(names) => named(graph, names, workers)?,
+            Cuts::Auto => balanced(&flops(graph), stages)?,
+            Cuts::At(names) => named(graph, names, workers, placement)?,
         };
+        Ok(Self::cut(graph, starts, workers, placement))
+    }
+
+    /// As [`Plan::new`] with automatic cuts, balanced by measured times: `time` gives that of a layer on a worker, for
+    /// one microbatch forward and backward. So workers of unequal speed are kept busy equally long.
+    pub fn balanced(
+        graph: &LayerGraph,
+        workers: usize,
+        placement: Placement,
+        time: impl Fn(WorkerId, LayerId) -> u64,
+    ) -> Result<Self, PlanError> {
+        let homes = placement.homes(workers);
+        let times = homes.iter().map(|home| graph.layers().iter().map(|layer| time(*home, layer.id)).collect());
+        let starts = balanced_by(&places(graph), &times.collect::<Vec<_>>())?;
+        Ok(Self::cut(graph, starts, workers, placement))
+    }
+
+    fn cut(graph: &LayerGraph, starts: Vec<usize>, workers: usize, placement: Placement) -> Self {
         let layers = graph.layers().len();
         let bounds: Vec<usize> = [0].into_iter().chain(starts).chain([layers]).collect();
         let ranges: Vec<Range<usize>> = bounds.windows(2).map(|w| w[0]..w[1]).collect();
-        for layer in graph.layers() {
-            if let Some(owner) = layer.share.filter(|o| stage_of(&ranges, *o) != stage_of(&ranges, layer.id)) {
-                let owner = graph.layer(owner).name.clone();
-                return Err(PlanError::Tied { layer: layer.name.clone(), owner });
-            }
-        }
         let stages: Vec<_> = (0..ranges.len()).map(|s| stage(graph, &ranges, StageId(s as u16))).collect();
-        let homes = (0..stages.len() as u16).map(WorkerId).collect();
         let edges = stages.iter().flat_map(|s| s.outputs.iter().flat_map(|o| o.to.iter().map(|to| (s.stage, *to))));
         let edges: BTreeSet<_> = edges.collect();
-        Ok(Plan { stages, homes, edges: edges.into_iter().collect() })
+        Plan { homes: placement.homes(workers), edges: edges.into_iter().collect(), stages }
+    }
+
+    /// The checked schedule of a training step, with costs and memory unknown.
+    pub fn schedule(&self, kind: ScheduleKind, microbatches: u32) -> Result<Schedule, PlanError> {
+        self.schedule_for(&Terms::new(kind, microbatches))
     }
 
     /// The checked schedule of a training step.
-    pub fn schedule(&self, kind: ScheduleKind, microbatches: u32) -> Result<Schedule, PlanError> {
-        let schedule = Schedule::new(kind, &self.homes, microbatches);
-        check(&schedule, &self.edges)?;
+    pub fn schedule_for(&self, terms: &Terms) -> Result<Schedule, PlanError> {
+        let schedule = Schedule::new(&self.layout(), terms)?;
+        check(&schedule)?;
         Ok(schedule)
+    }
+
+    /// What schedules depend on.
+    pub fn layout(&self) -> Layout {
+        let inputs = self.stages.iter().flat_map(|s| s.inputs.iter().map(|i| (s.stage, i)));
+        let back = inputs.filter(|(_, input)| input.needs_grad).filter_map(|(user, i)| Some((i.from?, user)));
+        let back: BTreeSet<_> = back.collect();
+        let ties = self.stages.iter().flat_map(|s| s.borrowed.iter().map(|b| (b.from, s.stage)));
+        let ties: BTreeSet<_> = ties.collect();
+        Layout {
+            homes: self.homes.clone(),
+            edges: self.edges.clone(),
+            back: back.into_iter().collect(),
+            trained: self.stages.iter().map(StageSpec::is_trained).collect(),
+            ties: ties.into_iter().collect(),
+        }
     }
 
     /// How many workers it is made for.
@@ -144,6 +204,21 @@ impl Plan {
         self.home(stage.stage)
     }
 
+    /// The workers that keep a parameter or buffer of a layer: the layer's own, and those that borrow it. Loaded
+    /// parameters go to all of them; only the first hands them out.
+    pub fn holders(&self, layer: LayerId, parameter: &str) -> Vec<WorkerId> {
+        let mut holders: Vec<WorkerId> = self.home_of_layer(layer).into_iter().collect();
+        for stage in &self.stages {
+            let borrows = |b: &&Borrowed| b.owner.id == layer && stage.shared(b).contains(&parameter);
+            if let Some(home) = stage.borrowed.iter().find(borrows).and_then(|_| self.home(stage.stage)) {
+                if !holders.contains(&home) {
+                    holders.push(home);
+                }
+            }
+        }
+        holders
+    }
+
     /// The stages of a worker.
     pub fn stages_of(&self, worker: WorkerId) -> Vec<StageSpec> {
         self.stages.iter().filter(|s| self.home(s.stage) == Some(worker)).cloned().collect()
@@ -151,7 +226,9 @@ impl Plan {
 
     /// The workers that exchange tensors with this one.
     pub fn peers_of(&self, worker: WorkerId) -> BTreeSet<WorkerId> {
-        let homes = self.edges.iter().filter_map(|(a, b)| Some((self.home(*a)?, self.home(*b)?)));
+        let ties = self.stages.iter().flat_map(|s| s.borrowed.iter().map(|b| (b.from, s.stage)));
+        let pairs = self.edges.iter().copied().chain(ties);
+        let homes = pairs.filter_map(|(a, b)| Some((self.home(a)?, self.home(b)?)));
         let others = homes.filter_map(|(a, b)| match (a == worker, b == worker) {
             (true, false) => Some(b),
             (false, true) => Some(a),
@@ -161,7 +238,7 @@ impl Plan {
     }
 }
 
-fn stage_of(ranges: &[Range<usize>], layer: LayerId) -> usize {
+pub(crate) fn stage_of(ranges: &[Range<usize>], layer: LayerId) -> usize {
     ranges.iter().position(|r| r.contains(&(layer.0 as usize))).unwrap_or(0)
 }
 
@@ -195,7 +272,14 @@ fn stage(graph: &LayerGraph, ranges: &[Range<usize>], stage: StageId) -> StageSp
         let leaves = !to.is_empty() || model_output.is_some();
         leaves.then(|| StageOutput { value, to, model_output, needs_grad: graph.requires_grad(value) })
     });
-    StageSpec { stage, inputs: inputs.collect(), outputs: outputs.collect(), layers: layers.clone() }
+    StageSpec {
+        stage,
+        inputs: inputs.collect(),
+        outputs: outputs.collect(),
+        borrowed: tied::borrowed(graph, ranges, mine),
+        lent: tied::lent(graph, ranges, mine),
+        layers: layers.clone(),
+    }
 }
 
 /// Sizes for words that only a batch will tell: one sample, and for anything else (a sequence, say) a
@@ -205,13 +289,21 @@ fn one_sample(graph: &LayerGraph) -> Bindings {
     graph.words().iter().fold(Bindings::new(), |bindings, word| bindings.with(word, size(word)))
 }
 
-fn costs(graph: &LayerGraph) -> Vec<LayerCost> {
+fn flops(graph: &LayerGraph) -> Vec<LayerCost> {
+    let one_sample = one_sample(graph);
+    let flops = |layer: &Layer| graph.cost(layer.id, &one_sample).map_or(0, |cost| cost.flops);
+    let work = graph.layers().iter().map(flops);
+    places(graph).into_iter().zip(work).map(|(place, work)| LayerCost { work, place }).collect()
+}
+
+/// What a cut before each layer would cost.
+fn places(graph: &LayerGraph) -> Vec<CutPlace> {
     let one_sample = one_sample(graph);
     let count = graph.layers().len();
     let position = |layer: LayerId| layer.0 as usize;
     // change[i]: by how much the bytes that cross a cut before layer i exceed those before layer i - 1.
     let mut change = vec![0i128; count + 2];
-    let mut tied = vec![false; count];
+    let mut ties = vec![0u64; count];
     for value in graph.values() {
         let start = match value.made_by {
             Source::Input(_) => continue,
@@ -224,24 +316,18 @@ fn costs(graph: &LayerGraph) -> Vec<LayerCost> {
     }
     for layer in graph.layers() {
         if let Some(owner) = layer.share {
-            tied[position(owner) + 1..=position(layer.id)].fill(true);
+            ties[position(owner) + 1..=position(layer.id)].iter_mut().for_each(|n| *n += 1);
         }
     }
     let mut crossing = 0i128;
-    let layers = graph.layers().iter().enumerate();
-    layers
-        .map(|(i, layer)| {
-            crossing += change[i];
-            LayerCost {
-                flops: graph.cost(layer.id, &one_sample).map_or(0, |cost| cost.flops),
-                bytes_before: u64::try_from(crossing).unwrap_or(u64::MAX),
-                may_cut: !tied[i],
-            }
-        })
-        .collect()
+    let places = ties.into_iter().enumerate().map(|(i, ties)| {
+        crossing += change[i];
+        CutPlace { ties, bytes: u64::try_from(crossing).unwrap_or(u64::MAX) }
+    });
+    places.collect()
 }
 
-fn named(graph: &LayerGraph, names: &[String], workers: usize) -> Result<Vec<usize>, PlanError> {
+fn named(graph: &LayerGraph, names: &[String], workers: usize, placement: Placement) -> Result<Vec<usize>, PlanError> {
     let mut starts = Vec::with_capacity(names.len());
     for name in names {
         let layer = graph.layer_by_name(name).ok_or_else(|| {
@@ -258,8 +344,8 @@ fn named(graph: &LayerGraph, names: &[String], workers: usize) -> Result<Vec<usi
         }
         starts.push(start);
     }
-    if starts.len() + 1 != workers {
-        return Err(PlanError::Workers { stages: starts.len() + 1, workers });
+    if starts.len() + 1 != workers * placement.chunks() {
+        return Err(PlanError::Workers { stages: starts.len() + 1, workers, placement });
     }
     Ok(starts)
 }

@@ -7,6 +7,9 @@ use crate::loss::LossSpec;
 use crate::message::Mode;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::StageSpec;
+use crate::tensor_meta::TensorMeta;
+use layerspec::{Layer, LayerId};
+use serde::{Deserialize, Serialize};
 
 /// One piece of work for the compute thread, which runs them in the order given.
 #[derive(Clone, PartialEq, Debug)]
@@ -45,11 +48,52 @@ pub enum Task<T> {
         key: MicrobatchKey,
         /// For each of the stage's outputs its gradients from outside, in the order in which they are summed.
         grads: Vec<Vec<T>>,
+        /// Whether the parameters' gradients are left for [`Task::BackwardWeight`].
+        input_only: bool,
     },
-    /// Apply the gradients of one stage to its parameters and clear them.
+    /// The half of a backward pass that was left: the gradients of the parameters.
+    BackwardWeight {
+        /// Which stage.
+        stage: StageId,
+        /// Which microbatch.
+        key: MicrobatchKey,
+    },
+    /// Hand out the gradients of the parameters that other stages own; answered by [`Outcome::Tied`].
+    TiedGrads {
+        /// Which stage.
+        stage: StageId,
+    },
+    /// Add the gradients of tied parameters that came from other stages, and give the squared norm of every
+    /// parameter's gradient; answered by [`Outcome::Norms`].
+    GradNorm {
+        /// Which stage.
+        stage: StageId,
+        /// For every stage that uses parameters of this one, descending, what its [`Task::TiedGrads`] gave.
+        tied: Vec<(StageId, Vec<T>)>,
+    },
+    /// Apply the gradients of one stage to its parameters and clear them; answered by [`Outcome::Tied`] with the
+    /// new values of the parameters that it lends. It fails where any task since the last [`Task::Discard`] has: it may
+    /// have been given before that was known, and the parameters must stay as they were.
     OptimStep {
         /// Which stage.
         stage: StageId,
+        /// With what.
+        update: Update,
+        /// As for [`Task::GradNorm`]; empty where that has been.
+        tied: Vec<(StageId, Vec<T>)>,
+    },
+    /// Take the new values of the parameters that other stages own, and clear their gradients.
+    UpdateTied {
+        /// Which stage.
+        stage: StageId,
+        /// For every stage that this one borrows from, ascending, its part of what that one's
+        /// [`Task::OptimStep`] gave.
+        tied: Vec<(StageId, Vec<T>)>,
+    },
+    /// Find out how long layers take on this worker, apart from the stages.
+    Measure {
+        /// The layers, each with inputs.
+        probes: Vec<LayerProbe>,
     },
     /// Forget what is kept of a batch for backward.
     Discard {
@@ -65,6 +109,47 @@ pub enum Task<T> {
         /// Tensors by name.
         tensors: Vec<(String, T)>,
     },
+}
+
+/// How gradients change parameters in one step.
+#[derive(Copy, Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Update {
+    /// The learning rate of this step.
+    pub lr: f64,
+    /// What every gradient is multiplied by before it is used: 1 but for gradients gathered over batches of uneven size.
+    pub scale: f64,
+    /// By what the gradients are shortened after that: 1 where their norm over all stages is not above the limit.
+    pub clip: f64,
+}
+
+/// A layer to be measured, with the inputs that it gets for one microbatch.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LayerProbe {
+    /// The layer.
+    pub layer: Layer,
+    /// The type and sizes of every input.
+    pub inputs: Vec<TensorMeta>,
+    /// Whether the inputs' gradients are wanted.
+    pub input_grads: bool,
+}
+
+/// What a layer takes on one worker for one microbatch.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct LayerTimes {
+    /// Nanoseconds of its forward pass.
+    pub forward: u64,
+    /// Nanoseconds of its backward pass, both halves at once.
+    pub backward: u64,
+    /// Nanoseconds of the half for its inputs.
+    pub backward_input: u64,
+    /// Nanoseconds of the half for its parameters.
+    pub backward_weight: u64,
+    /// Nanoseconds of an optimizer step over its parameters.
+    pub optim_step: u64,
+    /// Bytes kept from forward to backward.
+    pub held: u64,
+    /// Bytes kept from the one half of backward to the other.
+    pub held_between: u64,
 }
 
 /// The loss that follows a forward pass.
@@ -98,6 +183,22 @@ pub enum Outcome<T> {
         /// summed here, else one a use.
         grads: Vec<Vec<T>>,
     },
+    /// After [`Task::TiedGrads`]: for every stage that it borrows from, ascending, the gradients of each use of each
+    /// parameter. After [`Task::OptimStep`]: for every stage that it lends to, descending, the new values.
+    Tied {
+        /// Tensors by the stage at the other end, in the order of [`crate::plan::Borrowed`].
+        tensors: Vec<(StageId, Vec<T>)>,
+    },
+    /// After [`Task::GradNorm`]: the sum of squares of each parameter's gradient.
+    Norms {
+        /// By layer and place among the layer's parameters.
+        squares: Vec<(LayerId, u32, f64)>,
+    },
+    /// After [`Task::Measure`], one for each probe.
+    Measured {
+        /// What each layer takes.
+        times: Vec<LayerTimes>,
+    },
     /// After [`Task::Snapshot`].
     State {
         /// Tensors by name.
@@ -125,8 +226,15 @@ impl<T> Task<T> {
                     None => None,
                 },
             },
-            Task::Backward { stage, key, grads } => Task::Backward { stage, key, grads: nested(grads, f)? },
-            Task::OptimStep { stage } => Task::OptimStep { stage },
+            Task::Backward { stage, key, grads, input_only } => {
+                Task::Backward { stage, key, grads: nested(grads, f)?, input_only }
+            }
+            Task::BackwardWeight { stage, key } => Task::BackwardWeight { stage, key },
+            Task::TiedGrads { stage } => Task::TiedGrads { stage },
+            Task::GradNorm { stage, tied } => Task::GradNorm { stage, tied: by_stage(tied, f)? },
+            Task::OptimStep { stage, update, tied } => Task::OptimStep { stage, update, tied: by_stage(tied, f)? },
+            Task::UpdateTied { stage, tied } => Task::UpdateTied { stage, tied: by_stage(tied, f)? },
+            Task::Measure { probes } => Task::Measure { probes },
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
             Task::Snapshot => Task::Snapshot,
             Task::Load { tensors } => Task::Load { tensors: named(tensors, f)? },
@@ -150,6 +258,9 @@ impl<T> Outcome<T> {
                 Outcome::Forward { outputs: outputs.into_iter().map(&mut f).collect::<Result<_, E>>()?, loss }
             }
             Outcome::Backward { grads } => Outcome::Backward { grads: nested(grads, f)? },
+            Outcome::Tied { tensors } => Outcome::Tied { tensors: by_stage(tensors, f)? },
+            Outcome::Norms { squares } => Outcome::Norms { squares },
+            Outcome::Measured { times } => Outcome::Measured { times },
             Outcome::State { tensors } => Outcome::State { tensors: named(tensors, f)? },
         })
     }
@@ -157,7 +268,8 @@ impl<T> Outcome<T> {
     /// Every tensor in it, for letting go of a result that nobody wants any more.
     pub fn into_tensors(self) -> Vec<T> {
         match self {
-            Outcome::Done => Vec::new(),
+            Outcome::Done | Outcome::Norms { .. } | Outcome::Measured { .. } => Vec::new(),
+            Outcome::Tied { tensors } => tensors.into_iter().flat_map(|(_, tensors)| tensors).collect(),
             Outcome::Forward { outputs, .. } => outputs,
             Outcome::Backward { grads } => grads.into_iter().flatten().collect(),
             Outcome::State { tensors } => tensors.into_iter().map(|(_, t)| t).collect(),
@@ -167,6 +279,14 @@ impl<T> Outcome<T> {
 
 fn nested<T, U, E>(lists: Vec<Vec<T>>, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<Vec<U>>, E> {
     lists.into_iter().map(|list| list.into_iter().map(&mut f).collect()).collect()
+}
+
+fn by_stage<T, U, E>(
+    tensors: Vec<(StageId, Vec<T>)>,
+    mut f: impl FnMut(T) -> Result<U, E>,
+) -> Result<Vec<(StageId, Vec<U>)>, E> {
+    let mut each = |list: Vec<T>| list.into_iter().map(&mut f).collect::<Result<_, E>>();
+    tensors.into_iter().map(|(stage, list)| Ok((stage, each(list)?))).collect()
 }
 
 fn named<T, U, E>(tensors: Vec<(String, T)>, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<(String, U)>, E> {

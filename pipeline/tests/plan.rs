@@ -9,7 +9,7 @@ use golden::assert_golden;
 use layerspec::{LayerGraph, ValueId};
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::plan::{StageInput, StageSpec};
-use pipeline::{Cuts, Plan, ScheduleKind};
+use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::path::Path;
 
 /// `res` is used by the layers 2 and 4, and twice by 5.
@@ -37,7 +37,7 @@ fn graph(text: &str) -> LayerGraph {
 
 fn plan(graph: &LayerGraph, cuts: &[&str]) -> Plan {
     let names = cuts.iter().map(|name| name.to_string()).collect();
-    Plan::new(graph, &Cuts::At(names), cuts.len() + 1).expect("a good cut")
+    Plan::new(graph, &Cuts::At(names), cuts.len() + 1, Placement::Plain).expect("a good cut")
 }
 
 fn value(graph: &LayerGraph, name: &str) -> ValueId {
@@ -103,18 +103,6 @@ fn gradients_are_summed_before_they_are_sent_where_that_keeps_the_order() {
 
 #[test]
 fn a_cut_that_cannot_be_is_refused() {
-    let tied = graph(
-        "
-inputs: {tokens: {shape: [batch], dtype: int64}}
-layers:
-  - Embedding: {num_embeddings: 9, embedding_dim: 4}
-    name: embed
-  - ReLU
-  - Linear: {in_features: 4, out_features: 9, bias: false}
-    name: head
-    share: embed
-",
-    );
     let model = graph(MODEL);
     let long = format!("inputs: {{x: [batch, 1]}}\nlayers:\n{}", "  - ReLU\n".repeat(20));
     let long = graph(&long);
@@ -129,13 +117,16 @@ layers:
         ("fewer stages than workers", &model, at(&[]), 2),
         ("more workers than layers", &model, Cuts::Auto, 9),
         ("no worker", &model, Cuts::Auto, 0),
-        ("tied layers apart", &tied, at(&["1"]), 2),
-        ("tied layers apart, at the second of them", &tied, at(&["head"]), 2),
-        ("no place but between tied layers", &tied, Cuts::Auto, 2),
     ];
     let mut text = String::new();
-    for (what, graph, cuts, workers) in cases {
-        let error = Plan::new(graph, &cuts, workers).expect_err(what);
+    let cases = cases.map(|(what, graph, cuts, workers)| (what, graph, cuts, workers, Placement::Plain));
+    let turns = Placement::Interleaved { chunks: 2 };
+    let more = [
+        ("too few cuts for two stages a worker", &model, at(&["2", "4"]), 2, Placement::V),
+        ("too few layers for two stages a worker", &model, Cuts::Auto, 4, turns),
+    ];
+    for (what, graph, cuts, workers, placement) in cases.into_iter().chain(more) {
+        let error = Plan::new(graph, &cuts, workers, placement).expect_err(what);
         text += &format!("{what}\n  {error}\n");
     }
     assert_golden("plan-errors.txt", &text);
@@ -156,13 +147,13 @@ fn every_example_is_cut_evenly() {
         let all: u64 = graph.layers().iter().map(flops).sum();
         let largest = graph.layers().iter().map(flops).max().expect("a layer");
         for workers in 2..=4 {
-            let Ok(plan) = Plan::new(&graph, &Cuts::Auto, workers) else { continue };
+            let Ok(plan) = Plan::new(&graph, &Cuts::Auto, workers, Placement::Plain) else { continue };
             assert_eq!(plan.stages.len(), workers);
             let heaviest = plan.stages.iter().map(|s| s.layers.iter().map(flops).sum::<u64>()).max();
             // A stage is at most a layer heavier than an equal share.
             let most = all / workers as u64 + largest;
             assert!(heaviest <= Some(most), "{}: {heaviest:?} of {all} in {workers} stages", file.display());
-            for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
+            for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbH1, ScheduleKind::Ready] {
                 plan.schedule(kind, 4).expect("a good schedule");
             }
         }

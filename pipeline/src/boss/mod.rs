@@ -3,14 +3,17 @@
 //! A state machine without I/O, like [`crate::stage`]. One request is carried out at a time; more
 //! wait in line.
 
+mod gathering;
 mod request;
+mod round;
 
-pub use request::{Request, RunRequest, Setup};
+pub use request::{Request, RunRequest, Setup, MOST_WAITING};
 
 use crate::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
-use crate::message::{Command, Failure, Head, Mode};
+use crate::message::{Command, Failure, Head, LinkReport, Mode};
 use crate::plan::Plan;
+use gathering::Gathering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
@@ -26,6 +29,8 @@ pub struct BossSession {
     lost: BTreeMap<WorkerId, String>,
     /// Pairs, the lower number first, that were told to send by way of the boss.
     relayed: BTreeSet<(WorkerId, WorkerId)>,
+    /// Pairs of which the user was told.
+    told: BTreeSet<(WorkerId, WorkerId)>,
     /// Every worker has its stages.
     distributed: bool,
     job: Option<Job>,
@@ -35,6 +40,10 @@ pub struct BossSession {
     cancelled: BTreeSet<u64>,
     /// A cancelled step came too late for some stages: their parameters are a step ahead.
     torn: Option<Torn>,
+    /// Batches that went forward in training mode and wait for their backward pass.
+    outstanding: BTreeSet<u64>,
+    most_waiting: usize,
+    links: BTreeMap<(WorkerId, Option<WorkerId>), LinkReport>,
     effects: VecDeque<Effect>,
 }
 
@@ -46,6 +55,8 @@ struct Job {
     step: Option<u64>,
     work: Work,
     phase: Phase,
+    /// Whether the batch waits for its backward pass once this is done; nothing where that stays as it is.
+    leaves: Option<bool>,
 }
 
 /// A model of which some stages are a step ahead. It is whole again once it is distributed anew, or
@@ -72,7 +83,7 @@ enum Work {
 
 enum Phase {
     /// Workers at work.
-    Gathering { unanswered: BTreeSet<WorkerId>, answer: Answer, arrived: u32, announced: u32 },
+    Gathering(Box<Gathering>),
     /// It failed and the user knows; workers clear up.
     Aborting { uncleared: BTreeSet<WorkerId>, stepped: bool },
 }
@@ -86,12 +97,16 @@ impl BossSession {
             addresses: setup.addresses,
             lost: BTreeMap::new(),
             relayed: BTreeSet::new(),
+            told: BTreeSet::new(),
             distributed: false,
             job: None,
             waiting: VecDeque::new(),
             next_id: 1,
             cancelled: BTreeSet::new(),
             torn: None,
+            outstanding: BTreeSet::new(),
+            most_waiting: setup.most_waiting,
+            links: BTreeMap::new(),
             effects: VecDeque::new(),
         }
     }
@@ -107,24 +122,24 @@ impl BossSession {
     }
 
     /// The user wants something. The answer is an [`Effect::Reply`] with the same number.
-    pub fn on_request(&mut self, _now: Micros, number: u64, request: Request) {
+    pub fn on_request(&mut self, now: Micros, number: u64, request: Request) {
         self.waiting.push_back((number, request));
-        self.next_request();
+        self.next_request(now);
     }
 
     /// A worker's connection is gone.
-    pub fn on_lost(&mut self, _now: Micros, worker: WorkerId, reason: &str) {
+    pub fn on_lost(&mut self, now: Micros, worker: WorkerId, reason: &str) {
         if self.lost.insert(worker, reason.to_string()).is_some() {
             return;
         }
         self.fail(Failure::new(lost_message(reason)).on(worker));
         // A worker that is gone clears nothing up.
         self.cleared(worker, false);
-        self.next_request();
+        self.next_request(now);
     }
 
     /// A frame arrived from a worker.
-    pub fn on_frame(&mut self, _now: Micros, from: WorkerId, frame: Frame) {
+    pub fn on_frame(&mut self, now: Micros, from: WorkerId, frame: Frame) {
         let Frame { route, head, slots } = frame;
         if let Some(route) = route {
             if route.from != from || !head.is_data() {
@@ -136,7 +151,6 @@ impl BossSession {
             return;
         }
         match head {
-            Head::Done { id, losses, sent } => self.done(from, id, losses, sent),
             Head::Failed { id, failure } => {
                 if self.is_active(id) {
                     self.fail(failure.on(from));
@@ -148,17 +162,21 @@ impl BossSession {
                 }
             }
             Head::LinkFailed { peer, reason, was_up } => self.link_failed(from, peer, &reason, was_up),
-            Head::Output { key, value } => self.collect(from, slots, |job, answer, slot| {
-                let mine = job.batch == Some(key.batch);
-                mine.then(|| answer.outputs.push((key.index, value, slot)))
-            }),
-            Head::State { id, name } => self.collect(from, slots, |job, answer, slot| {
-                (job.id == id).then(|| answer.state.push((name.clone(), slot)))
-            }),
-            _ => self.refuse(from, slots, "sent what only the boss may send"),
+            Head::LinkReport { peer, rtt, bytes_per_second, packet_bytes, shared_memory } => {
+                if self.alive(from) && peer.is_none_or(|peer| self.alive(peer)) {
+                    let report = LinkReport { rtt, bytes_per_second, packet_bytes, shared_memory };
+                    self.links.insert((from, peer), report);
+                }
+            }
+            head => self.gather(now, from, head, slots),
         }
         self.finish();
-        self.next_request();
+        self.next_request(now);
+    }
+
+    /// What the workers said last of their links.
+    pub fn links(&self) -> &BTreeMap<(WorkerId, Option<WorkerId>), LinkReport> {
+        &self.links
     }
 
     fn alive(&self, worker: WorkerId) -> bool {
@@ -170,12 +188,12 @@ impl BossSession {
     }
 
     fn is_active(&self, id: u64) -> bool {
-        self.job.as_ref().is_some_and(|job| job.id == id && matches!(job.phase, Phase::Gathering { .. }))
+        self.job.as_ref().is_some_and(|job| job.id == id && matches!(job.phase, Phase::Gathering(_)))
     }
 
     /// Starts the next request in line once the last one is through. Without all workers nothing can
     /// be carried out, and nobody waits to be told so.
-    fn next_request(&mut self) {
+    fn next_request(&mut self, now: Micros) {
         while let Some((number, request)) = self.waiting.pop_front() {
             let hopeless = !self.lost.is_empty() && !matches!(request, Request::Stop);
             if self.job.is_some() && !hopeless {
@@ -188,7 +206,7 @@ impl BossSession {
                 self.effects.push_back(Effect::Reply { request: number, result: Err(failure) });
                 continue;
             }
-            self.start(number, request);
+            self.start(now, number, request);
         }
     }
 
@@ -196,7 +214,18 @@ impl BossSession {
         if let (Some((worker, reason)), false) = (self.lost.first_key_value(), matches!(request, Request::Stop)) {
             return Err(Failure::new(lost_message(reason)).on(*worker));
         }
-        if !self.distributed && !matches!(request, Request::Distribute | Request::Stop) {
+        if let Request::Use(plan) = request {
+            return match plan.workers() == self.plan.workers() {
+                true => Ok(()),
+                false => Err(Failure::new(format!(
+                    "a plan for {} workers; there are {}",
+                    plan.workers(),
+                    self.plan.workers()
+                ))),
+            };
+        }
+        let anytime = matches!(request, Request::Distribute | Request::Stop | Request::Measure(_) | Request::Links);
+        if !self.distributed && !anytime {
             return Err(Failure::new("the workers have no layers yet: call distribute_model() first"));
         }
         match (self.torn, request) {
@@ -208,11 +237,44 @@ impl BossSession {
                 "this batch was cancelled when an earlier call failed, and its gradients are gone: begin again with \
                  forward()",
             )),
+            (_, Request::Run(run)) => {
+                round::check(run, &self.plan)?;
+                self.check_waiting(run)
+            }
             _ => Ok(()),
         }
     }
 
-    fn start(&mut self, number: u64, request: Request) {
+    /// Batches may wait for their backward pass, but not without end: workers keep what it needs.
+    fn check_waiting(&self, run: &RunRequest) -> Result<(), Failure> {
+        let waiting = self.outstanding.len();
+        match run.leaves() {
+            Some(true) if waiting >= self.most_waiting && !self.outstanding.contains(&run.batch) => {
+                Err(Failure::new(format!(
+                    "{waiting} batches wait for their backward pass, which is as many as may: call backward() for one \
+                     of them, or forget it, before the next forward() in training mode"
+                )))
+            }
+            Some(false) if run.is_backward_only() && !self.outstanding.contains(&run.batch) => Err(Failure::new(
+                "no forward pass of this batch waits for a backward pass: call forward() in training mode first",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn start(&mut self, now: Micros, number: u64, request: Request) {
+        match request {
+            Request::Links => {
+                let links = self.links.iter().map(|((worker, peer), report)| (*worker, *peer, *report)).collect();
+                let result = Ok(Answer { links, ..Answer::default() });
+                return self.effects.push_back(Effect::Reply { request: number, result });
+            }
+            Request::Use(plan) => {
+                (self.plan, self.distributed) = (*plan, false);
+                return self.effects.push_back(Effect::Reply { request: number, result: Ok(Answer::default()) });
+            }
+            _ => {}
+        }
         let id = self.next_id;
         self.next_id += 1;
         let run = match &request {
@@ -226,60 +288,79 @@ impl BossSession {
             Request::Run(run) if run.mode == Mode::Train => Work::Training,
             _ => Work::Other,
         };
+        let leaves = match &request {
+            Request::Run(run) => run.leaves(),
+            Request::Discard { .. } => Some(false),
+            _ => None,
+        };
+        let batch = match &request {
+            Request::Discard { batch } => Some(*batch),
+            _ => run.map(|(batch, _)| batch),
+        };
         if work == Work::Distributing {
+            self.outstanding.clear();
             self.distributed = false;
             self.relayed.clear();
         }
         let unanswered = if matches!(request, Request::Stop) { BTreeSet::new() } else { self.living() };
+        let gathering = Gathering::new(now, unanswered, &request, &self.plan);
         let sends = request.sends(id, &self.plan, self.seed, &self.addresses);
         self.job = Some(Job {
             id,
             request: number,
-            batch: run.map(|(batch, _)| batch),
+            batch,
             step: run.map(|(_, step)| step),
             work,
-            phase: Phase::Gathering { unanswered, answer: Answer::default(), arrived: 0, announced: 0 },
+            phase: Phase::Gathering(Box::new(gathering)),
+            leaves,
         });
         self.effects.extend(sends);
         self.finish();
     }
 
-    fn done(&mut self, from: WorkerId, id: u64, losses: Vec<(u32, f32)>, sent: u32) {
-        if !self.is_active(id) {
-            return;
-        }
-        if let Some(Job { phase: Phase::Gathering { unanswered, answer, announced, .. }, .. }) = &mut self.job {
-            if unanswered.remove(&from) {
-                answer.losses.extend(losses);
-                *announced = announced.saturating_add(sent);
+    /// Part of the answer to the request at work; what belongs to a cancelled one is let go.
+    fn gather(&mut self, now: Micros, from: WorkerId, head: Head, slots: Vec<Slot>) {
+        let Some(Job { id, batch, phase, .. }) = &mut self.job else { return self.stray(from, &head, slots) };
+        let id = *id;
+        let of_job = match &head {
+            Head::Done { id: of, .. } | Head::Norms { id: of, .. } | Head::Measured { id: of, .. } => *of == id,
+            Head::State { id: of, .. } => *of == id,
+            Head::Output { key, .. } => *batch == Some(key.batch),
+            _ => false,
+        };
+        let (Phase::Gathering(gathering), true) = (phase, of_job) else { return self.stray(from, &head, slots) };
+        match gathering.take(now, from, head, &slots) {
+            Ok(None) => {}
+            Ok(Some(norm)) => {
+                let to = self.living().into_iter().map(|worker| Destination {
+                    peer: Peer::Worker(worker),
+                    route: None,
+                    head: Head::TotalNorm { id, norm },
+                });
+                self.effects.push_back(Effect::Send { to: to.collect(), slots: Vec::new() });
             }
+            Err(reason) => self.refuse(from, slots, &reason),
         }
     }
 
-    /// A tensor for the answer of the request at work; one for a cancelled request is let go.
-    fn collect(
-        &mut self,
-        from: WorkerId,
-        slots: Vec<Slot>,
-        put: impl FnOnce(&JobName, &mut Answer, Slot) -> Option<()>,
-    ) {
-        let [slot] = slots.as_slice() else {
-            return self.refuse(from, slots, "sent an answer without its tensor");
-        };
-        if let Some(Job { id, batch, phase: Phase::Gathering { answer, arrived, .. }, .. }) = &mut self.job {
-            if put(&JobName { id: *id, batch: *batch }, answer, *slot).is_some() {
-                *arrived = arrived.saturating_add(1);
-                return;
+    /// What is for no request at work: late, or nothing that a worker may say.
+    fn stray(&mut self, from: WorkerId, head: &Head, slots: Vec<Slot>) {
+        match head {
+            Head::Done { .. }
+            | Head::Norms { .. }
+            | Head::Measured { .. }
+            | Head::State { .. }
+            | Head::Output { .. } => {
+                self.drop_slots(slots);
             }
+            _ => self.refuse(from, slots, "sent what only the boss may send"),
         }
-        self.drop_slots(slots);
     }
 
     /// Replies once every worker has answered and every announced tensor is here.
     fn finish(&mut self) {
         match &self.job {
-            Some(Job { phase: Phase::Gathering { unanswered, arrived, announced, .. }, .. })
-                if unanswered.is_empty() && arrived == announced => {}
+            Some(Job { phase: Phase::Gathering(gathering), .. }) if gathering.is_complete() => {}
             Some(Job { phase: Phase::Aborting { uncleared, stepped }, step, .. }) if uncleared.is_empty() => {
                 if *stepped {
                     self.torn = step.map(|step| Torn { step, loaded: false });
@@ -289,32 +370,37 @@ impl BossSession {
             }
             _ => return,
         }
-        let Some(Job { request, work, phase: Phase::Gathering { mut answer, .. }, .. }) = self.job.take() else {
+        let Some(Job { request, work, batch, leaves, phase: Phase::Gathering(gathering), .. }) = self.job.take() else {
             return;
         };
+        match (batch, leaves) {
+            (Some(batch), Some(true)) => drop(self.outstanding.insert(batch)),
+            (Some(batch), Some(false)) => drop(self.outstanding.remove(&batch)),
+            _ => {}
+        }
         self.torn = match (self.torn, work) {
             (Some(torn), Work::Loading) => Some(Torn { loaded: true, ..torn }),
             (Some(Torn { loaded: true, .. }), Work::SettingOptimizer) | (_, Work::Distributing) => None,
             (torn, _) => torn,
         };
         self.distributed |= work == Work::Distributing;
-        answer.losses.sort_by_key(|(microbatch, _)| *microbatch);
-        answer.outputs.sort_by_key(|(microbatch, value, _)| (*microbatch, *value));
-        self.effects.push_back(Effect::Reply { request, result: Ok(answer) });
+        self.effects.push_back(Effect::Reply { request, result: Ok(gathering.into_answer()) });
     }
 
     /// Ends the request at work with an error, everywhere.
     fn fail(&mut self, failure: Failure) {
         let alive = self.living();
         let Some(job) = &mut self.job else { return };
-        let Phase::Gathering { answer, .. } = &mut job.phase else { return };
+        let Phase::Gathering(gathering) = &mut job.phase else { return };
         let failure = Failure { step: job.step, ..failure };
-        let slots = answer.outputs.drain(..).map(|(.., slot)| slot).chain(answer.state.drain(..).map(|(_, s)| s));
-        let slots: Vec<_> = slots.collect();
+        let slots = gathering.give_up();
         let abort = Head::Abort { id: job.id, batch: job.batch, gradients: job.work == Work::Training };
         let to = alive.iter().map(|w| Destination { peer: Peer::Worker(*w), route: None, head: abort.clone() });
         let to: Vec<_> = to.collect();
         job.phase = Phase::Aborting { uncleared: alive, stepped: false };
+        if let Some(batch) = job.batch {
+            self.outstanding.remove(&batch);
+        }
         self.cancelled.extend(job.batch.filter(|_| job.work == Work::Training));
         if self.cancelled.len() > REMEMBERED {
             self.cancelled.pop_first();
@@ -342,8 +428,11 @@ impl BossSession {
         let relay = |to, peer| Destination { peer: Peer::Worker(to), route: None, head: Head::UseRelay { peer } };
         let to = vec![relay(from, peer), relay(peer, from)];
         self.effects.push_back(Effect::Send { to, slots: Vec::new() });
-        let notice = format!("{from} and {peer} cannot reach each other ({reason}); the boss relays between them");
-        self.effects.push_back(Effect::Notice(notice));
+        // Another distribution of the model finds the same.
+        if self.told.insert((from.min(peer), from.max(peer))) {
+            let notice = format!("{from} and {peer} cannot reach each other ({reason}); the boss relays between them");
+            self.effects.push_back(Effect::Notice(notice));
+        }
         if was_up {
             let message = format!(
                 "its direct link to {peer} broke ({reason}) and tensors may be lost; the step is cancelled, the boss \
@@ -363,12 +452,6 @@ impl BossSession {
             self.effects.push_back(Effect::Drop(slots));
         }
     }
-}
-
-/// What tells whether a tensor belongs to the request at work.
-struct JobName {
-    id: u64,
-    batch: Option<u64>,
 }
 
 fn lost_message(reason: &str) -> String {

@@ -3,12 +3,16 @@
 use super::command;
 use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
-use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Round, RoundLoss};
+use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Round, RoundLoss, RoundUpdate};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
-use crate::schedule::Action;
+use crate::schedule::{Action, Order};
+use crate::task::LayerProbe;
 use layerspec::ValueId;
 use std::net::SocketAddr;
+
+/// How many batches may wait for their backward pass where nothing else is said.
+pub const MOST_WAITING: usize = 8;
 
 /// What a session starts from.
 pub struct Setup {
@@ -18,11 +22,15 @@ pub struct Setup {
     pub seed: u64,
     /// For each worker where it accepts direct connections, if it does.
     pub addresses: Vec<Option<SocketAddr>>,
+    /// How many batches may wait for their backward pass at a time; see [`MOST_WAITING`].
+    pub most_waiting: usize,
 }
 
 /// Something the user wants done on all workers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Request {
+    /// From the next [`Request::Distribute`] on, which must come first, use this plan, for as many workers.
+    Use(Box<Plan>),
     /// Give every worker its stages.
     Distribute,
     /// Use this optimizer, with fresh state.
@@ -34,6 +42,10 @@ pub enum Request {
         /// Which batch.
         batch: u64,
     },
+    /// Find out what these layers take on every worker.
+    Measure(Vec<LayerProbe>),
+    /// What workers said last of their links.
+    Links,
     /// Gather parameters and buffers.
     SendState,
     /// Replace parameters and buffers: for each its worker, name and tensor.
@@ -53,6 +65,10 @@ pub struct RunRequest {
     pub mode: Mode,
     /// For each worker what it does.
     pub actions: Vec<Vec<Action>>,
+    /// In which order.
+    pub order: Order,
+    /// How parameters change, where an action of the round changes them.
+    pub update: Option<RoundUpdate>,
     /// The loss, where the last stage computes it.
     pub loss: Option<RoundLoss>,
     /// Whether the model's outputs come back.
@@ -63,6 +79,24 @@ pub struct RunRequest {
     pub targets: Vec<(u32, Slot)>,
     /// Gradients of the model's outputs, where the boss gives them.
     pub grads: Option<Vec<(u32, ValueId, Vec<Slot>)>>,
+}
+
+impl RunRequest {
+    /// Whether its batch waits for a backward pass afterwards; nothing where it changes nothing about that.
+    pub(super) fn leaves(&self) -> Option<bool> {
+        let has = |wanted: fn(&Action) -> bool| self.actions.iter().flatten().any(wanted);
+        let forward = has(|a| matches!(a, Action::Forward { .. }));
+        let backward = has(|a| matches!(a, Action::Backward { .. } | Action::BackwardInput { .. }));
+        match (self.mode, forward, backward) {
+            (Mode::Train, true, false) => Some(true),
+            (Mode::Train, _, true) => Some(false),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_backward_only(&self) -> bool {
+        self.leaves() == Some(false) && !self.actions.iter().flatten().any(|a| matches!(a, Action::Forward { .. }))
+    }
 }
 
 impl Request {
@@ -78,6 +112,9 @@ impl Request {
             Request::Distribute
             | Request::SetOptimizer(_)
             | Request::Discard { .. }
+            | Request::Use(_)
+            | Request::Measure(_)
+            | Request::Links
             | Request::SendState
             | Request::Stop => Vec::new(),
         }
@@ -96,6 +133,9 @@ impl Request {
             }
             Request::SetOptimizer(spec) => vec![to_all(&|_| Command::SetOptimizer(spec))],
             Request::Discard { batch } => vec![to_all(&|_| Command::Discard { batch })],
+            Request::Measure(probes) => vec![to_all(&|_| Command::Measure(probes.clone()))],
+            // Answered without the workers.
+            Request::Use(_) | Request::Links => Vec::new(),
             Request::SendState => vec![to_all(&|_| Command::SendState)],
             Request::Run(run) => {
                 let mut sends = vec![to_all(&|w| Command::Run(Box::new(round(&run, w))))];
@@ -141,6 +181,8 @@ fn round(run: &RunRequest, worker: WorkerId) -> Round {
         loss: run.loss.clone(),
         outputs: run.outputs,
         grads_from_boss: run.grads.is_some(),
+        order: run.order.clone(),
+        update: run.update,
     }
 }
 

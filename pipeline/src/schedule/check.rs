@@ -1,44 +1,87 @@
-//! Refuses a schedule that is not whole, not in order, or would wait for ever.
+//! Refuses a schedule that is not whole, not in order, would wait for ever, or outgrows its memory.
 
-use super::{timeline, Action, Costs, Deadlock, Schedule};
-use crate::ids::StageId;
+use super::{timeline, Action, Costs, Deadlock, Layout, Placement, Schedule, ScheduleKind, StageBytes, Timeline};
+use crate::ids::{StageId, WorkerId};
 use std::collections::BTreeSet;
 use thiserror::Error;
 
 /// Why a schedule is refused.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ScheduleError {
+    /// The kind does not work with stages placed so.
+    #[error(
+        "schedule {kind} wants {wanted}; the plan has {stages} stages on {workers} workers, placed otherwise: choose \
+         another schedule, or cut the model for this one"
+    )]
+    Placement {
+        /// Which kind.
+        kind: ScheduleKind,
+        /// How it wants stages placed.
+        wanted: Placement,
+        /// How many stages there are.
+        stages: usize,
+        /// On how many workers.
+        workers: usize,
+    },
+    /// There is nothing to do.
+    #[error("a batch of no microbatches; cut it into at least one")]
+    NoMicrobatches,
     /// An action is there twice, on a worker that does not have its stage, or for a microbatch that
     /// the batch does not have.
     #[error("the {} of {}{} is misplaced: it belongs once, on the worker of its stage", .0.verb(), .0.stage(), microbatch(.0))]
     Misplaced(Action),
+    /// A microbatch goes backward in whole and in halves, or in halves where nothing is trained.
+    #[error("the {} of {}{} does not belong there", .0.verb(), .0.stage(), microbatch(.0))]
+    Mixed(Action),
     /// An action is missing.
     #[error("the {} of {} is missing{}", .0.verb(), .0.stage(), microbatch(.0))]
     Missing(Action),
-    /// A stage's backward passes are not in ascending order of microbatches.
+    /// What a stage's parameters get is not in ascending order of microbatches.
     #[error("{0} does not take its backward passes in the order of microbatches")]
     Order(StageId),
     /// It cannot end.
     #[error("the schedule cannot end: {0}")]
     Deadlock(Deadlock),
+    /// A worker would hold more than it has room for.
+    #[error(
+        "{worker} needs {} MiB of memory and has {} MiB; take more microbatches, a schedule that holds fewer of them, \
+         or more workers", mib(*.needed), .available >> 20
+    )]
+    Memory {
+        /// Which worker.
+        worker: WorkerId,
+        /// Bytes it would hold at most.
+        needed: u64,
+        /// Bytes it may hold.
+        available: u64,
+    },
 }
 
 fn microbatch(action: &Action) -> String {
     action.microbatch().map(|m| format!(" for microbatch {m}")).unwrap_or_default()
 }
 
-/// Checks that every stage does all its work once, in order, and that it ends.
-pub fn check(schedule: &Schedule, edges: &[(StageId, StageId)]) -> Result<(), ScheduleError> {
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// Checks that every stage does all its work once, in order, and that it ends. Gives the schedule as played with
+/// textbook costs.
+pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
+    let layout = &schedule.layout;
+    if schedule.microbatches == 0 {
+        return Err(ScheduleError::NoMicrobatches);
+    }
     let mut seen = BTreeSet::new();
-    let mut last_backward = vec![None; schedule.homes.len()];
+    let mut last_backward = vec![None; layout.stages()];
     for (worker, list) in schedule.workers.iter().enumerate() {
         for action in list {
-            let home = schedule.homes.get(action.stage().0 as usize);
+            let home = layout.homes.get(action.stage().0 as usize);
             let in_batch = action.microbatch().is_none_or(|m| m < schedule.microbatches);
             if home.map(|w| w.0 as usize) != Some(worker) || !in_batch || !seen.insert(*action) {
                 return Err(ScheduleError::Misplaced(*action));
             }
-            if let Action::Backward { stage, microbatch } = *action {
+            if let Action::Backward { stage, microbatch } | Action::BackwardWeight { stage, microbatch } = *action {
                 let last = &mut last_backward[stage.0 as usize];
                 if last.is_some_and(|last| last > microbatch) {
                     return Err(ScheduleError::Order(stage));
@@ -47,15 +90,43 @@ pub fn check(schedule: &Schedule, edges: &[(StageId, StageId)]) -> Result<(), Sc
             }
         }
     }
-    for stage in (0..schedule.homes.len() as u16).map(StageId) {
-        let passes = (0..schedule.microbatches)
-            .flat_map(|microbatch| [Action::Forward { stage, microbatch }, Action::Backward { stage, microbatch }]);
-        for action in passes.chain([Action::OptimStep { stage }]) {
-            if !seen.contains(&action) {
-                return Err(ScheduleError::Missing(action));
-            }
+    whole(schedule, &seen)?;
+    timeline(schedule, &Costs::unit(layout.stages())).map_err(ScheduleError::Deadlock)
+}
+
+/// Checks that nothing is missing, and nothing there that does not belong.
+fn whole(schedule: &Schedule, seen: &BTreeSet<Action>) -> Result<(), ScheduleError> {
+    let layout = &schedule.layout;
+    let mut wanted = BTreeSet::new();
+    for stage in (0..layout.stages() as u16).map(StageId) {
+        for microbatch in 0..schedule.microbatches {
+            let split = seen.contains(&Action::BackwardInput { stage, microbatch });
+            let passes = [Action::Forward { stage, microbatch }].into_iter();
+            wanted.extend(passes.chain(layout.backward(stage, microbatch, split)));
         }
     }
-    timeline(schedule, edges, &Costs::unit(schedule.homes.len())).map_err(ScheduleError::Deadlock)?;
+    wanted.extend(layout.ending(schedule.ending).into_iter().flatten());
+    if let Some(action) = wanted.iter().find(|action| !seen.contains(action)) {
+        return Err(ScheduleError::Missing(*action));
+    }
+    match seen.iter().find(|action| !wanted.contains(action)) {
+        Some(action) => Err(ScheduleError::Mixed(*action)),
+        None => Ok(()),
+    }
+}
+
+/// Checks that no worker outgrows its memory. `available` is for every worker, nothing where that is not known.
+pub fn check_memory(
+    timeline: &Timeline,
+    layout: &Layout,
+    stages: &[StageBytes],
+    available: &[Option<u64>],
+) -> Result<(), ScheduleError> {
+    let needed = timeline.peak_bytes(layout, stages);
+    for ((worker, needed), available) in needed.into_iter().enumerate().zip(available) {
+        if let Some(available) = available.filter(|available| *available < needed) {
+            return Err(ScheduleError::Memory { worker: WorkerId(worker as u16), needed, available });
+        }
+    }
     Ok(())
 }

@@ -1,150 +1,104 @@
 //! A schedule as one value: the list of actions of each worker, which is printed, checked,
 //! predicted and executed.
 
+mod action;
 mod check;
+mod costs;
 mod gpipe;
+mod interleaved;
+mod kind;
+mod layout;
+mod list;
 mod one_f_one_b;
+mod picker;
 mod picture;
+mod placement;
+mod ready;
 mod timeline;
+mod zb_h1;
+mod zb_v;
 
-pub use check::{check, ScheduleError};
+pub use action::{Action, Order};
+pub use check::{check, check_memory, ScheduleError};
+pub use costs::{Costs, Link, StageBytes, StageTimes};
+pub use kind::ScheduleKind;
+pub use layout::{Ending, Layout};
+pub use picker::Picker;
 pub use picture::picture;
-pub use timeline::{timeline, Costs, Deadlock, Interval, Timeline};
+pub use placement::Placement;
+pub use timeline::{timeline, Deadlock, Interval, Timeline};
 
-use crate::ids::{StageId, WorkerId};
-use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::str::FromStr;
-
-/// One thing a worker does. Gradients are summed in the order of microbatches, so every schedule
-/// runs a stage's backward passes in ascending order.
-#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub enum Action {
-    /// A microbatch through a stage.
-    Forward {
-        /// Which stage.
-        stage: StageId,
-        /// Which microbatch.
-        microbatch: u32,
-    },
-    /// A microbatch's gradients through a stage.
-    Backward {
-        /// Which stage.
-        stage: StageId,
-        /// Which microbatch.
-        microbatch: u32,
-    },
-    /// The stage's gradients applied to its parameters.
-    OptimStep {
-        /// Which stage.
-        stage: StageId,
-    },
-}
-
-impl Action {
-    /// The stage it belongs to.
-    pub fn stage(&self) -> StageId {
-        match *self {
-            Action::Forward { stage, .. } | Action::Backward { stage, .. } | Action::OptimStep { stage } => stage,
-        }
-    }
-
-    /// The microbatch it works on, if any.
-    pub fn microbatch(&self) -> Option<u32> {
-        match *self {
-            Action::Forward { microbatch, .. } | Action::Backward { microbatch, .. } => Some(microbatch),
-            Action::OptimStep { .. } => None,
-        }
-    }
-
-    /// What it does, in a word or two.
-    pub fn verb(&self) -> &'static str {
-        match self {
-            Action::Forward { .. } => "forward",
-            Action::Backward { .. } => "backward",
-            Action::OptimStep { .. } => "optimizer step",
-        }
-    }
-}
-
-/// Which list of actions is made.
-#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum ScheduleKind {
-    /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
-    GPipe,
-    /// One forward, one backward, once the pipeline is full (PipeDream-Flush, Narayanan et al. 2021,
-    /// arXiv:2006.09503): as fast as GPipe, with at most as many microbatches held as there are stages.
-    #[default]
-    OneFOneB,
-}
-
-impl ScheduleKind {
-    /// Every kind, with the name used in run files.
-    pub const NAMES: [(&'static str, ScheduleKind); 2] =
-        [("gpipe", ScheduleKind::GPipe), ("1f1b", ScheduleKind::OneFOneB)];
-}
-
-impl fmt::Display for ScheduleKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::NAMES.iter().find(|(_, kind)| kind == self).map_or("", |(name, _)| name);
-        f.write_str(name)
-    }
-}
-
-impl FromStr for ScheduleKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
-        found.map(|(_, kind)| *kind).ok_or_else(|| {
-            let names: Vec<_> = Self::NAMES.iter().map(|(name, _)| *name).collect();
-            format!("unknown schedule `{text}`; expected one of {}", names.join(", "))
-        })
-    }
-}
-
-/// What each worker does in one training step, in order.
+/// What each worker does in one training step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Schedule {
     /// Which kind made it.
     pub kind: ScheduleKind,
     /// How many microbatches the batch is cut into.
     pub microbatches: u32,
-    /// For every stage the worker that has it.
-    pub homes: Vec<WorkerId>,
+    /// The stages it is for.
+    pub layout: Layout,
+    /// How it ends.
+    pub ending: Ending,
+    /// In which order workers take their actions.
+    pub order: Order,
     /// For every worker its actions.
     pub workers: Vec<Vec<Action>>,
 }
 
-impl Schedule {
-    /// The schedule of a training step for stages placed on workers as `homes` says.
-    pub fn new(kind: ScheduleKind, homes: &[WorkerId], microbatches: u32) -> Self {
-        let stages = homes.len();
-        let count = homes.iter().map(|w| w.0 as usize + 1).max().unwrap_or(0);
-        let mut workers = vec![Vec::new(); count];
-        for (index, home) in homes.iter().enumerate() {
-            let stage = StageId(index as u16);
-            let list = &mut workers[home.0 as usize];
-            match kind {
-                ScheduleKind::GPipe => gpipe::actions(stage, microbatches, list),
-                ScheduleKind::OneFOneB => one_f_one_b::actions(stage, stages, microbatches, list),
-            }
-            list.push(Action::OptimStep { stage });
-        }
-        Schedule { kind, microbatches, homes: homes.to_vec(), workers }
-    }
+/// What a schedule is made for.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Which kind.
+    pub kind: ScheduleKind,
+    /// How many microbatches the batch is cut into, at least one.
+    pub microbatches: u32,
+    /// How it ends.
+    pub ending: Ending,
+    /// What things take, where that is known: the split kinds are made for these costs, else for equal ones.
+    pub costs: Option<Costs>,
+    /// For every stage how many microbatches its memory can hold, where that is known.
+    pub room: Option<Vec<u32>>,
+}
 
-    /// The most microbatches whose activations a stage holds at one time.
-    pub fn peak_in_flight(&self, stage: StageId) -> usize {
-        let (mut held, mut peak) = (0usize, 0);
-        for action in self.workers.iter().flatten().filter(|a| a.stage() == stage) {
-            match action {
-                Action::Forward { .. } => held += 1,
-                Action::Backward { .. } => held = held.saturating_sub(1),
-                Action::OptimStep { .. } => {}
+impl Terms {
+    /// A step with costs and memory unknown.
+    pub fn new(kind: ScheduleKind, microbatches: u32) -> Self {
+        Terms { kind, microbatches, ending: Ending::default(), costs: None, room: None }
+    }
+}
+
+impl Schedule {
+    /// The schedule of a training step. It is not yet checked: see [`check`].
+    ///
+    /// # Errors
+    /// The kind does not work with stages placed as these are.
+    pub fn new(layout: &Layout, terms: &Terms) -> Result<Self, ScheduleError> {
+        let Terms { kind, microbatches, ending, .. } = *terms;
+        Placement::check(kind, &layout.homes).map_err(|wanted| ScheduleError::Placement {
+            kind,
+            wanted,
+            stages: layout.stages(),
+            workers: layout.workers(),
+        })?;
+        let costs = terms.costs.clone().unwrap_or_else(|| Costs::unit(layout.stages()));
+        let workers = || (0..layout.workers() as u16).map(crate::ids::WorkerId);
+        let mut order = Order::Listed;
+        let passes: Vec<Vec<Action>> = match kind {
+            ScheduleKind::GPipe => workers().map(|w| gpipe::actions(layout.stages_of(w), microbatches)).collect(),
+            ScheduleKind::OneFOneB => {
+                let stages = (0..layout.stages() as u16).map(crate::ids::StageId);
+                stages.map(|stage| one_f_one_b::actions(stage, layout.stages(), microbatches)).collect()
             }
-            peak = peak.max(held);
-        }
-        peak
+            ScheduleKind::Interleaved => interleaved::actions(layout, microbatches, &costs),
+            ScheduleKind::ZbH1 => zb_h1::actions(layout, microbatches, &costs),
+            ScheduleKind::ZbV => zb_v::actions(layout, microbatches, &costs),
+            ScheduleKind::Ready => {
+                order = ready::order(layout, microbatches, &costs, terms.room.as_deref());
+                workers().map(|w| ready::actions(layout, w, microbatches)).collect()
+            }
+        };
+        let endings = layout.ending(ending);
+        let workers = passes.into_iter().zip(endings).map(|(passes, ending)| [passes, ending].concat()).collect();
+        Ok(Schedule { kind, microbatches, layout: layout.clone(), ending, order, workers })
     }
 }

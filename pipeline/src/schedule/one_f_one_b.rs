@@ -9,14 +9,16 @@
 use super::Action;
 use crate::ids::StageId;
 
-pub(super) fn actions(stage: StageId, stages: usize, microbatches: u32, list: &mut Vec<Action>) {
+/// The passes of one of so many stages.
+pub(super) fn actions(stage: StageId, stages: usize, microbatches: u32) -> Vec<Action> {
     let ahead = (stages as u32 - u32::from(stage.0)).min(microbatches);
     let forward = |microbatch| Action::Forward { stage, microbatch };
-    list.extend((0..ahead).map(forward));
+    let mut list: Vec<Action> = (0..ahead).map(forward).collect();
     for microbatch in 0..microbatches {
         list.push(Action::Backward { stage, microbatch });
         if ahead + microbatch < microbatches {
             list.push(forward(ahead + microbatch));
         }
     }
+    list
 }

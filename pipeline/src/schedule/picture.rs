@@ -13,7 +13,12 @@ pub fn picture(timeline: &Timeline) -> String {
         let mut text = match *action {
             Action::Forward { microbatch, .. } => format!("F{microbatch}"),
             Action::Backward { microbatch, .. } => format!("B{microbatch}"),
+            Action::BackwardInput { microbatch, .. } => format!("I{microbatch}"),
+            Action::BackwardWeight { microbatch, .. } => format!("W{microbatch}"),
+            Action::ReduceTied { .. } => "R".to_string(),
+            Action::GradNorm { .. } => "N".to_string(),
             Action::OptimStep { .. } => "S".to_string(),
+            Action::UpdateTied { .. } => "U".to_string(),
         };
         if !one_stage_each {
             text.push_str(&format!("/{}", action.stage().0));

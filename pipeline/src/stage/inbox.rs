@@ -14,6 +14,10 @@ pub(super) enum Item {
     Target,
     /// Gradients of a variable the stage made, from a stage that used it or from the boss.
     Gradient { value: ValueId, from: Option<StageId> },
+    /// Gradients of parameters the stage owns, from a stage that borrows them.
+    TiedGrads { from: StageId },
+    /// New values of parameters the stage borrows, from their owner.
+    TiedValues { from: StageId },
 }
 
 /// Tensors of more batches than this at a time are refused; peers may be a round ahead, no more.

@@ -5,13 +5,15 @@
 
 mod inbox;
 mod links;
+mod needs;
+mod results;
 mod round;
 
 use crate::effect::{Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::message::{Assignment, Command, Failure, Head, Round};
+use crate::message::{Assignment, Command, Failure, Head, LinkReport, Round, Span};
 use crate::plan::StageSpec;
-use crate::schedule::Action;
+use crate::schedule::{Action, Order};
 use crate::task::{Outcome, Task};
 use inbox::{Inbox, Item};
 use links::Links;
@@ -19,7 +21,9 @@ use round::Running;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Tasks given to the compute thread at a time: one at work and one waiting, so that it never idles
-/// for want of a message, and an abort never waits for more than these.
+/// for want of a message, and an abort never waits for more than these. Where the order is free, the waiting one is
+/// chosen early only if nothing that is still to come would go before it: then what runs is what would have been chosen
+/// at the last moment.
 const LOOKAHEAD: usize = 2;
 
 /// A worker's session.
@@ -39,6 +43,9 @@ pub struct StageSession {
     answered: u64,
     /// The command whose parameters were updated last, for an abort that comes too late.
     stepped: Option<u64>,
+    /// When something happened last, and when the command at work arrived.
+    now: Micros,
+    received: Micros,
     effects: VecDeque<Effect>,
 }
 
@@ -49,7 +56,7 @@ enum Job {
         id: u64,
         built: bool,
     },
-    Round(Running),
+    Round(Box<Running>),
     /// A load whose tensors are coming.
     Load {
         id: u64,
@@ -61,6 +68,17 @@ enum Job {
     },
     /// A cancelled command whose remains are being cleared.
     Abort,
+}
+
+impl Job {
+    /// The command, if it is not cancelled.
+    fn id(&self) -> Option<u64> {
+        match self {
+            Job::Assign { id, .. } | Job::Load { id, .. } | Job::Task { id } => Some(*id),
+            Job::Round(running) => Some(running.id),
+            Job::Abort => None,
+        }
+    }
 }
 
 /// What a task at the compute thread is for.
@@ -97,21 +115,34 @@ impl StageSession {
     }
 
     /// A direct connection to a worker is there, whoever dialled.
-    pub fn on_link_up(&mut self, _now: Micros, peer: WorkerId) {
+    pub fn on_link_up(&mut self, now: Micros, peer: WorkerId) {
+        self.now = now;
         self.links.up(peer);
         self.finish_assignment();
     }
 
     /// A direct connection to a worker could not be made, or broke.
-    pub fn on_link_down(&mut self, _now: Micros, peer: WorkerId, reason: &str) {
+    pub fn on_link_down(&mut self, now: Micros, peer: WorkerId, reason: &str) {
+        self.now = now;
         if let Some(was_up) = self.links.down(peer) {
             self.tell_boss(Head::LinkFailed { peer, reason: reason.to_string(), was_up });
             self.finish_assignment();
         }
     }
 
+    /// The driver knows what a connection is like: to another worker, or to the boss. The boss is told.
+    pub fn on_link_report(&mut self, peer: Peer, report: LinkReport) {
+        let LinkReport { rtt, bytes_per_second, packet_bytes, shared_memory } = report;
+        let peer = match peer {
+            Peer::Boss => None,
+            Peer::Worker(worker) => Some(worker),
+        };
+        self.tell_boss(Head::LinkReport { peer, rtt, bytes_per_second, packet_bytes, shared_memory });
+    }
+
     /// A frame arrived.
     pub fn on_frame(&mut self, now: Micros, from: Peer, frame: Frame) {
+        self.now = now;
         let Frame { route, head, slots } = frame;
         // The boss passes frames on for pairs that cannot connect.
         let from = match route {
@@ -123,6 +154,14 @@ impl StageSession {
             Head::Target { key, to } => self.arrive(from, key, to, Item::Target, slots),
             Head::Gradient { key, value, from: stage, to } => {
                 self.arrive(from, key, to, Item::Gradient { value, from: stage }, slots);
+            }
+            Head::TiedGrads { batch, from: stage, to } => {
+                let key = MicrobatchKey { batch, index: 0 };
+                self.arrive(from, key, to, Item::TiedGrads { from: stage }, slots);
+            }
+            Head::TiedValues { batch, from: stage, to } => {
+                let key = MicrobatchKey { batch, index: 0 };
+                self.arrive(from, key, to, Item::TiedValues { from: stage }, slots);
             }
             head if from == Peer::Boss => self.on_boss(now, head, slots),
             head => self.refuse(from, slots, format!("sent what only the boss may send: {}", name_of(&head))),
@@ -137,6 +176,12 @@ impl StageSession {
                 self.finish_assignment();
             }
             Head::Abort { id, batch, gradients } => self.abort(id, batch, gradients),
+            Head::TotalNorm { id, norm } => {
+                if let Some(Job::Round(running)) = self.job.as_mut().filter(|job| job.id() == Some(id)) {
+                    running.norm = Some(norm);
+                    self.advance();
+                }
+            }
             Head::Stop => self.effects.push_back(Effect::Finish),
             Head::Load { id, name } => self.load(id, name, slots),
             other => self.refuse(Peer::Boss, slots, format!("sent what only a worker may send: {}", name_of(&other))),
@@ -147,10 +192,12 @@ impl StageSession {
         if self.job.is_some() {
             return self.refuse(Peer::Boss, Vec::new(), "sent a command before the last one was answered".into());
         }
+        self.received = now;
         match body {
             Command::Assign(assignment) => self.assign(now, id, *assignment),
             Command::SetOptimizer(spec) => self.single(id, Task::SetOptimizer(spec)),
             Command::Discard { batch } => self.single(id, Task::Discard { batch, gradients: false }),
+            Command::Measure(probes) => self.single(id, Task::Measure { probes }),
             Command::SendState => self.single(id, Task::Snapshot),
             Command::LoadState { tensors } => {
                 self.job = Some(Job::Load { id, expected: tensors as usize });
@@ -179,7 +226,7 @@ impl StageSession {
     fn finish_assignment(&mut self) {
         if let Some(Job::Assign { id, built: true }) = self.job {
             if self.links.settled() {
-                self.done(id, Vec::new(), 0);
+                self.done(id, Vec::new(), 0, Vec::new());
             }
         }
     }
@@ -190,17 +237,37 @@ impl StageSession {
     }
 
     fn run(&mut self, id: u64, round: Round) {
+        if let Err(reason) = self.check(&round) {
+            return self.refuse(Peer::Boss, Vec::new(), format!("sent {reason}"));
+        }
+        self.job = Some(Job::Round(Box::new(Running::new(id, round, &self.stages))));
+        self.advance();
+    }
+
+    /// Refuses a round that would wait for ever for what cannot come.
+    fn check(&self, round: &Round) -> Result<(), String> {
         let stray = round.actions.iter().find(|a| !self.stages.iter().any(|s| s.stage == a.stage()));
         if let Some(action) = stray {
-            let reason = format!("sent an action for {}, which is not here", action.stage());
-            return self.refuse(Peer::Boss, Vec::new(), reason);
+            return Err(format!("an action for {}, which is not here", action.stage()));
         }
         let least = round.actions.iter().filter_map(Action::microbatch).max().map_or(0, |m| m as usize + 1);
         if round.loss.as_ref().is_some_and(|loss| loss.weights.len() < least) {
-            return self.refuse(Peer::Boss, Vec::new(), format!("sent fewer than {least} loss weights"));
+            return Err(format!("fewer than {least} loss weights"));
         }
-        self.job = Some(Job::Round(Running::new(id, round)));
-        self.advance();
+        let updates = round.actions.iter().any(|a| matches!(a, Action::OptimStep { .. }));
+        let norms = round.actions.iter().any(|a| matches!(a, Action::GradNorm { .. }));
+        if updates && round.update.is_none() {
+            return Err("an optimizer step without a learning rate".into());
+        }
+        if updates && norms != needs::max_norm(round).is_some() {
+            return Err("a limit for the norm of gradients without actions that find the norm, or the reverse".into());
+        }
+        match &round.order {
+            Order::Ready { in_flight, held } if in_flight.len() < self.homes.len() || held.len() < self.homes.len() => {
+                Err("an order that does not cover all stages".into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Starts the actions whose tensors are there. Called after every arrival and every result.
@@ -210,25 +277,23 @@ impl StageSession {
             if running.failed {
                 return;
             }
-            // What still runs may fail, and then the parameters must be as they were.
-            if running.updates_next() && !self.tasks.is_empty() {
-                return;
-            }
-            let Some((action, task)) = running.next_task(&self.stages, &mut self.inbox) else { break };
+            let busy = !self.tasks.is_empty();
+            let Some((action, task)) = running.next_task(&self.stages, &mut self.inbox, busy) else { break };
             let purpose = Purpose::Action(running.id, action);
             self.compute(purpose, task);
         }
         if let Some(Job::Round(running)) = &mut self.job {
             if running.all_started() && self.tasks.is_empty() {
                 let (id, losses, sent) = (running.id, std::mem::take(&mut running.losses), running.sent);
-                self.done(id, losses, sent);
+                let spans = std::mem::take(&mut running.spans);
+                self.done(id, losses, sent, spans);
             }
         }
     }
 
     fn arrive(&mut self, from: Peer, key: MicrobatchKey, stage: StageId, item: Item, slots: Vec<Slot>) {
-        if !self.expects(from, stage, item) {
-            return self.refuse(from, slots, format!("sent a tensor that {stage} does not take from it"));
+        if !self.expects(from, stage, item, slots.len()) {
+            return self.refuse(from, slots, format!("sent tensors that {stage} does not take from it"));
         }
         match self.inbox.put(key, stage, item, slots) {
             Ok(()) => self.advance(),
@@ -237,29 +302,15 @@ impl StageSession {
         }
     }
 
-    /// Whether the plan has this sender give this stage this tensor.
-    fn expects(&self, from: Peer, stage: StageId, item: Item) -> bool {
-        let Some(spec) = self.stages.iter().find(|s| s.stage == stage) else { return false };
-        let home = |stage: Option<StageId>| match stage {
-            None => Some(Peer::Boss),
-            Some(stage) => self.homes.get(stage.0 as usize).copied().map(Peer::Worker),
-        };
-        match item {
-            Item::Target => from == Peer::Boss,
-            Item::Value(value) => spec.inputs.iter().any(|i| i.value == value && home(i.from) == Some(from)),
-            Item::Gradient { value, from: stage } => {
-                let output = spec.outputs.iter().find(|o| o.value == value && o.needs_grad);
-                home(stage) == Some(from)
-                    && output.is_some_and(|o| match stage {
-                        None => o.model_output.is_some(),
-                        Some(stage) => o.to.contains(&stage),
-                    })
-            }
-        }
-    }
-
-    /// The compute thread is done with a task.
-    pub fn on_done(&mut self, _now: Micros, ticket: Ticket, result: Result<Outcome<Slot>, Failure>) {
+    /// The compute thread is done with a task, on which it worked from `span.0` to `span.1`.
+    pub fn on_done(
+        &mut self,
+        now: Micros,
+        ticket: Ticket,
+        result: Result<Outcome<Slot>, Failure>,
+        span: (Micros, Micros),
+    ) {
+        self.now = now;
         let Some(purpose) = self.tasks.remove(&ticket) else { return };
         match (purpose, result) {
             (Purpose::Discard(id), _) => self.aborted(id),
@@ -269,6 +320,9 @@ impl StageSession {
                     self.stepped = Some(id);
                 }
                 if self.is_active(id) {
+                    if let Some(Job::Round(running)) = &mut self.job {
+                        running.ran(Span { action, start: span.0, end: span.1 });
+                    }
                     self.action_done(action, outcome);
                     self.advance();
                 } else {
@@ -285,63 +339,8 @@ impl StageSession {
     }
 
     fn is_active(&self, id: u64) -> bool {
-        match &self.job {
-            Some(Job::Assign { id: active, .. } | Job::Load { id: active, .. } | Job::Task { id: active }) => {
-                *active == id
-            }
-            Some(Job::Round(running)) => running.id == id && !running.failed,
-            Some(Job::Abort) | None => false,
-        }
-    }
-
-    fn command_done(&mut self, id: u64, outcome: Outcome<Slot>) {
-        if let Some(Job::Assign { built, .. }) = &mut self.job {
-            *built = true;
-            return self.finish_assignment();
-        }
-        let mut sent = 0;
-        if let Outcome::State { tensors } = outcome {
-            for (name, slot) in tensors {
-                sent += 1;
-                self.send_boss(Head::State { id, name }, vec![slot]);
-            }
-        }
-        self.done(id, Vec::new(), sent);
-    }
-
-    fn action_done(&mut self, action: Action, outcome: Outcome<Slot>) {
-        let stage = action.stage();
-        let Some(Job::Round(running)) = &mut self.job else { return };
-        let Some(spec) = self.stages.iter().find(|s| s.stage == stage) else { return };
-        let index = action.microbatch().unwrap_or(0);
-        let key = MicrobatchKey { batch: running.round.batch, index };
-        let to_worker = |to: StageId, head: Head| self.homes.get(to.0 as usize).map(|home| self.links.to(*home, head));
-        match outcome {
-            Outcome::Forward { outputs, loss } => {
-                running.losses.extend(loss.map(|loss| (index, loss)));
-                let to_boss = running.round.outputs;
-                let leaving = spec.outputs.iter().filter(|o| !o.to.is_empty() || (to_boss && o.model_output.is_some()));
-                for (output, slot) in leaving.zip(outputs) {
-                    let value = output.value;
-                    let users = output.to.iter().filter_map(|to| to_worker(*to, Head::Value { key, value, to: *to }));
-                    let mut to: Vec<Destination> = users.collect();
-                    if to_boss && output.model_output.is_some() {
-                        running.sent += 1;
-                        to.push(Destination { peer: Peer::Boss, route: None, head: Head::Output { key, value } });
-                    }
-                    self.effects.push_back(Effect::Send { to, slots: vec![slot] });
-                }
-            }
-            Outcome::Backward { grads } => {
-                let wanted = spec.inputs.iter().zip(grads).filter(|(input, _)| input.needs_grad);
-                for (input, slots) in wanted {
-                    let Some(maker) = input.from else { continue };
-                    let head = Head::Gradient { key, value: input.value, from: Some(stage), to: maker };
-                    self.effects.push_back(Effect::Send { to: to_worker(maker, head).into_iter().collect(), slots });
-                }
-            }
-            Outcome::Done | Outcome::State { .. } => {}
-        }
+        let failed = matches!(&self.job, Some(Job::Round(running)) if running.failed);
+        !failed && self.job.as_ref().and_then(Job::id) == Some(id)
     }
 
     fn load(&mut self, id: u64, name: String, slots: Vec<Slot>) {
@@ -379,10 +378,11 @@ impl StageSession {
         self.tell_boss(Head::Aborted { id, stepped });
     }
 
-    fn done(&mut self, id: u64, losses: Vec<(u32, f32)>, sent: u32) {
+    fn done(&mut self, id: u64, losses: Vec<(u32, f32)>, sent: u32, spans: Vec<Span>) {
         self.job = None;
         self.answered = self.answered.max(id);
-        self.tell_boss(Head::Done { id, losses, sent });
+        let (received, answered) = (self.received, self.now);
+        self.tell_boss(Head::Done { id, losses, sent, received, answered, spans });
     }
 
     fn fail(&mut self, id: u64, mut failure: Failure) {

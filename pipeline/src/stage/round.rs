@@ -1,89 +1,145 @@
-//! A round at work: which action is next, and whether its tensors are there.
+//! A round at work: which action is next, and its work once its tensors are there.
 
 use super::inbox::{Inbox, Item};
+use super::needs::{gradients, loss_output, max_norm, needs};
 use crate::ids::{MicrobatchKey, Slot, StageId};
-use crate::message::Round;
+use crate::message::{Round, Span, MAX_SPANS};
 use crate::plan::{StageOutput, StageSpec};
-use crate::schedule::Action;
-use crate::task::{LossTask, Task};
+use crate::schedule::{Action, Picker};
+use crate::task::{LossTask, Task, Update};
+use layerspec::LayerId;
 
 /// A round with how far it has come.
 pub(super) struct Running {
     pub(super) id: u64,
     pub(super) round: Round,
-    next: usize,
+    picker: Picker,
     pub(super) losses: Vec<(u32, f32)>,
     /// Frames with tensors sent to the boss.
     pub(super) sent: u32,
+    /// When each action ran.
+    pub(super) spans: Vec<Span>,
     /// Something failed; nothing more is started.
     pub(super) failed: bool,
+    squares: Vec<(LayerId, u32, f64)>,
+    /// How many stages have still to give their norms.
+    unmeasured: usize,
+    /// The norm over all stages, once the boss has told it.
+    pub(super) norm: Option<f64>,
 }
 
 impl Running {
-    pub(super) fn new(id: u64, round: Round) -> Self {
-        Running { id, round, next: 0, losses: Vec::new(), sent: 0, failed: false }
+    pub(super) fn new(id: u64, round: Round, stages: &[StageSpec]) -> Self {
+        let sends_back = |spec: &StageSpec| spec.inputs.iter().any(|i| i.needs_grad && i.from.is_some());
+        let awaited = |stage| stages.iter().any(|s| s.stage == stage && sends_back(s));
+        let picker = Picker::new(&round.actions, &round.order, awaited);
+        let unmeasured = round.actions.iter().filter(|a| matches!(a, Action::GradNorm { .. })).count();
+        Running {
+            id,
+            picker,
+            losses: Vec::new(),
+            sent: 0,
+            spans: Vec::new(),
+            failed: false,
+            squares: Vec::new(),
+            unmeasured,
+            norm: None,
+            round,
+        }
     }
 
     /// Whether every action has been started.
     pub(super) fn all_started(&self) -> bool {
-        self.next == self.round.actions.len()
+        self.picker.is_done()
     }
 
-    /// Whether the next action updates parameters, which cannot be undone.
-    pub(super) fn updates_next(&self) -> bool {
-        matches!(self.round.actions.get(self.next), Some(Action::OptimStep { .. }))
-    }
-
-    /// The next action with its work, once all its tensors are there.
-    pub(super) fn next_task(&mut self, stages: &[StageSpec], inbox: &mut Inbox) -> Option<(Action, Task<Slot>)> {
-        let action = *self.round.actions.get(self.next)?;
-        let spec = stages.iter().find(|s| s.stage == action.stage())?;
-        let task = match action {
-            Action::Forward { microbatch, .. } => self.forward(spec, microbatch, inbox)?,
-            Action::Backward { microbatch, .. } => self.backward(spec, microbatch, inbox)?,
-            Action::OptimStep { stage } => Task::OptimStep { stage },
-        };
-        self.next += 1;
+    /// The next action with its work, once all its tensors are there. `busy` says that the compute thread has work: then
+    /// nothing is chosen that something still to come would go before.
+    pub(super) fn next_task(
+        &mut self,
+        stages: &[StageSpec],
+        inbox: &mut Inbox,
+        busy: bool,
+    ) -> Option<(Action, Task<Slot>)> {
+        let ready = |action: &Action| self.is_ready(action, stages, inbox);
+        let action = if busy { self.picker.pick_early(ready) } else { self.picker.pick(ready) }?;
+        let task = self.task(action, spec(stages, &action)?, inbox)?;
+        self.picker.start(&action);
         Some((action, task))
     }
 
-    fn key(&self, index: u32) -> MicrobatchKey {
-        MicrobatchKey { batch: self.round.batch, index }
+    /// Takes the norms of a stage in; gives those of all once they are complete.
+    pub(super) fn measured(&mut self, squares: Vec<(LayerId, u32, f64)>) -> Option<Vec<(LayerId, u32, f64)>> {
+        self.squares.extend(squares);
+        self.unmeasured = self.unmeasured.saturating_sub(1);
+        (self.unmeasured == 0).then(|| std::mem::take(&mut self.squares))
     }
 
-    fn forward(&self, spec: &StageSpec, index: u32, inbox: &mut Inbox) -> Option<Task<Slot>> {
-        let (key, stage) = (self.key(index), spec.stage);
-        let loss_output = spec.outputs.iter().position(|o| o.model_output == Some(0));
-        let loss = self.round.loss.as_ref().zip(loss_output);
-        let there = |item| inbox.has(key, stage, item);
-        if !spec.inputs.iter().all(|i| there(Item::Value(i.value))) || (loss.is_some() && !there(Item::Target)) {
-            return None;
+    pub(super) fn ran(&mut self, span: Span) {
+        if self.spans.len() < MAX_SPANS {
+            self.spans.push(span);
         }
+    }
+
+    fn is_ready(&self, action: &Action, stages: &[StageSpec], inbox: &Inbox) -> bool {
+        let Some(spec) = spec(stages, action) else { return false };
+        let key = self.key(action);
+        let waits =
+            matches!(action, Action::OptimStep { .. }) && max_norm(&self.round).is_some() && self.norm.is_none();
+        !waits && needs(&self.round, spec, action).into_iter().all(|item| inbox.has(key, spec.stage, item))
+    }
+
+    fn key(&self, action: &Action) -> MicrobatchKey {
+        MicrobatchKey { batch: self.round.batch, index: action.microbatch().unwrap_or(0) }
+    }
+
+    fn task(&self, action: Action, spec: &StageSpec, inbox: &mut Inbox) -> Option<Task<Slot>> {
+        let (key, stage) = (self.key(&action), action.stage());
+        let mut tied = |items: Vec<Item>| -> Vec<(StageId, Vec<Slot>)> {
+            let take = |item: Item| match item {
+                Item::TiedGrads { from } | Item::TiedValues { from } => Some((from, inbox.take(key, stage, item))),
+                _ => None,
+            };
+            items.into_iter().filter_map(take).collect()
+        };
+        Some(match action {
+            Action::Forward { .. } => self.forward(spec, key, inbox),
+            Action::Backward { .. } => self.backward(spec, key, inbox, false),
+            Action::BackwardInput { .. } => self.backward(spec, key, inbox, true),
+            Action::BackwardWeight { .. } => Task::BackwardWeight { stage, key },
+            Action::ReduceTied { .. } => Task::TiedGrads { stage },
+            Action::GradNorm { .. } => Task::GradNorm { stage, tied: tied(needs(&self.round, spec, &action)) },
+            Action::OptimStep { .. } => {
+                let update = self.round.update?;
+                let clip = self.norm.map_or(1.0, |norm| update.clip(norm));
+                let update = Update { lr: update.lr, scale: update.scale, clip };
+                Task::OptimStep { stage, update, tied: tied(needs(&self.round, spec, &action)) }
+            }
+            Action::UpdateTied { .. } => Task::UpdateTied { stage, tied: tied(needs(&self.round, spec, &action)) },
+        })
+    }
+
+    fn forward(&self, spec: &StageSpec, key: MicrobatchKey, inbox: &mut Inbox) -> Task<Slot> {
+        let stage = spec.stage;
         let inputs = spec.inputs.iter().flat_map(|i| inbox.take(key, stage, Item::Value(i.value))).collect();
-        let loss = loss.and_then(|(loss, output)| {
-            let weight = *loss.weights.get(index as usize)?;
+        let loss = self.round.loss.as_ref().zip(loss_output(spec)).and_then(|(loss, output)| {
+            let weight = *loss.weights.get(key.index as usize)?;
             let target = inbox.take(key, stage, Item::Target).pop()?;
             Some(LossTask { output, spec: loss.spec, weight, target })
         });
         let leaves = |o: &StageOutput| !o.to.is_empty() || (self.round.outputs && o.model_output.is_some());
         let export = (0..spec.outputs.len()).filter(|i| leaves(&spec.outputs[*i])).collect();
-        Some(Task::Forward { stage, key, step: self.round.step, mode: self.round.mode, inputs, export, loss })
+        Task::Forward { stage, key, step: self.round.step, mode: self.round.mode, inputs, export, loss }
     }
 
-    fn backward(&self, spec: &StageSpec, index: u32, inbox: &mut Inbox) -> Option<Task<Slot>> {
-        let (key, stage) = (self.key(index), spec.stage);
-        let wanted = |output: &StageOutput| -> Vec<Item> {
-            let from_boss = output.model_output.is_some() && self.round.grads_from_boss;
-            let boss = from_boss.then_some(None);
-            let senders = boss.into_iter().chain(output.to.iter().copied().map(Some));
-            let senders: Vec<Option<StageId>> = if output.needs_grad { senders.collect() } else { Vec::new() };
-            senders.into_iter().map(|from| Item::Gradient { value: output.value, from }).collect()
-        };
-        if !spec.outputs.iter().flat_map(wanted).all(|item| inbox.has(key, stage, item)) {
-            return None;
-        }
-        let take = |output: &StageOutput| wanted(output).into_iter().flat_map(|i| inbox.take(key, stage, i)).collect();
-        let grads = spec.outputs.iter().map(take).collect();
-        Some(Task::Backward { stage, key, grads })
+    fn backward(&self, spec: &StageSpec, key: MicrobatchKey, inbox: &mut Inbox, input_only: bool) -> Task<Slot> {
+        let stage = spec.stage;
+        let mut take = |item: Item| inbox.take(key, stage, item);
+        let grads = spec.outputs.iter().map(|o| gradients(&self.round, o).into_iter().flat_map(&mut take).collect());
+        Task::Backward { stage, key, grads: grads.collect(), input_only }
     }
+}
+
+fn spec<'a>(stages: &'a [StageSpec], action: &Action) -> Option<&'a StageSpec> {
+    stages.iter().find(|s| s.stage == action.stage())
 }

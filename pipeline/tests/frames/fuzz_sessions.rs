@@ -8,11 +8,12 @@ use pipeline::boss::{BossSession, Request, RunRequest, Setup};
 use pipeline::effect::{Effect, Frame, Micros, Peer};
 use pipeline::frame::Envelope;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use pipeline::message::{Assignment, Command, Failure, Head, Mode};
+use pipeline::message::{Assignment, Command, Failure, Head, Mode, RoundLoss};
 use pipeline::plan::StageSpec;
+use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
-use pipeline::task::{Outcome, Task};
-use pipeline::OptimizerSpec;
+use pipeline::task::{LayerTimes, Outcome, Task};
+use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::BTreeSet;
 
 /// The tensors that the driver holds.
@@ -67,7 +68,7 @@ impl StageDriver {
             0 => self.session.on_link_up(now, worker(random)),
             1 => self.session.on_link_down(now, worker(random), "broken"),
             2 => self.session.on_timeout(now),
-            3 => self.session.on_done(now, Ticket(random.below(1000) + 1000), Ok(Outcome::Done)),
+            3 => self.session.on_done(now, Ticket(random.below(1000) + 1000), Ok(Outcome::Done), (now, now)),
             4..8 if !self.tasks.is_empty() => self.finish_task(random, now),
             _ => {
                 let from = if random.chance(60) { Peer::Boss } else { Peer::Worker(worker(random)) };
@@ -99,6 +100,13 @@ impl StageDriver {
                 Outcome::Backward { grads: grads.collect() }
             }
             Task::Snapshot => Outcome::State { tensors: vec![("0.weight".into(), slots.hold())] },
+            Task::TiedGrads { .. } | Task::OptimStep { .. } => {
+                Outcome::Tied { tensors: vec![(StageId(random.below(4) as u16), vec![slots.hold()])] }
+            }
+            Task::GradNorm { .. } => Outcome::Norms { squares: vec![(layerspec::LayerId(0), 0, 1.0)] },
+            Task::Measure { probes } => {
+                Outcome::Measured { times: probes.iter().map(|_| LayerTimes::default()).collect() }
+            }
             _ => Outcome::Done,
         };
         let result = if random.chance(20) {
@@ -107,7 +115,7 @@ impl StageDriver {
         } else {
             Ok(outcome)
         };
-        self.session.on_done(now, ticket, result);
+        self.session.on_done(now, ticket, result, (now, now));
     }
 
     fn drain(&mut self) {
@@ -191,7 +199,8 @@ impl BossDriver {
             }
             // A worker that does as it was told.
             5..14 => {
-                let head = Head::Done { id: self.command, losses: Vec::new(), sent: 0 };
+                let (received, answered, spans) = (now, now, Vec::new());
+                let head = Head::Done { id: self.command, losses: Vec::new(), sent: 0, received, answered, spans };
                 self.session.on_frame(now, worker(random), Frame { route: None, head, slots: Vec::new() });
             }
             14..20 => {
@@ -209,27 +218,54 @@ impl BossDriver {
     }
 
     fn request(&mut self, random: &mut Random) -> Request {
-        match random.below(8) {
+        match random.below(12) {
             0 | 1 => Request::Distribute,
             2 => Request::SetOptimizer(OptimizerSpec::sgd(0.1)),
             3 => Request::Discard { batch: 1 + random.below(4) },
             4 => Request::SendState,
             5 => Request::LoadState(vec![(worker(random), "0.weight".into(), self.slots.hold())]),
-            _ => {
-                let value = |random: &mut Random| random.pick(GRAPH.values()).id;
-                Request::Run(Box::new(RunRequest {
-                    batch: 1 + random.below(4),
-                    step: 1,
-                    mode: *random.pick(&[Mode::Train, Mode::Eval]),
-                    actions: Vec::new(),
-                    loss: None,
-                    outputs: true,
-                    inputs: vec![(0, value(random), self.slots.hold())],
-                    targets: vec![(0, self.slots.hold())],
-                    grads: random.chance(50).then(|| vec![(0, value(random), vec![self.slots.hold()])]),
-                }))
-            }
+            6 => Request::Measure(Vec::new()),
+            7 => Request::Links,
+            8 => Request::Use(Box::new(PLAN.clone())),
+            _ => self.run(random),
         }
+    }
+
+    /// A round that brings what it takes, and now and then more or less than that.
+    fn run(&mut self, random: &mut Random) -> Request {
+        let backward = random.chance(30);
+        let pass = |stage: StageId| match backward {
+            true => Action::Backward { stage, microbatch: 0 },
+            false => Action::Forward { stage, microbatch: 0 },
+        };
+        let of_worker = |w: u16| PLAN.stages_of(WorkerId(w)).iter().map(|s| pass(s.stage)).collect();
+        let mut inputs: Vec<_> = GRAPH.inputs().iter().map(|value| (0, *value, self.slots.hold())).collect();
+        let mut targets = vec![(0, self.slots.hold())];
+        let mut grads: Vec<_> = GRAPH.outputs().iter().map(|value| (0, *value, vec![self.slots.hold()])).collect();
+        if backward {
+            let slots: Vec<Slot> = inputs.drain(..).map(|(.., s)| s).chain(targets.drain(..).map(|(_, s)| s)).collect();
+            self.slots.give_up(&slots);
+        } else {
+            let slots: Vec<Slot> = grads.drain(..).flat_map(|(.., slots)| slots).collect();
+            self.slots.give_up(&slots);
+        }
+        if random.chance(20) {
+            inputs.push((random.below(2) as u32, random.pick(GRAPH.values()).id, self.slots.hold()));
+        }
+        let loss = RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0] };
+        Request::Run(Box::new(RunRequest {
+            batch: 1 + random.below(4),
+            step: 1,
+            mode: *random.pick(&[Mode::Train, Mode::Eval]),
+            actions: (0..PLAN.workers() as u16).map(of_worker).collect(),
+            order: Order::Listed,
+            update: None,
+            loss: (!backward).then_some(loss),
+            outputs: random.chance(20),
+            inputs,
+            targets,
+            grads: backward.then_some(grads),
+        }))
     }
 
     fn drain(&mut self) {
@@ -265,7 +301,7 @@ fn fuzz_boss_session() {
     let mut succeeded = 0;
     fuzz(|random| {
         let workers = PLAN.workers() as u16;
-        let session = BossSession::new(Setup { plan: PLAN.clone(), seed: 1, addresses: Vec::new() });
+        let session = BossSession::new(Setup { plan: PLAN.clone(), seed: 1, addresses: Vec::new(), most_waiting: 2 });
         let (slots, replied) = (Slots::default(), BTreeSet::new());
         let mut driver = BossDriver { session, slots, requests: 0, replied, succeeded: 0, command: 0 };
         for time in 0..1000 {

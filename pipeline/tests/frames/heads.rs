@@ -1,17 +1,19 @@
 //! Heads of every kind, with random contents out of few, so that they often fit each other.
 
 use crate::random::Random;
-use layerspec::{DType, LayerGraph, ValueId};
+use layerspec::{DType, LayerGraph, LayerId, ValueId};
+use pipeline::effect::Micros;
 use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
-use pipeline::message::{Assignment, Command, Failure, Head, Mode, PeerAddress, Round, RoundLoss};
-use pipeline::schedule::Action;
-use pipeline::{Cuts, LossSpec, OptimizerSpec, Plan, TensorMeta};
+use pipeline::message::{Assignment, Command, Failure, Head, Mode, PeerAddress, Round, RoundLoss, RoundUpdate, Span};
+use pipeline::schedule::{Action, Order};
+use pipeline::task::{LayerProbe, LayerTimes};
+use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 14;
+pub const KINDS: u64 = 20;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -30,6 +32,12 @@ pub fn kind(head: &Head) -> u64 {
         Head::Gradient { .. } => 11,
         Head::Output { .. } => 12,
         Head::Load { .. } => 13,
+        Head::TotalNorm { .. } => 14,
+        Head::Norms { .. } => 15,
+        Head::Measured { .. } => 16,
+        Head::LinkReport { .. } => 17,
+        Head::TiedGrads { .. } => 18,
+        Head::TiedValues { .. } => 19,
     }
 }
 
@@ -44,6 +52,8 @@ layers:
     in_variables: [scale]
   - Add: {}
     in_variables: [h, h]
+  - Linear: {in_features: 4, out_features: 4}
+    share: \"0\"
     out_variables: [y]
 outputs: [y, h]
 ";
@@ -51,8 +61,9 @@ outputs: [y, h]
 });
 
 /// It on three workers.
-pub static PLAN: LazyLock<Plan> =
-    LazyLock::new(|| Plan::new(&GRAPH, &Cuts::At(vec!["1".into(), "2".into()]), 3).expect("a good cut"));
+pub static PLAN: LazyLock<Plan> = LazyLock::new(|| {
+    Plan::new(&GRAPH, &Cuts::At(vec!["1".into(), "2".into()]), 3, Placement::Plain).expect("a good cut")
+});
 
 /// A head of this kind.
 pub fn head(random: &mut Random, kind: u64) -> Head {
@@ -62,7 +73,14 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         1 => Head::UseRelay { peer: worker(random) },
         2 => Head::Abort { id, batch: maybe(random, batch), gradients: random.chance(50) },
         3 => Head::Stop,
-        4 => Head::Done { id, losses: losses(random), sent: random.below(3) as u32 },
+        4 => Head::Done {
+            id,
+            losses: losses(random),
+            sent: random.below(3) as u32,
+            received: Micros(random.next()),
+            answered: Micros(random.next()),
+            spans: (0..random.below(3)).map(|_| span(random)).collect(),
+        },
         5 => Head::Failed { id, failure: failure(random) },
         6 => Head::Aborted { id, stepped: random.chance(50) },
         7 => Head::LinkFailed { peer: worker(random), reason: text(random), was_up: random.chance(50) },
@@ -71,7 +89,19 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         10 => Head::Target { key: key(random), to: stage(random) },
         11 => Head::Gradient { key: key(random), value: value(random), from: maybe(random, stage), to: stage(random) },
         12 => Head::Output { key: key(random), value: value(random) },
-        _ => Head::Load { id, name: text(random) },
+        13 => Head::Load { id, name: text(random) },
+        14 => Head::TotalNorm { id, norm: *random.pick(&[0.0, 1.5, f64::INFINITY]) },
+        15 => Head::Norms { id, squares: squares(random) },
+        16 => Head::Measured { id, times: vec![LayerTimes::default(); random.below(3) as usize] },
+        17 => Head::LinkReport {
+            peer: maybe(random, worker),
+            rtt: Micros(random.below(1000)),
+            bytes_per_second: random.next(),
+            packet_bytes: 1200,
+            shared_memory: random.chance(50),
+        },
+        18 => Head::TiedGrads { batch: batch(random), from: stage(random), to: stage(random) },
+        _ => Head::TiedValues { batch: batch(random), from: stage(random), to: stage(random) },
     }
 }
 
@@ -85,12 +115,13 @@ pub fn envelope(random: &mut Random, head: Head) -> Envelope {
 }
 
 fn command(random: &mut Random) -> Command {
-    match random.below(6) {
+    match random.below(7) {
         0 => Command::Assign(Box::new(assignment(random))),
         1 => Command::SetOptimizer(*random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)])),
         2 => Command::Discard { batch: batch(random) },
         3 => Command::SendState,
         4 => Command::LoadState { tensors: random.below(4) as u32 },
+        5 => Command::Measure((0..random.below(3)).map(|_| probe(random)).collect()),
         _ => Command::Run(Box::new(round(random))),
     }
 }
@@ -109,9 +140,14 @@ fn assignment(random: &mut Random) -> Assignment {
 fn round(random: &mut Random) -> Round {
     let action = |random: &mut Random| {
         let (stage, microbatch) = (stage(random), random.below(3) as u32);
-        match random.below(5) {
-            0 | 1 => Action::Forward { stage, microbatch },
-            2 | 3 => Action::Backward { stage, microbatch },
+        match random.below(12) {
+            0..4 => Action::Forward { stage, microbatch },
+            4..6 => Action::Backward { stage, microbatch },
+            6 => Action::BackwardInput { stage, microbatch },
+            7 => Action::BackwardWeight { stage, microbatch },
+            8 => Action::ReduceTied { stage },
+            9 => Action::GradNorm { stage },
+            10 => Action::UpdateTied { stage },
             _ => Action::OptimStep { stage },
         }
     };
@@ -125,7 +161,29 @@ fn round(random: &mut Random) -> Round {
         loss: random.chance(50).then_some(RoundLoss { spec, weights }),
         outputs: random.chance(50),
         grads_from_boss: random.chance(50),
+        order: match random.chance(50) {
+            true => Order::Listed,
+            false => Order::Ready {
+                in_flight: vec![random.below(3) as u32; random.below(5) as usize],
+                held: vec![random.below(3) as u32; random.below(5) as usize],
+            },
+        },
+        update: maybe(random, |random| RoundUpdate { lr: 0.1, scale: 1.0, max_norm: random.chance(50).then_some(1.0) }),
     }
+}
+
+fn span(random: &mut Random) -> Span {
+    let action = Action::Forward { stage: stage(random), microbatch: random.below(3) as u32 };
+    Span { action, start: Micros(random.next()), end: Micros(random.next()) }
+}
+
+fn squares(random: &mut Random) -> Vec<(LayerId, u32, f64)> {
+    (0..random.below(3)).map(|place| (LayerId(random.below(3) as u32), place as u32, 0.25)).collect()
+}
+
+fn probe(random: &mut Random) -> LayerProbe {
+    let layer = random.pick(GRAPH.layers()).clone();
+    LayerProbe { layer, inputs: vec![tensor(random)], input_grads: random.chance(50) }
 }
 
 fn failure(random: &mut Random) -> Failure {

@@ -25,10 +25,12 @@ fn every_bit_of_a_number_goes_there_and_back() {
     use pipeline::message::Head;
     for bits in [0, 1, 0x7fc0_1234, 0xff80_0000, 0x8000_0000, 0x3eaa_aaab] {
         let losses = vec![(u32::MAX, f32::from_bits(bits))];
-        let sent = Head::Done { id: u64::MAX, losses, sent: u32::MAX };
+        let time = pipeline::effect::Micros(u64::MAX);
+        let sent =
+            Head::Done { id: u64::MAX, losses, sent: u32::MAX, received: time, answered: time, spans: Vec::new() };
         let bytes = encode(&pipeline::frame::Envelope { route: None, head: sent, tensors: vec![] });
         match decode(&bytes.expect("within bounds")[4..]).expect("what was encoded").head {
-            Head::Done { id: u64::MAX, losses, sent: u32::MAX } => assert_eq!(losses[0].1.to_bits(), bits),
+            Head::Done { id: u64::MAX, losses, sent: u32::MAX, .. } => assert_eq!(losses[0].1.to_bits(), bits),
             other => panic!("{other:?}"),
         }
     }

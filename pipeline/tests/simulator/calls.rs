@@ -3,7 +3,9 @@
 
 use crate::math::{Fake, Hash};
 use crate::random::Random;
-use layerspec::ValueId;
+use layerspec::{Layer, LayerGraph, ValueId};
+use pipeline::message::RoundUpdate;
+use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::BTreeMap;
 
@@ -23,12 +25,15 @@ pub enum Call {
     /// The present state, changed by this; 0 leaves it as it is.
     Load(u64),
     Train(u64),
+    /// A training step that leaves its gradients for a later one.
+    Gather(u64),
     Eval(u64),
     Forward(u64),
     Backward(u64),
     OptimStep(u64),
     /// A forward pass whose backward pass will not come.
     Discard(u64),
+    Measure,
 }
 
 /// An answer with values in place of slots, losses as bits.
@@ -37,6 +42,10 @@ pub struct Answered {
     pub losses: Vec<(u32, u32)>,
     pub outputs: Vec<(u32, ValueId, Fake)>,
     pub state: BTreeMap<String, Fake>,
+    /// As bits.
+    pub grad_norm: Option<u64>,
+    /// What every worker says that layers take.
+    pub measured: Vec<LayerTimes>,
 }
 
 /// Calls of every kind in a random order that makes sense, ending with the state.
@@ -44,7 +53,7 @@ pub fn script(random: &mut Random, length: u64) -> Vec<Call> {
     let mut calls = vec![Call::Distribute, Call::Optimizer(1)];
     for turn in 1..=length {
         let step = turn * 2 + random.below(2);
-        match random.below(13) {
+        match random.below(15) {
             0..=4 => calls.push(Call::Train(step)),
             5 => calls.push(Call::Eval(step)),
             6 => calls.extend([Call::Forward(step), Call::Backward(step), Call::OptimStep(step)]),
@@ -60,6 +69,10 @@ pub fn script(random: &mut Random, length: u64) -> Vec<Call> {
             9 => calls.extend([Call::State, Call::Load(random.below(2) * turn)]),
             10 => calls.push(Call::Optimizer(turn)),
             11 => calls.extend([Call::Forward(step), Call::Discard(step)]),
+            12 => {
+                calls.extend([Call::Gather(step), Call::Eval(step), Call::Gather(step + 100), Call::Train(step + 200)])
+            }
+            13 => calls.push(Call::Measure),
             _ => calls.extend([Call::Distribute, Call::Optimizer(turn)]),
         }
     }
@@ -77,6 +90,17 @@ pub fn loaded(name: &str, value: Fake, salt: u64) -> Fake {
     } else {
         Hash::of("load").text(name).add(value).add(salt).end()
     }
+}
+
+/// How a step changes parameters: another rate and scale for each.
+pub fn update(step: u64, max_norm: Option<f64>) -> RoundUpdate {
+    RoundUpdate { lr: 1.0 / (step as f64 + 1.0), scale: if step.is_multiple_of(3) { 0.5 } else { 1.0 }, max_norm }
+}
+
+/// Every layer, to be measured.
+pub fn probes(graph: &LayerGraph) -> Vec<LayerProbe> {
+    let probe = |layer: &Layer| LayerProbe { layer: layer.clone(), inputs: Vec::new(), input_grads: true };
+    graph.layers().iter().map(probe).collect()
 }
 
 pub fn wants_outputs(step: u64) -> bool {

@@ -1,25 +1,34 @@
 //! A worker's compute thread, with fake tensors. It checks that it is asked for sensible things.
 
-use crate::math::{self, Draw, Fake, Param};
-use layerspec::{Layer, ValueId};
+use crate::math::{self, Draw, Fake};
+use crate::params::Params;
+use layerspec::{Layer, LayerId, ValueId};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
-use pipeline::task::{LossTask, Outcome, Task};
+use pipeline::task::{LossTask, Outcome, Task, Update};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that a compute thread keeps between tasks.
 #[derive(Default)]
 pub struct Compute {
-    stages: Vec<StageSpec>,
+    stages: BTreeMap<StageId, Stage>,
     seed: u64,
-    params: BTreeMap<String, Param>,
     optimizer: Option<OptimizerSpec>,
+}
+
+struct Stage {
+    spec: StageSpec,
+    params: Params,
     /// Forward passes that wait for their backward pass.
-    saved: BTreeMap<(StageId, MicrobatchKey), Saved>,
-    /// The last backward pass of each stage since its last step: gradients are summed in order.
-    last_backward: BTreeMap<StageId, MicrobatchKey>,
+    saved: BTreeMap<MicrobatchKey, Saved>,
+    /// Backward passes that wait for their second half: the gradient of each use of a weight.
+    halves: BTreeMap<MicrobatchKey, Vec<(String, LayerId, Fake)>>,
+    /// The last backward pass since the last step: gradients are summed in order.
+    last_backward: Option<MicrobatchKey>,
+    /// Gradients for other stages were handed out, and nothing was added since.
+    reduced: bool,
 }
 
 struct Saved {
@@ -32,97 +41,118 @@ struct Saved {
 impl Compute {
     /// Whether no forward pass waits for its backward pass.
     pub fn is_clear(&self) -> bool {
-        self.saved.is_empty()
+        self.stages.values().all(|stage| stage.saved.is_empty() && stage.halves.is_empty())
     }
 
     pub fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
         match task {
-            Task::Build { stages, seed } => self.build(stages, seed),
+            Task::Build { stages, seed } => {
+                let stages = stages.into_iter().map(|spec| (spec.stage, Stage::new(spec, seed)));
+                *self = Compute { stages: stages.collect(), seed, optimizer: None };
+            }
             Task::SetOptimizer(spec) => {
                 self.optimizer = Some(spec);
-                self.params.values_mut().for_each(|p| p.state = 0);
+                self.stages.values_mut().for_each(|s| s.params.forget_state());
             }
             Task::Forward { stage, key, step, mode, inputs, export, loss } => {
-                return Ok(self.forward(stage, key, step, mode, inputs, &export, loss));
+                let draw = Draw { seed: self.seed, step, microbatch: key.index };
+                return Ok(self.stage(stage).forward(key, draw, mode, inputs, &export, loss));
             }
-            Task::Backward { stage, key, grads } => return self.backward(stage, key, grads),
-            Task::OptimStep { stage } => self.optim_step(stage)?,
-            Task::Discard { batch, gradients } => self.discard(batch, gradients),
+            Task::Backward { stage, key, grads, input_only } => {
+                let seed = self.seed;
+                return self.stage(stage).backward(key, seed, grads, input_only);
+            }
+            Task::BackwardWeight { stage, key } => self.stage(stage).backward_weight(key)?,
+            Task::TiedGrads { stage } => return self.stage(stage).tied_grads(),
+            Task::GradNorm { stage, tied } => return Ok(self.stage(stage).grad_norm(tied)),
+            Task::OptimStep { stage, update, tied } => {
+                let optimizer = self.optimizer.ok_or_else(|| Failure::new("there is no optimizer"))?;
+                return Ok(self.stage(stage).optim_step(&optimizer, update, tied));
+            }
+            Task::UpdateTied { stage, tied } => self.stage(stage).update_tied(tied),
+            Task::Measure { probes } => {
+                return Ok(Outcome::Measured { times: probes.iter().map(math::times).collect() });
+            }
+            Task::Discard { batch, gradients } => {
+                self.stages.values_mut().for_each(|stage| stage.discard(batch, gradients));
+            }
             Task::Snapshot => {
-                let tensors = self.params.iter().map(|(name, p)| (name.clone(), p.value)).collect();
+                let tensors = self.stages.values().flat_map(|s| s.params.owned()).collect();
                 return Ok(Outcome::State { tensors });
             }
-            Task::Load { tensors } => {
-                assert_eq!(tensors.len(), self.params.len(), "a state with too few or too many tensors");
-                for (name, value) in tensors {
-                    self.params.get_mut(&name).expect("a parameter of this worker").value = value;
-                }
-            }
+            Task::Load { tensors } => self.load(tensors),
         }
         Ok(Outcome::Done)
     }
 
-    fn build(&mut self, stages: Vec<StageSpec>, seed: u64) {
-        *self = Compute { stages, seed, ..Compute::default() };
-        let names = self.stages.iter().flat_map(|s| s.layers.iter().flat_map(|l| weights(s, l)));
-        self.params = names.map(|(name, _)| (name.clone(), Param::new(seed, &name))).collect();
+    fn stage(&mut self, stage: StageId) -> &mut Stage {
+        self.stages.get_mut(&stage).expect("a stage of this worker")
     }
 
-    fn stage(&self, stage: StageId) -> StageSpec {
-        self.stages.iter().find(|s| s.stage == stage).expect("a stage of this worker").clone()
+    fn load(&mut self, tensors: Vec<(String, Fake)>) {
+        let mut left: BTreeSet<String> = self.stages.values().flat_map(|s| s.params.names()).collect();
+        for (name, value) in tensors {
+            assert!(left.remove(&name), "{name} is loaded twice, or is not here");
+            self.stages.values_mut().for_each(|s| s.params.load(&name, value));
+        }
+        assert!(left.is_empty(), "a state without {left:?}");
+    }
+}
+
+impl Stage {
+    fn new(spec: StageSpec, seed: u64) -> Self {
+        let params = Params::new(&spec, seed);
+        let (saved, halves) = (BTreeMap::new(), BTreeMap::new());
+        Stage { spec, params, saved, halves, last_backward: None, reduced: false }
     }
 
-    fn values_of(&self, spec: &StageSpec, layer: &Layer) -> Vec<Fake> {
-        weights(spec, layer).iter().map(|(name, _)| self.params[name].value).collect()
-    }
-
-    #[allow(clippy::too_many_arguments)] // the fields of the task
     fn forward(
         &mut self,
-        stage: StageId,
         key: MicrobatchKey,
-        step: u64,
+        draw: Draw,
         mode: Mode,
         inputs: Vec<Fake>,
         export: &[usize],
         loss: Option<LossTask<Fake>>,
     ) -> Outcome<Fake> {
-        let spec = self.stage(stage);
+        let spec = &self.spec;
         assert_eq!(inputs.len(), spec.inputs.len(), "an input for each of the stage's");
-        let draw = Draw { seed: self.seed, step, microbatch: key.index };
         let mut values: BTreeMap<ValueId, Fake> = spec.inputs.iter().map(|i| i.value).zip(inputs).collect();
         for layer in &spec.layers {
             let inputs: Vec<Fake> = layer.inputs.iter().map(|v| values[v]).collect();
             let draw = (mode == Mode::Train).then_some(draw);
-            let outputs = math::forward(layer, &self.values_of(&spec, layer), &inputs, draw);
+            let outputs = math::forward(layer, &self.params.of(layer), &inputs, draw);
             values.extend(layer.outputs.iter().copied().zip(outputs));
         }
         let output = |index: usize| values[&spec.outputs[index].value];
         let outputs = export.iter().map(|index| output(*index)).collect();
         let loss = loss.map(|task| (task.output, math::loss(output(task.output), &task)));
         if mode == Mode::Train {
-            let saved = Saved { step, values, loss: loss.map(|(output, (_, grad))| (output, grad)) };
-            assert!(self.saved.insert((stage, key), saved).is_none(), "{stage}: {key} forward twice");
+            let loss = loss.map(|(output, (_, grad))| (output, grad));
+            let saved = Saved { step: draw.step, values, loss };
+            assert!(self.saved.insert(key, saved).is_none(), "{}: {key} forward twice", self.spec.stage);
         }
         Outcome::Forward { outputs, loss: loss.map(|(_, (loss, _))| loss) }
     }
 
     fn backward(
         &mut self,
-        stage: StageId,
         key: MicrobatchKey,
+        seed: u64,
         outside: Vec<Vec<Fake>>,
+        input_only: bool,
     ) -> Result<Outcome<Fake>, Failure> {
-        let spec = self.stage(stage);
+        let spec = self.spec.clone();
         // Gone where the forward pass failed, and this was already waiting behind it.
-        let saved = self.saved.remove(&(stage, key));
-        let saved = saved.ok_or_else(|| Failure::new(format!("{stage}: {key} backward without its forward pass")))?;
-        let last = self.last_backward.insert(stage, key);
-        assert!(last.is_none_or(|last| last < key), "{stage}: {key} backward after {last:?}");
+        let saved = self.saved.remove(&key);
+        let saved =
+            saved.ok_or_else(|| Failure::new(format!("{}: {key} backward without its forward pass", spec.stage)))?;
         assert_eq!(outside.len(), spec.outputs.len(), "gradients for each of the stage's outputs");
+        assert!(!input_only || spec.is_trained(), "a half of what has no other");
 
-        let needs_grad = needs_grad(&spec);
+        let needs_grad = self.needs_grad();
         let mut grads: BTreeMap<ValueId, Vec<Fake>> = BTreeMap::new();
+        let mut of_uses = Vec::new();
         for (index, (output, outside)) in spec.outputs.iter().zip(outside).enumerate() {
             assert!(output.needs_grad || outside.is_empty(), "a gradient for a variable that needs none");
             let loss = saved.loss.filter(|(with_loss, _)| *with_loss == index && output.needs_grad);
@@ -135,12 +165,11 @@ impl Compute {
                 continue;
             }
             let inputs: Vec<Fake> = layer.inputs.iter().map(|v| saved.values[v]).collect();
-            let draw = Draw { seed: self.seed, step: saved.step, microbatch: key.index };
-            let own = self.values_of(&spec, layer);
-            let (of_inputs, of_weights) = math::backward(layer, &own, &inputs, draw, &of_outputs);
-            for ((name, trained), grad) in weights(&spec, layer).into_iter().zip(of_weights) {
+            let draw = Draw { seed, step: saved.step, microbatch: key.index };
+            let (of_inputs, of_weights) = math::backward(layer, &self.params.of(layer), &inputs, draw, &of_outputs);
+            for ((name, trained), grad) in self.params.weights(layer).into_iter().zip(of_weights) {
                 if trained {
-                    self.params.get_mut(&name).expect("known").add_grad(grad);
+                    of_uses.push((name, layer.id, grad));
                 }
             }
             for (value, grad) in layer.inputs.iter().zip(of_inputs).rev() {
@@ -148,6 +177,10 @@ impl Compute {
                     grads.entry(*value).or_default().push(grad);
                 }
             }
+        }
+        self.halves.insert(key, of_uses);
+        if !input_only {
+            self.backward_weight(key)?;
         }
         let of_inputs = spec.inputs.iter().map(|input| {
             let terms = grads.remove(&input.value).unwrap_or_default();
@@ -160,40 +193,76 @@ impl Compute {
         Ok(Outcome::Backward { grads: of_inputs.collect() })
     }
 
-    fn optim_step(&mut self, stage: StageId) -> Result<(), Failure> {
-        let spec = self.stage(stage);
-        let optimizer = self.optimizer.ok_or_else(|| Failure::new("there is no optimizer"))?;
-        let names: BTreeSet<String> =
-            spec.layers.iter().flat_map(|l| weights(&spec, l)).map(|(name, _)| name).collect();
-        for name in names {
-            self.params.get_mut(&name).expect("known").step(&optimizer);
-        }
-        self.last_backward.remove(&stage);
+    fn backward_weight(&mut self, key: MicrobatchKey) -> Result<(), Failure> {
+        let stage = self.spec.stage;
+        let half = self.halves.remove(&key);
+        let half = half.ok_or_else(|| Failure::new(format!("{stage}: {key} backward without its first half")))?;
+        let last = self.last_backward.replace(key);
+        assert!(last.is_none_or(|last| last < key), "{stage}: {key} backward after {last:?}");
+        self.reduced = false;
+        half.into_iter().for_each(|(name, user, grad)| self.params.add_grad(&name, user, grad));
         Ok(())
     }
 
+    fn tied_grads(&mut self) -> Result<Outcome<Fake>, Failure> {
+        assert!(!self.spec.borrowed.is_empty(), "nothing to hand over");
+        // Where the last half failed, this was already waiting behind it.
+        if !self.halves.is_empty() {
+            return Err(Failure::new("gradients are handed over too early"));
+        }
+        self.reduced = true;
+        Ok(Outcome::Tied { tensors: self.params.tied_grads(&self.spec) })
+    }
+
+    fn grad_norm(&mut self, tied: Vec<(StageId, Vec<Fake>)>) -> Outcome<Fake> {
+        self.params.add_tied(&self.spec, tied);
+        Outcome::Norms { squares: self.params.squares(&self.spec.layers) }
+    }
+
+    fn optim_step(
+        &mut self,
+        optimizer: &OptimizerSpec,
+        update: Update,
+        tied: Vec<(StageId, Vec<Fake>)>,
+    ) -> Outcome<Fake> {
+        assert!(self.halves.is_empty(), "an update before the last gradient");
+        assert!(self.spec.borrowed.is_empty() || self.reduced, "shared gradients were not handed over");
+        self.params.add_tied(&self.spec, tied);
+        self.params.step(optimizer, update);
+        self.last_backward = None;
+        Outcome::Tied { tensors: self.params.tied_values(&self.spec) }
+    }
+
+    fn update_tied(&mut self, tied: Vec<(StageId, Vec<Fake>)>) {
+        self.params.take_tied(&self.spec, tied);
+    }
+
     fn discard(&mut self, batch: u64, gradients: bool) {
-        self.saved.retain(|(_, key), _| key.batch != batch);
+        self.saved.retain(|key, _| key.batch != batch);
+        self.halves.retain(|key, _| key.batch != batch);
         if gradients {
-            self.params.values_mut().for_each(|p| p.grad = None);
-            self.last_backward.clear();
+            self.params.forget_grads();
+            self.last_backward = None;
         }
+    }
+
+    /// The variables of a stage that depend on a trained weight, here or before it.
+    fn needs_grad(&self) -> BTreeSet<ValueId> {
+        let spec = &self.spec;
+        let mut needing: BTreeSet<ValueId> = spec.inputs.iter().filter(|i| i.needs_grad).map(|i| i.value).collect();
+        for layer in &spec.layers {
+            let trains = self.params.weights(layer).iter().any(|(_, trained)| *trained);
+            if trains || layer.inputs.iter().any(|v| needing.contains(v)) {
+                needing.extend(&layer.outputs);
+            }
+        }
+        needing
     }
 }
 
-fn weights(spec: &StageSpec, layer: &Layer) -> Vec<(String, bool)> {
-    let owner = layer.share.map(|id| spec.layers.iter().find(|l| l.id == id).expect("tied layers in one stage"));
-    math::weights(layer, owner)
-}
-
-/// The variables of a stage that depend on a trained weight, here or before it.
-fn needs_grad(spec: &StageSpec) -> BTreeSet<ValueId> {
-    let mut needing: BTreeSet<ValueId> = spec.inputs.iter().filter(|i| i.needs_grad).map(|i| i.value).collect();
-    for layer in &spec.layers {
-        let trains = weights(spec, layer).iter().any(|(_, trained)| *trained);
-        if trains || layer.inputs.iter().any(|v| needing.contains(v)) {
-            needing.extend(&layer.outputs);
-        }
-    }
-    needing
+/// A layer among these, or among what they borrow.
+pub fn owner<'a>(spec: &'a StageSpec, layer: &Layer) -> Option<&'a Layer> {
+    let id = layer.share?;
+    let found = spec.layers.iter().chain(spec.borrowed.iter().map(|b| &b.owner)).find(|l| l.id == id);
+    Some(found.expect("a layer of the stage, or one that it borrows"))
 }

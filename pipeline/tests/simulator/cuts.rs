@@ -8,7 +8,7 @@ use crate::random::Random;
 use crate::seeds::{each, each_seed};
 use crate::user::User;
 use crate::world::World;
-use crate::{compare, every_cut, models, user, Setting};
+use crate::{compare, every_cut, models, placements, user, Setting};
 use pipeline::ids::WorkerId;
 use pipeline::ScheduleKind;
 
@@ -25,15 +25,18 @@ const STEPS: [Call; 7] = [
 fn every_cut_of(name: &str) {
     let graph = models::model(name);
     let settings = every_cut(&graph, 4).into_iter().flat_map(|cuts| {
-        let kinds = [ScheduleKind::GPipe, ScheduleKind::OneFOneB];
-        let kinds = kinds.into_iter().flat_map(|kind| [1, 4, 5].map(|microbatches| (kind, microbatches)));
-        kinds.map(move |(kind, microbatches)| Setting { cuts: cuts.clone(), kind, microbatches })
+        let ways = placements(cuts.len() + 1).into_iter().enumerate();
+        ways.flat_map(move |(way, (_, kind, placement))| {
+            let max_norm = (way % 2 == 0).then_some(500.0);
+            let cuts = cuts.clone();
+            [1, 4, 5].map(|microbatches| Setting { cuts: cuts.clone(), kind, placement, microbatches, max_norm })
+        })
     });
     let settings: Vec<Setting> = settings.collect();
     assert!(settings.len() >= 90, "only {} settings", settings.len());
     each(&settings, |setting, log| {
         let mut user = user(&graph, setting, 1, Conditions::CALM, Faults::default(), log);
-        compare(&mut user, &mut Oracle::new(&graph, setting.microbatches), &STEPS);
+        compare(&mut user, &mut Oracle::new(&graph, setting), &STEPS);
         user.world.assert_clear();
         user.stop();
     });
@@ -57,7 +60,8 @@ every_cut_tests! {
     simulator_every_cut_of_two_outputs: "two-outputs",
     simulator_every_cut_of_an_early_output: "early-output",
     simulator_every_cut_of_frozen_layers: "frozen",
-    simulator_every_cut_of_tied_layers: "tied"
+    simulator_every_cut_of_tied_layers: "tied",
+    simulator_every_cut_of_layers_tied_far_apart: "shared"
 }
 
 #[test]
@@ -70,7 +74,7 @@ fn simulator_any_network_gives_the_same() {
         let conditions = Conditions::random(&mut random);
         log.note(|| format!("{}: {setting:?}, {conditions:?}", graph.name()));
         let mut user = user(graph, &setting, random.next(), conditions, Faults::default(), log);
-        let mut oracle = Oracle::new(graph, setting.microbatches);
+        let mut oracle = Oracle::new(graph, &setting);
         for call in script(&mut random, 4) {
             compare(&mut user, &mut oracle, &[call]);
             if random.chance(50) {
@@ -83,20 +87,22 @@ fn simulator_any_network_gives_the_same() {
 }
 
 #[test]
-fn simulator_several_stages_on_a_worker() {
+fn simulator_stages_placed_anyhow() {
     let models = models::all();
     each_seed(200, |seed, log| {
         let mut random = Random::new(seed);
         let graph = random.pick(&models);
-        let setting = Setting::random(&mut random, graph);
+        let kind = *random.pick(&[ScheduleKind::GPipe, ScheduleKind::Ready]);
+        let setting = Setting { kind, ..Setting::random(&mut random, graph) };
         let mut plan = setting.plan(graph);
         let workers = 1 + random.below(plan.homes.len() as u64) as u16;
         for (stage, home) in plan.homes.iter_mut().enumerate() {
-            *home = WorkerId(stage as u16 % workers);
+            *home = WorkerId(if stage < workers.into() { stage as u16 } else { random.below(workers.into()) as u16 });
         }
+        log.note(|| format!("{}: {setting:?} on {:?}", graph.name(), plan.homes));
         let world = World::new(plan.clone(), random.next(), Conditions::random(&mut random), Faults::default(), log);
-        let mut user = User::new(graph, plan, setting.kind, setting.microbatches, world);
-        compare(&mut user, &mut Oracle::new(graph, setting.microbatches), &STEPS);
+        let mut user = User::new(graph, plan, &setting, world);
+        compare(&mut user, &mut Oracle::new(graph, &setting), &STEPS);
         user.stop();
     });
 }
@@ -108,7 +114,7 @@ fn simulator_requests_in_line_are_answered_in_order() {
         let mut random = Random::new(seed);
         let setting = Setting::random(&mut random, &graph);
         let mut user = user(&graph, &setting, random.next(), Conditions::random(&mut random), Faults::default(), log);
-        let mut oracle = Oracle::new(&graph, setting.microbatches);
+        let mut oracle = Oracle::new(&graph, &setting);
         let calls = [Call::Distribute, Call::Optimizer(1), Call::Train(1), Call::Eval(2), Call::Train(3), Call::State];
         let requests = calls.map(|call| user.submit(call));
         let mut last = 0;
@@ -126,13 +132,13 @@ fn simulator_requests_in_line_are_answered_in_order() {
 fn simulator_nothing_works_before_the_model_is_distributed() {
     let graph = models::model("skip");
     each([0], |_, log| {
-        let setting = Setting { cuts: vec!["3".into()], kind: ScheduleKind::GPipe, microbatches: 4 };
+        let setting = Setting::plain(&["3"], ScheduleKind::GPipe, 4);
         let mut user = user(&graph, &setting, 1, Conditions::CALM, Faults::default(), log);
         for call in [Call::Optimizer(1), Call::Train(1), Call::Eval(1), Call::Forward(1), Call::State, Call::Load(0)] {
             let failure = user.call(call).expect_err("there are no layers yet");
             assert!(failure.to_string().contains("call distribute_model() first"), "{failure}");
         }
-        compare(&mut user, &mut Oracle::new(&graph, 4), &STEPS);
+        compare(&mut user, &mut Oracle::new(&graph, &setting), &STEPS);
         user.stop();
     });
 }

@@ -112,14 +112,13 @@ fn one_failure(user: &mut User<'_>, oracle: &mut Oracle<'_>) -> bool {
 #[test]
 fn simulator_every_task_fails_once() {
     let graph = models::model("skip");
-    let cuts = ["2", "4"].map(String::from).to_vec();
-    let setting = Setting { cuts, kind: ScheduleKind::OneFOneB, microbatches: 3 };
+    let setting = Setting::plain(&["2", "4"], ScheduleKind::OneFOneB, 3);
     each([Conditions::CALM, Conditions { delay: 10_000, ..Conditions::CALM }], |conditions, _| {
         let mut failed = 0;
         each(1..200, |task, log| {
             let faults = Faults { fail_task: Some(task), ..Faults::default() };
             let mut user = user(&graph, &setting, task, conditions, faults, log);
-            failed += u32::from(one_failure(&mut user, &mut Oracle::new(&graph, setting.microbatches)));
+            failed += u32::from(one_failure(&mut user, &mut Oracle::new(&graph, &setting)));
         });
         assert!((60..199).contains(&failed), "{failed} tasks failed; the run has more than 60 and fewer than 199");
     });
@@ -136,6 +135,6 @@ fn simulator_any_task_fails() {
         let faults = Faults { fail_task: Some(1 + random.below(150)), ..Faults::default() };
         log.note(|| format!("{}: {setting:?}, {conditions:?}", graph.name()));
         let mut user = user(graph, &setting, random.next(), conditions, faults, log);
-        one_failure(&mut user, &mut Oracle::new(graph, setting.microbatches));
+        one_failure(&mut user, &mut Oracle::new(graph, &setting));
     });
 }

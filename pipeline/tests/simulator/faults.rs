@@ -57,7 +57,11 @@ impl Trouble {
         let (stage, action, microbatch) = match task {
             Task::Forward { stage, key, .. } => (Some(*stage), "forward", Some(key.index)),
             Task::Backward { stage, key, .. } => (Some(*stage), "backward", Some(key.index)),
-            Task::OptimStep { stage } => (Some(*stage), "optimizer step", None),
+            Task::BackwardWeight { stage, key } => (Some(*stage), "backward for weights", Some(key.index)),
+            Task::TiedGrads { stage } => (Some(*stage), "handing over of tied gradients", None),
+            Task::GradNorm { stage, .. } => (Some(*stage), "gradient norm", None),
+            Task::OptimStep { stage, .. } => (Some(*stage), "optimizer step", None),
+            Task::UpdateTied { stage, .. } => (Some(*stage), "update of tied parameters", None),
             Task::Discard { .. } => {
                 self.void.take_if(|void| *void == worker);
                 return None; // clearing up cannot fail
@@ -72,7 +76,10 @@ impl Trouble {
             return Some(failure);
         }
         if let Task::OptimStep { .. } = task {
-            assert_ne!(self.void, Some(worker), "an update after a failed task");
+            // It was given before the failure was known; parameters stay as they were.
+            if self.void == Some(worker) {
+                return Some(Failure::new("an earlier task of this step failed"));
+            }
             self.updates += 1;
         }
         None

@@ -11,8 +11,7 @@ use crate::{compare, models, user, Setting};
 use pipeline::ScheduleKind;
 
 fn setting() -> Setting {
-    let cuts = ["2", "4"].map(String::from).to_vec();
-    Setting { cuts, kind: ScheduleKind::OneFOneB, microbatches: 3 }
+    Setting::plain(&["2", "4"], ScheduleKind::OneFOneB, 3)
 }
 
 #[test]
@@ -26,7 +25,7 @@ fn simulator_the_boss_relays_where_dials_fail() {
     ];
     each(dials, |conditions, log| {
         let mut user = user(&graph, &setting(), 3, conditions, Faults::default(), log);
-        let mut oracle = Oracle::new(&graph, 3);
+        let mut oracle = Oracle::new(&graph, &setting());
         let calls = [Call::Distribute, Call::Optimizer(1), Call::Train(1), Call::Train(2), Call::State];
         compare(&mut user, &mut oracle, &calls);
         user.world.settle();
@@ -58,7 +57,7 @@ fn simulator_a_link_broken_at_every_point() {
         let mut run = |break_link, log| {
             let faults = Faults { break_link, ..Faults::default() };
             let mut user = user(&graph, &setting(), 3, conditions, faults, log);
-            let errors = recover(&mut user, &mut Oracle::new(&graph, 3), 2);
+            let errors = recover(&mut user, &mut Oracle::new(&graph, &setting()), 2);
             assert!(errors.len() <= 1, "one link broke once: {errors:?}");
             assert!(errors.iter().all(|e| e.contains("direct link") && e.contains("broke")), "{errors:?}");
             assert!(user.world.notices.len() <= 1, "one link broke once: {:?}", user.world.notices);
@@ -85,7 +84,7 @@ fn simulator_a_link_broken_anywhere() {
         let faults = Faults { break_link: Some(random.below(300)), ..Faults::default() };
         let conditions = Conditions::random(&mut random);
         let mut user = user(graph, &setting, random.next(), conditions, faults, log);
-        let errors = recover(&mut user, &mut Oracle::new(graph, setting.microbatches), 2);
+        let errors = recover(&mut user, &mut Oracle::new(graph, &setting), 2);
         assert!(errors.len() <= 1 && errors.iter().all(|e| e.contains("broke")), "{errors:?}");
     });
 }

@@ -61,8 +61,7 @@ fn baseline(graph: &LayerGraph, setting: &Setting, seed: u64, conditions: Condit
 #[test]
 fn simulator_a_worker_lost_at_every_point() {
     let graph = models::model("skip");
-    let cuts = vec!["2".to_string(), "4".to_string()];
-    let setting = Setting { cuts, kind: ScheduleKind::OneFOneB, microbatches: 3 };
+    let setting = Setting::plain(&["2", "4"], ScheduleKind::OneFOneB, 3);
     each([Conditions::CALM, Conditions { delay: 10_000, ..Conditions::CALM }], |conditions, log| {
         let events = baseline(&graph, &setting, 5, conditions, log);
         let points = (1..=events).flat_map(|event| [0, 1, 2].map(|worker| (event, WorkerId(worker))));
@@ -80,7 +79,7 @@ fn simulator_a_worker_lost_anywhere() {
         let conditions = Conditions::random(&mut random);
         let network = random.next();
         let events = baseline(graph, &setting, network, conditions, log);
-        let worker = WorkerId(random.below(setting.cuts.len() as u64 + 1) as u16);
+        let worker = WorkerId(random.below(setting.workers() as u64) as u16);
         let point = (1 + random.below(events), worker);
         log.note(|| format!("{}: {setting:?}, {conditions:?}, lost at {point:?}", graph.name()));
         lose(graph, &setting, network, conditions, point, log);
@@ -93,7 +92,7 @@ fn simulator_requests_in_line_when_a_worker_is_lost() {
     each_seed(300, |seed, log| {
         let mut random = Random::new(seed);
         let setting = Setting::random(&mut random, &graph);
-        let worker = WorkerId(random.below(setting.cuts.len() as u64 + 1) as u16);
+        let worker = WorkerId(random.below(setting.workers() as u64) as u16);
         let faults = Faults { lose: Some((1 + random.below(300), worker)), ..Faults::default() };
         let mut user = user(&graph, &setting, random.next(), Conditions::random(&mut random), faults, log);
         let requests = [Call::Distribute, Call::Optimizer(1), Call::Train(1), Call::Eval(2), Call::State];
@@ -121,7 +120,7 @@ fn simulator_everything_goes_wrong_at_once() {
         let mut random = Random::new(seed);
         let graph = random.pick(&models);
         let setting = Setting::random(&mut random, graph);
-        let worker = WorkerId(random.below(setting.cuts.len() as u64 + 1) as u16);
+        let worker = WorkerId(random.below(setting.workers() as u64) as u16);
         let faults = Faults {
             lose: random.chance(70).then(|| (1 + random.below(500), worker)),
             break_link: Some(random.below(300)),

@@ -16,6 +16,8 @@ mod math;
 mod models;
 mod network;
 mod oracle;
+mod params;
+mod predicted;
 #[path = "../support/random.rs"]
 mod random;
 mod seeds;
@@ -27,7 +29,7 @@ use faults::Faults;
 use layerspec::LayerGraph;
 use network::Conditions;
 use oracle::Oracle;
-use pipeline::{Cuts, Plan, ScheduleKind};
+use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use random::Random;
 use seeds::Log;
 use user::User;
@@ -38,34 +40,59 @@ use world::World;
 struct Setting {
     cuts: Vec<String>,
     kind: ScheduleKind,
+    placement: Placement,
     microbatches: u32,
+    max_norm: Option<f64>,
 }
 
 impl Setting {
+    /// One stage a worker.
+    fn plain(cuts: &[&str], kind: ScheduleKind, microbatches: u32) -> Self {
+        let cuts = cuts.iter().map(|cut| cut.to_string()).collect();
+        Setting { cuts, kind, placement: Placement::Plain, microbatches, max_norm: None }
+    }
+
+    fn workers(&self) -> usize {
+        (self.cuts.len() + 1) / self.placement.chunks()
+    }
+
     fn plan(&self, graph: &LayerGraph) -> Plan {
-        Plan::new(graph, &Cuts::At(self.cuts.clone()), self.cuts.len() + 1).expect("a cut that is allowed")
+        let cuts = Cuts::At(self.cuts.clone());
+        Plan::new(graph, &cuts, self.workers(), self.placement).expect("a cut that is allowed")
     }
 
     /// One of all there are.
     fn random(random: &mut Random, graph: &LayerGraph) -> Self {
         let layers = &graph.layers()[1..];
-        let allowed = |cuts: &[String]| Plan::new(graph, &Cuts::At(cuts.to_vec()), cuts.len() + 1).is_ok();
-        let cuts = loop {
-            let stages = 1 + random.below(4);
-            let mut starts: Vec<u64> = (1..stages).map(|_| random.below(layers.len() as u64)).collect();
-            starts.sort();
-            starts.dedup();
-            let cuts: Vec<String> = starts.iter().map(|start| layers[*start as usize].name.clone()).collect();
-            if allowed(&cuts) {
-                break cuts;
-            }
-        };
-        let kind = *random.pick(&[ScheduleKind::GPipe, ScheduleKind::OneFOneB]);
-        Setting { cuts, kind, microbatches: *random.pick(&[1, 4, 5]) }
+        let mut starts: Vec<u64> = (0..random.below(6)).map(|_| random.below(layers.len() as u64)).collect();
+        starts.sort();
+        starts.dedup();
+        let cuts: Vec<String> = starts.iter().map(|start| layers[*start as usize].name.clone()).collect();
+        let allowed: Vec<_> = placements(cuts.len() + 1).into_iter().filter(|(workers, ..)| *workers <= 4).collect();
+        let (_, kind, placement) = *random.pick(&allowed);
+        let max_norm = random.chance(40).then(|| *random.pick(&[0.5, 500.0, 1e9]));
+        Setting { cuts, kind, placement, microbatches: *random.pick(&[1, 2, 4, 5, 7]), max_norm }
     }
 }
 
-/// Every cut of a model into 1 to `most` stages that leaves tied layers together.
+/// How so many stages may be placed and run: numbers of workers, kinds and placements.
+fn placements(stages: usize) -> Vec<(usize, ScheduleKind, Placement)> {
+    use ScheduleKind::{GPipe, Interleaved, OneFOneB, Ready, ZbH1, ZbV};
+    let mut all: Vec<_> = [GPipe, OneFOneB, ZbH1, Ready].map(|kind| (stages, kind, Placement::Plain)).to_vec();
+    for chunks in (2..=3).filter(|chunks| stages.is_multiple_of(*chunks)) {
+        let placement = Placement::Interleaved { chunks: chunks as u16 };
+        all.extend([GPipe, Interleaved, Ready].map(|kind| (stages / chunks, kind, placement)));
+    }
+    if stages.is_multiple_of(2) {
+        all.extend([GPipe, ZbV, Ready].map(|kind| (stages / 2, kind, Placement::V)));
+    }
+    if stages > 4 {
+        all.push((1, Ready, Placement::Interleaved { chunks: stages as u16 }));
+    }
+    all
+}
+
+/// Every cut of a model into 1 to `most` stages.
 fn every_cut(graph: &LayerGraph, most: usize) -> Vec<Vec<String>> {
     let mut cuts: Vec<Vec<String>> = vec![Vec::new()];
     for layer in &graph.layers()[1..] {
@@ -73,7 +100,6 @@ fn every_cut(graph: &LayerGraph, most: usize) -> Vec<Vec<String>> {
         let longer: Vec<_> = longer.map(|cut| [cut.clone(), vec![layer.name.clone()]].concat()).collect();
         cuts.extend(longer);
     }
-    cuts.retain(|cut| Plan::new(graph, &Cuts::At(cut.clone()), cut.len() + 1).is_ok());
     cuts
 }
 
@@ -88,7 +114,7 @@ fn user<'g>(
 ) -> User<'g> {
     let plan = setting.plan(graph);
     let world = World::new(plan.clone(), seed, conditions, faults, log);
-    User::new(graph, plan, setting.kind, setting.microbatches, world)
+    User::new(graph, plan, setting, world)
 }
 
 /// Makes calls of a fleet and of the reference; every answer must be the same.

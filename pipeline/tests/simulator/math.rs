@@ -1,9 +1,10 @@
 //! Layers without floating point: a tensor is one number, and every result is a hash of all that it
 //! must depend on, so that any mistake in what is computed from what, or in which order, shows.
 
-use layerspec::{Layer, Role};
+use layerspec::{Layer, LayerId, Role};
 use pipeline::optimizer::OptimizerSpec;
-use pipeline::task::LossTask;
+use pipeline::task::{LayerProbe, LayerTimes, LossTask, Update};
+use std::collections::BTreeMap;
 
 /// A tensor.
 pub type Fake = u64;
@@ -83,30 +84,48 @@ pub fn loss(output: Fake, task: &LossTask<Fake>) -> (f32, Fake) {
     ((grad % 1000) as f32 * task.weight as f32, grad)
 }
 
-/// A weight with its gradient and the optimizer's state for it.
+/// A weight with its gradients and the optimizer's state for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
     pub value: Fake,
-    pub grad: Option<Fake>,
+    /// For each layer that uses it the sum over microbatches.
+    pub grads: BTreeMap<LayerId, Fake>,
     pub state: Fake,
 }
 
 impl Param {
     pub fn new(seed: u64, name: &str) -> Self {
-        Param { value: Hash::of("init").add(seed).text(name).end(), grad: None, state: 0 }
+        Param { value: Hash::of("init").add(seed).text(name).end(), grads: BTreeMap::new(), state: 0 }
     }
 
-    pub fn add_grad(&mut self, grad: Fake) {
-        self.grad = sum(self.grad.into_iter().chain([grad]));
+    pub fn add_grad(&mut self, user: LayerId, grad: Fake) {
+        let before = self.grads.get(&user).copied();
+        self.grads.extend(sum(before.into_iter().chain([grad])).map(|sum| (user, sum)));
+    }
+
+    /// The sum over all uses, the last layer first.
+    pub fn grad(&self) -> Option<Fake> {
+        sum(self.grads.values().rev().copied())
+    }
+
+    pub fn square(&self) -> f64 {
+        self.grad().map_or(0.0, |grad| (grad % 1_000_003) as f64 / 7.0)
     }
 
     /// Applies the gradient and clears it; without one nothing changes, as in PyTorch.
-    pub fn step(&mut self, optimizer: &OptimizerSpec) {
-        if let Some(grad) = self.grad.take() {
+    pub fn step(&mut self, optimizer: &OptimizerSpec, update: Update) {
+        if let Some(grad) = self.grad() {
             self.state = Hash::of("state").add(self.state).add(grad).end();
-            self.value = Hash::of("step").add(self.value).add(self.state).text(&format!("{optimizer:?}")).end();
+            let with = format!("{optimizer:?} {update:?}");
+            self.value = Hash::of("step").add(self.value).add(self.state).text(&with).end();
         }
+        self.grads.clear();
     }
+}
+
+/// What a layer takes, so that every worker says the same.
+pub fn times(probe: &LayerProbe) -> LayerTimes {
+    LayerTimes { forward: Hash::of(&probe.layer.name).end() >> 32, ..LayerTimes::default() }
 }
 
 /// A layer's weights: the name under which each is kept, and whether it is trained. A tied weight is
@@ -116,4 +135,11 @@ pub fn weights(layer: &Layer, owner: Option<&Layer>) -> Vec<(String, bool)> {
     let params = layer.kind.params().into_iter().filter(|p| p.role == Role::Parameter);
     let home = |name: &str| owner.filter(|_| tied.contains(&name)).unwrap_or(layer);
     params.map(|p| (format!("{}.{}", home(p.name).name, p.name), !home(p.name).frozen)).collect()
+}
+
+/// The weights that are a layer's own, each with its place among its parameters and its name.
+pub fn own_weights(layer: &Layer, owner: Option<&Layer>) -> Vec<(u32, String)> {
+    let own = |name: &String| name.rsplit_once('.').is_some_and(|(home, _)| home == layer.name);
+    let names = weights(layer, owner).into_iter().map(|(name, _)| name);
+    names.enumerate().map(|(place, name)| (place as u32, name)).filter(|(_, name)| own(name)).collect()
 }

@@ -146,6 +146,35 @@ layers:
   - Linear: {in_features: 4, out_features: 10}
 ";
 
+/// Weights shared by layers far apart, by several layers, and one that only some share.
+const SHARED: &str = "
+inputs:
+  token: {shape: [batch], dtype: int64}
+layers:
+  - Embedding: {num_embeddings: 10, embedding_dim: 4}
+    name: embed
+  - Linear: {in_features: 4, out_features: 4}
+    name: first
+  - Linear: {in_features: 4, out_features: 4}
+    share: first
+    name: second
+  - Linear: {in_features: 4, out_features: 4, bias: false}
+    share: first
+    name: third
+  - Linear: {in_features: 4, out_features: 4}
+    freeze: true
+    name: fixed
+  - Linear: {in_features: 4, out_features: 4}
+    share: fixed
+    name: also-fixed
+  - Linear: {in_features: 4, out_features: 4}
+    share: first
+    name: fourth
+  - Linear: {in_features: 4, out_features: 10, bias: false}
+    share: embed
+    name: head
+";
+
 /// Every model with its name.
 pub fn all() -> Vec<LayerGraph> {
     let texts = [
@@ -158,6 +187,7 @@ pub fn all() -> Vec<LayerGraph> {
         ("early-output", EARLY_OUTPUT),
         ("frozen", FROZEN),
         ("tied", TIED),
+        ("shared", SHARED),
     ];
     let read = |(name, text): (&str, &str)| LayerGraph::from_yaml(text, &format!("{name}.yaml"));
     texts.into_iter().map(|text| read(text).expect("a good model")).collect()

@@ -2,8 +2,9 @@
 
 use crate::calls::{self, Answered, Call, MICROBATCH_LOSS};
 use crate::math::{self, Draw, Fake, Param};
+use crate::Setting;
 use layerspec::{Layer, LayerGraph, ValueId};
-use pipeline::task::LossTask;
+use pipeline::task::{LossTask, Update};
 use pipeline::OptimizerSpec;
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 pub struct Oracle<'g> {
     graph: &'g LayerGraph,
     microbatches: u32,
+    max_norm: Option<f64>,
     params: BTreeMap<String, Param>,
     optimizer: Option<OptimizerSpec>,
     /// The variables of each (step, microbatch) that went forward.
@@ -18,8 +20,9 @@ pub struct Oracle<'g> {
 }
 
 impl<'g> Oracle<'g> {
-    pub fn new(graph: &'g LayerGraph, microbatches: u32) -> Self {
-        Oracle { graph, microbatches, params: BTreeMap::new(), optimizer: None, saved: BTreeMap::new() }
+    pub fn new(graph: &'g LayerGraph, setting: &Setting) -> Self {
+        let (microbatches, max_norm) = (setting.microbatches, setting.max_norm);
+        Oracle { graph, microbatches, max_norm, params: BTreeMap::new(), optimizer: None, saved: BTreeMap::new() }
     }
 
     /// What the fleet must answer.
@@ -40,7 +43,7 @@ impl<'g> Oracle<'g> {
             Call::Load(salt) => {
                 self.params.iter_mut().for_each(|(name, p)| p.value = calls::loaded(name, p.value, salt));
             }
-            Call::Train(step) => {
+            Call::Train(step) | Call::Gather(step) => {
                 for microbatch in 0..self.microbatches {
                     let values = self.forward(step, microbatch, true);
                     self.answer_outputs(&mut answered, microbatch, &values, calls::wants_outputs(step));
@@ -48,7 +51,9 @@ impl<'g> Oracle<'g> {
                     answered.losses.push((microbatch, loss.to_bits()));
                     self.backward(step, microbatch, &values, BTreeMap::from([(self.graph.outputs()[0], vec![grad])]));
                 }
-                self.optim_step();
+                if let Call::Train(_) = call {
+                    answered.grad_norm = self.optim_step(step);
+                }
             }
             Call::Eval(step) => {
                 for microbatch in 0..self.microbatches {
@@ -73,7 +78,8 @@ impl<'g> Oracle<'g> {
                     self.backward(step, microbatch, &values, grads);
                 }
             }
-            Call::OptimStep(_) => self.optim_step(),
+            Call::OptimStep(step) => answered.grad_norm = self.optim_step(step),
+            Call::Measure => answered.measured = calls::probes(self.graph).iter().map(math::times).collect(),
             Call::Discard(step) => self.saved.retain(|(saved, _), _| *saved != step),
         }
         answered
@@ -132,7 +138,7 @@ impl<'g> Oracle<'g> {
             let (of_inputs, of_weights) = math::backward(layer, &own, &inputs, draw, &of_outputs);
             for ((name, trained), grad) in self.weights(layer).into_iter().zip(of_weights) {
                 if trained {
-                    self.params.get_mut(&name).expect("known").add_grad(grad);
+                    self.params.get_mut(&name).expect("known").add_grad(layer.id, grad);
                 }
             }
             for (value, grad) in layer.inputs.iter().zip(of_inputs).rev() {
@@ -143,8 +149,17 @@ impl<'g> Oracle<'g> {
         }
     }
 
-    fn optim_step(&mut self) {
+    fn optim_step(&mut self, step: u64) -> Option<u64> {
         let optimizer = self.optimizer.expect("an optimizer before a step");
-        self.params.values_mut().for_each(|p| p.step(&optimizer));
+        let update = calls::update(step, self.max_norm);
+        // In the order of layers, as PyTorch would with the parameters of the whole model.
+        let own = |layer| math::own_weights(layer, layer.share.map(|owner| self.graph.layer(owner)));
+        let names = self.graph.layers().iter().flat_map(own);
+        let squares: f64 = names.map(|(_, name)| self.params[&name].square()).sum();
+        let norm = squares.sqrt() * update.scale;
+        let clip = self.max_norm.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
+        let step = Update { lr: update.lr, scale: update.scale, clip };
+        self.params.values_mut().for_each(|p| p.step(&optimizer, step));
+        self.max_norm.map(|_| norm.to_bits())
     }
 }

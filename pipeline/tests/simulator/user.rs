@@ -2,11 +2,12 @@
 
 use crate::calls::{self, Answered, Call};
 use crate::world::World;
+use crate::Setting;
 use layerspec::LayerGraph;
 use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::{Failure, Mode, RoundLoss};
-use pipeline::schedule::Action;
+use pipeline::schedule::{Action, Ending, Order, Terms};
 use pipeline::{Plan, ScheduleKind};
 use std::collections::BTreeMap;
 
@@ -17,6 +18,7 @@ pub struct User<'g> {
     plan: Plan,
     kind: ScheduleKind,
     microbatches: u32,
+    max_norm: Option<f64>,
     /// The number of the last batch.
     batch: u64,
     /// The batches of steps carried out by hand.
@@ -26,9 +28,10 @@ pub struct User<'g> {
 }
 
 impl<'g> User<'g> {
-    pub fn new(graph: &'g LayerGraph, plan: Plan, kind: ScheduleKind, microbatches: u32, world: World) -> Self {
+    pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
         let (open, state) = (BTreeMap::new(), BTreeMap::new());
-        User { world, graph, plan, kind, microbatches, batch: 0, open, state }
+        let Setting { kind, microbatches, max_norm, .. } = *setting;
+        User { world, graph, plan, kind, microbatches, max_norm, batch: 0, open, state }
     }
 
     /// Calls and waits for the answer.
@@ -58,9 +61,11 @@ impl<'g> User<'g> {
             Call::State => Request::SendState,
             Call::Load(salt) => self.load(salt),
             Call::Train(step) => {
-                let actions = self.train_actions();
-                self.run(step, Mode::Train, actions, true, true, calls::wants_outputs(step))
+                let ending = self.ending();
+                self.train(step, ending)
             }
+            Call::Gather(step) => self.train(step, Ending::Gather),
+            Call::Measure => Request::Measure(calls::probes(self.graph)),
             Call::Eval(step) => {
                 // The order of forward passes is free, as long as it is the same everywhere.
                 let last = self.microbatches - 1;
@@ -76,8 +81,7 @@ impl<'g> User<'g> {
             Call::Backward(step) => self.backward(step),
             Call::Discard(step) => Request::Discard { batch: self.open[&step] },
             Call::OptimStep(step) => {
-                let list = |stages: Vec<StageId>| stages.into_iter().map(|stage| Action::OptimStep { stage }).collect();
-                let actions = self.stages().into_iter().map(list).collect();
+                let actions = self.plan.layout().ending(self.ending());
                 let request = self.run(step, Mode::Train, actions, false, false, false);
                 with_batch(request, self.open[&step])
             }
@@ -98,21 +102,23 @@ impl<'g> User<'g> {
         self.stages().into_iter().map(list).collect()
     }
 
-    /// A schedule where each worker has one stage; where one has several, all forward, then all
-    /// backward, last stage first.
-    fn train_actions(&self) -> Vec<Vec<Action>> {
-        if self.plan.workers() == self.plan.stages.len() {
-            return self.plan.schedule(self.kind, self.microbatches).expect("a good schedule").workers;
+    fn ending(&self) -> Ending {
+        if self.max_norm.is_some() {
+            Ending::ClippedStep
+        } else {
+            Ending::Step
         }
-        let forwards = self.actions(|stage, microbatch| Action::Forward { stage, microbatch });
-        let rest = |stages: Vec<StageId>| {
-            let microbatches = || 0..self.microbatches;
-            let back = |stage: StageId| microbatches().map(move |microbatch| Action::Backward { stage, microbatch });
-            let steps = stages.clone().into_iter().map(|stage| Action::OptimStep { stage });
-            stages.into_iter().rev().flat_map(back).chain(steps).collect::<Vec<_>>()
+    }
+
+    fn train(&mut self, step: u64, ending: Ending) -> Request {
+        let terms = Terms { ending, ..Terms::new(self.kind, self.microbatches) };
+        let schedule = self.plan.schedule_for(&terms).expect("a good schedule");
+        let outputs = calls::wants_outputs(step);
+        let Request::Run(mut run) = self.run(step, Mode::Train, schedule.workers, true, true, outputs) else {
+            unreachable!()
         };
-        let rests = self.stages().into_iter().map(rest);
-        forwards.into_iter().zip(rests).map(|(forward, rest)| [forward, rest].concat()).collect()
+        run.order = schedule.order;
+        Request::Run(run)
     }
 
     fn run(
@@ -137,15 +143,20 @@ impl<'g> User<'g> {
         }
         let weights = || calls::loss_weights(self.microbatches);
         let loss = with_loss.then(|| RoundLoss { spec: calls::MICROBATCH_LOSS, weights: weights() });
-        let run = RunRequest { batch: self.batch, step, mode, actions, loss, outputs, inputs, targets, grads: None };
+        let (order, update) = (Order::Listed, Some(calls::update(step, self.max_norm)));
+        let batch = self.batch;
+        let run = RunRequest { batch, step, mode, actions, order, update, loss, outputs, inputs, targets, grads: None };
         Request::Run(Box::new(run))
     }
 
     fn backward(&mut self, step: u64) -> Request {
-        let backward = |stage, microbatch| Action::Backward { stage, microbatch };
         // Gradients come from the last stage, so a worker with several takes that first.
-        let mut actions = self.actions(backward);
-        actions.iter_mut().for_each(|list| list.sort_by_key(|a| (std::cmp::Reverse(a.stage()), a.microbatch())));
+        let layout = self.plan.layout();
+        let back = |stages: Vec<StageId>| {
+            let all = stages.into_iter().rev().flat_map(|s| (0..self.microbatches).map(move |m| (s, m)));
+            all.flat_map(|(s, m)| layout.backward(s, m, self.kind.splits())).collect::<Vec<_>>()
+        };
+        let actions = self.stages().into_iter().map(back).collect();
         let slots = &mut self.world.boss_slots;
         let mut grads = Vec::new();
         for microbatch in 0..self.microbatches {
@@ -162,11 +173,10 @@ impl<'g> User<'g> {
 
     fn load(&mut self, salt: u64) -> Request {
         let mut tensors = Vec::new();
-        for stage in &self.plan.stages {
-            let worker = self.plan.homes[stage.stage.0 as usize];
-            let of_stage =
-                |name: &str| stage.layers.iter().any(|l| name.rsplit_once('.').is_some_and(|(n, _)| n == l.name));
-            for (name, value) in self.state.iter().filter(|(name, _)| of_stage(name)) {
+        for (name, value) in &self.state {
+            let (layer, parameter) = name.rsplit_once('.').expect("a layer and a parameter");
+            let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
+            for worker in self.plan.holders(layer, parameter) {
                 let slot = self.world.boss_slots.hold(calls::loaded(name, *value, salt));
                 tensors.push((worker, name.clone(), slot));
             }

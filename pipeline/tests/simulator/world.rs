@@ -11,8 +11,8 @@ use crate::{
     faults::{Faults, Trouble},
 };
 use layerspec::DType;
-use pipeline::boss::{BossSession, Request, Setup};
-use pipeline::effect::{Answer, Destination, Effect, Frame, Peer};
+use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
+use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, WorkerSpan};
 use pipeline::frame::{decode, encode, head_len, Envelope};
 use pipeline::ids::{Slot, Ticket, WorkerId};
 use pipeline::message::{Failure, Head};
@@ -55,9 +55,25 @@ struct Worker {
     compute: Compute,
     /// The first of them is being worked on.
     tasks: VecDeque<(Ticket, Task<Fake>)>,
+    /// When work on that one began.
+    began: u64,
+    /// By how much its clock is ahead.
+    ahead: u64,
     /// Neither lost nor told to stop.
     alive: bool,
     finished: bool,
+}
+
+impl Worker {
+    /// What its clock shows.
+    fn clock(&self, now: Micros) -> Micros {
+        Micros(now.0 + self.ahead)
+    }
+
+    /// When its session wants to be called, on the common clock.
+    fn timer(&self) -> Option<u64> {
+        self.session.poll_timeout().map(|timer| timer.0.saturating_sub(self.ahead))
+    }
 }
 
 /// A reply to a request.
@@ -71,12 +87,16 @@ pub struct World {
     pub boss_slots: Slots,
     pub notices: Vec<String>,
     pub trouble: Trouble,
+    /// When each action of the last round ran.
+    pub spans: Vec<WorkerSpan>,
     /// How many events have happened.
     pub events: u64,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
     requests: u64,
+    /// When the last reply came.
+    replied: u64,
     replies: BTreeMap<u64, Replied>,
     log: Log,
 }
@@ -88,11 +108,14 @@ impl World {
         let deaf = if conditions.refused > 0 { 20 } else { 0 };
         let address = |n: usize| SocketAddr::from(([127, 0, 0, 1], 1024 + n as u16));
         let addresses = (0..plan.workers()).map(|n| (!random.chance(deaf)).then(|| address(n))).collect();
-        let worker = || Worker {
+        let ahead: Vec<u64> = (0..plan.workers()).map(|_| random.below(10_000_000_000)).collect();
+        let worker = |ahead: &u64| Worker {
             session: StageSession::new(),
             slots: Slots::default(),
             compute: Compute::default(),
             tasks: VecDeque::new(),
+            began: 0,
+            ahead: *ahead,
             alive: true,
             finished: false,
         };
@@ -100,11 +123,13 @@ impl World {
             boss_slots: Slots::default(),
             notices: Vec::new(),
             trouble: Trouble::new(faults),
+            spans: Vec::new(),
             events: 0,
             network: Network::new(conditions, random),
-            workers: (0..plan.workers()).map(|_| worker()).collect(),
-            boss: BossSession::new(Setup { plan, seed: crate::calls::SEED, addresses }),
+            workers: ahead.iter().map(worker).collect(),
+            boss: BossSession::new(Setup { plan, seed: crate::calls::SEED, addresses, most_waiting: MOST_WAITING }),
             requests: 0,
+            replied: 0,
             replies: BTreeMap::new(),
             log,
         }
@@ -158,7 +183,7 @@ impl World {
 
     /// The next event, if any is left.
     fn step(&mut self) -> bool {
-        let timer = self.workers.iter().filter(|w| w.alive).filter_map(|w| w.session.poll_timeout()).min();
+        let timer = self.workers.iter().filter(|w| w.alive).filter_map(Worker::timer).min();
         let event = self.network.next_time();
         if timer.is_none() && event.is_none() {
             return false;
@@ -167,7 +192,7 @@ impl World {
         assert!(self.events < MOST_EVENTS, "the sessions do not come to rest");
         self.inject_faults();
         match timer {
-            Some(timer) if event.is_none_or(|event| timer.0 <= event) => self.on_timer(timer.0),
+            Some(timer) if event.is_none_or(|event| timer <= event) => self.on_timer(timer),
             _ => {
                 if let Some(event) = self.network.next() {
                     self.on_event(event);
@@ -198,11 +223,10 @@ impl World {
         let now = self.network.time();
         for index in 0..self.workers.len() {
             let worker = &mut self.workers[index];
-            if worker.alive && worker.session.poll_timeout().is_some_and(|timer| timer <= now) {
+            if worker.alive && worker.timer().is_some_and(|timer| timer <= now.0) {
                 self.log.note(|| format!("{:>9} worker {index}: timeout", now.0));
-                worker.session.on_timeout(now);
-                let again = worker.session.poll_timeout();
-                assert!(again.is_none_or(|timer| timer > now), "a timer that does not move on");
+                worker.session.on_timeout(worker.clock(now));
+                assert!(worker.timer().is_none_or(|timer| timer > now.0), "a timer that does not move on");
                 self.drain_worker(WorkerId(index as u16));
             }
         }
@@ -229,23 +253,27 @@ impl World {
                     Some(failure) => Err(failure),
                     None => worker.compute.run(task).map(|outcome| hold_all(outcome, &mut worker.slots)),
                 };
-                if !worker.tasks.is_empty() {
-                    self.network.compute(id);
+                let span = (worker.clock(Micros(worker.began)), worker.clock(now));
+                if let Some((_, task)) = worker.tasks.front() {
+                    worker.began = now.0;
+                    self.network.compute(id, task);
                 }
-                worker.session.on_done(now, ticket, result);
+                worker.session.on_done(worker.clock(now), ticket, result, span);
                 self.drain_worker(id);
             }
             Event::LinkUp { at, peer, dial } => {
                 if self.alive(at) && self.network.link_up(at, peer, dial) {
                     self.log.note(|| format!("{:>9} {at}: link to {peer} is up", now.0));
-                    self.workers[at.0 as usize].session.on_link_up(now, peer);
+                    let worker = &mut self.workers[at.0 as usize];
+                    worker.session.on_link_up(worker.clock(now), peer);
                     self.drain_worker(at);
                 }
             }
             Event::LinkDown { at, peer, dial, reason } => {
                 if self.alive(at) && self.network.link_down(at, peer, dial) {
                     self.log.note(|| format!("{:>9} {at}: link to {peer} is down ({reason})", now.0));
-                    self.workers[at.0 as usize].session.on_link_down(now, peer, reason);
+                    let worker = &mut self.workers[at.0 as usize];
+                    worker.session.on_link_down(worker.clock(now), peer, reason);
                     self.drain_worker(at);
                 }
             }
@@ -271,7 +299,7 @@ impl World {
             (_, Peer::Worker(to)) => {
                 let worker = &mut self.workers[to.0 as usize];
                 let slots = packet.tensors.into_iter().map(|t| worker.slots.hold(t)).collect();
-                worker.session.on_frame(now, from, Frame { route, head, slots });
+                worker.session.on_frame(worker.clock(now), from, Frame { route, head, slots });
                 self.drain_worker(to);
             }
             (Peer::Worker(from), Peer::Boss) => {
@@ -298,6 +326,7 @@ impl World {
                 }
                 Effect::Reply { request, result } => {
                     let result = result.map(|answer| self.answered(answer));
+                    self.replied = self.now();
                     self.log.note(|| format!("{:>9} reply {request}: {}", self.now(), short(&result)));
                     let replied = Replied { at: self.now(), result };
                     assert!(request <= self.requests, "a reply to no request");
@@ -316,7 +345,18 @@ impl World {
         let outputs = outputs.collect();
         let state = answer.state.into_iter().map(|(name, slot)| (name, slots.give_up(slot))).collect();
         let losses = answer.losses.into_iter().map(|(index, loss)| (index, loss.to_bits())).collect();
-        Answered { losses, outputs, state }
+        // Half a round trip more or less.
+        let slack = self.network.conditions.delay + 1;
+        for span in &answer.spans {
+            let (from, until) = (self.replied.saturating_sub(slack), self.network.now + slack);
+            assert!(span.start <= span.end && span.end.0 <= until, "{span:?} ends after {until}");
+            assert!(span.start.0 >= from, "{span:?} begins before {from}");
+        }
+        self.spans = answer.spans;
+        let measured = answer.measured.first().map(|(_, times)| times.clone()).unwrap_or_default();
+        assert!(answer.measured.iter().all(|(_, times)| *times == measured));
+        assert!(answer.measured.is_empty() || answer.measured.len() == self.workers.len());
+        Answered { losses, outputs, state, grad_norm: answer.grad_norm.map(f64::to_bits), measured }
     }
 
     fn drain_worker(&mut self, id: WorkerId) {
@@ -331,7 +371,8 @@ impl World {
                     let Ok(task) = task.try_map(|slot| Ok::<_, std::convert::Infallible>(worker.slots.give_up(slot)));
                     worker.tasks.push_back((ticket, task));
                     if worker.tasks.len() == 1 {
-                        self.network.compute(id);
+                        worker.began = self.network.now;
+                        self.network.compute(id, &worker.tasks[0].1);
                     }
                 }
                 Effect::Dial { peer, .. } => self.network.dial(id, peer),

@@ -1,0 +1,146 @@
+//! Which schedule to take: every kind that fits is built and predicted for this fleet, and the fastest wins.
+
+use crate::cut::Cuts;
+use crate::fleet::Fleet;
+use crate::optimizer::OptimizerSpec;
+use crate::plan::{Plan, PlanError};
+use crate::schedule::{
+    check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms, Timeline,
+};
+use layerspec::{Bindings, LayerGraph};
+use std::fmt::Write;
+
+/// What is to be trained, and what may be chosen.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Where the model is cut.
+    pub cuts: Cuts,
+    /// How many microbatches the batch is cut into.
+    pub microbatches: u32,
+    /// Sizes of a microbatch, for every word of the model's inputs.
+    pub sizes: Bindings,
+    /// How a step ends.
+    pub ending: Ending,
+    /// What the memory of its state depends on.
+    pub optimizer: OptimizerSpec,
+    /// The kinds that may be taken; none for all.
+    pub kinds: Vec<ScheduleKind>,
+}
+
+/// One way to train.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The schedule's kind.
+    pub kind: ScheduleKind,
+    /// How stages are dealt to workers.
+    pub placement: Placement,
+    /// The stages.
+    pub plan: Plan,
+    /// The actions.
+    pub schedule: Schedule,
+    /// Its predicted timeline, in nanoseconds.
+    pub timeline: Timeline,
+    /// Predicted time from call to answer, in nanoseconds.
+    pub step_time: u64,
+    /// For every worker the share of the step in which it waits, from 0 to 1.
+    pub bubble: Vec<f64>,
+    /// For every worker the bytes it takes at most.
+    pub peak_bytes: Vec<u64>,
+    /// Why it cannot be taken, if so: some worker has too little memory.
+    pub refused: Option<ScheduleError>,
+}
+
+/// The most stages a worker that are tried.
+const MOST_CHUNKS: u16 = 4;
+
+/// Everything that can be built, the fastest that fits memory first, those that do not fit last.
+///
+/// # Errors
+/// Nothing can be built: the error of the first that was tried.
+pub fn choose(graph: &LayerGraph, fleet: &Fleet, wish: &Wish) -> Result<Vec<Candidate>, PlanError> {
+    let mut candidates = Vec::new();
+    let mut first_error = None;
+    for (kind, placement) in ways(wish) {
+        match candidate(graph, fleet, wish, kind, placement) {
+            Ok(candidate) => candidates.push(candidate),
+            Err(error) => drop(first_error.get_or_insert(error)),
+        }
+    }
+    // Of equally fast ones the simpler comes first, which was tried first.
+    candidates.sort_by_key(|c| (c.refused.is_some(), c.step_time));
+    match first_error.filter(|_| candidates.is_empty()) {
+        Some(error) => Err(error),
+        None => Ok(candidates),
+    }
+}
+
+/// Kinds with their placements, the simplest first.
+fn ways(wish: &Wish) -> Vec<(ScheduleKind, Placement)> {
+    let mut ways = Vec::new();
+    for (_, kind) in ScheduleKind::NAMES {
+        if !wish.kinds.is_empty() && !wish.kinds.contains(&kind) {
+            continue;
+        }
+        match kind {
+            ScheduleKind::Interleaved => {
+                ways.extend((2..=MOST_CHUNKS).map(|chunks| (kind, Placement::Interleaved { chunks })));
+            }
+            ScheduleKind::Ready => {
+                let several = [Placement::Interleaved { chunks: 2 }, Placement::V];
+                ways.extend([Placement::Plain].into_iter().chain(several).map(|placement| (kind, placement)));
+            }
+            _ => ways.push((kind, Placement::of(kind, 2))),
+        }
+    }
+    ways
+}
+
+fn candidate(
+    graph: &LayerGraph,
+    fleet: &Fleet,
+    wish: &Wish,
+    kind: ScheduleKind,
+    placement: Placement,
+) -> Result<Candidate, PlanError> {
+    let workers = fleet.workers();
+    let plan = match &wish.cuts {
+        Cuts::Auto => Plan::balanced(graph, workers, placement, |worker, layer| {
+            let time = fleet.time(worker, layer);
+            time.forward.saturating_add(time.backward)
+        })?,
+        named => Plan::new(graph, named, workers, placement)?,
+    };
+    let costs = fleet.costs(graph, &plan, &wish.sizes);
+    let bytes = fleet.bytes(&plan, &wish.optimizer);
+    let (microbatches, ending) = (wish.microbatches, wish.ending);
+    let room = fleet.room(&plan, &bytes);
+    let terms = Terms { kind, microbatches, ending, costs: Some(costs.clone()), room };
+    let schedule = plan.schedule_for(&terms)?;
+    let played = timeline(&schedule, &costs).map_err(ScheduleError::Deadlock)?;
+    Ok(Candidate {
+        kind,
+        placement,
+        step_time: played.step_time,
+        bubble: played.bubble(),
+        peak_bytes: played.peak_bytes(&schedule.layout, &bytes),
+        refused: check_memory(&played, &schedule.layout, &bytes, &fleet.memory).err(),
+        timeline: played,
+        schedule,
+        plan,
+    })
+}
+
+/// Candidates as a table, one a line.
+pub fn table(candidates: &[Candidate]) -> String {
+    let mut text = format!("{:<12} {:<40} {:>10} {:>7} {:>10}\n", "schedule", "stages", "step", "waits", "memory");
+    for candidate in candidates {
+        let waits = candidate.bubble.iter().sum::<f64>() / candidate.bubble.len().max(1) as f64;
+        let memory = candidate.peak_bytes.iter().max().copied().unwrap_or(0);
+        let (step, memory) = (candidate.step_time as f64 / 1e6, memory as f64 / f64::from(1 << 20));
+        let (kind, placement) = (candidate.kind.to_string(), candidate.placement.to_string());
+        let waits = waits * 100.0;
+        let refused = candidate.refused.as_ref().map(|error| format!("  {error}")).unwrap_or_default();
+        writeln!(text, "{kind:<12} {placement:<40} {step:>7.1} ms {waits:>5.1} % {memory:>6.0} MiB{refused}").ok();
+    }
+    text
+}

@@ -1,0 +1,206 @@
+//! The answer to a request, as it comes together.
+
+use super::{Request, RunRequest};
+use crate::effect::{Answer, Micros, WorkerSpan};
+use crate::ids::{Slot, StageId, WorkerId};
+use crate::message::{Head, Span};
+use crate::plan::Plan;
+use crate::schedule::Action;
+use layerspec::{LayerId, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Who has still to answer, and what is here.
+pub(super) struct Gathering {
+    started: Micros,
+    unanswered: BTreeSet<WorkerId>,
+    answer: Answer,
+    /// For each worker how many tensors it says it sent less how many came.
+    missing: BTreeMap<WorkerId, i64>,
+    /// Outputs of the model that a round makes and nobody has sent.
+    outputs: BTreeMap<(u32, ValueId), WorkerId>,
+    /// Whether tensors by name are asked for, and those that came.
+    names: Option<BTreeSet<String>>,
+    /// How many layers each worker measures.
+    probes: Option<usize>,
+    unmeasured: BTreeSet<WorkerId>,
+    /// Workers that have still to send norms, and what the others sent.
+    norms: BTreeSet<WorkerId>,
+    squares: BTreeMap<(LayerId, u32), f64>,
+    scale: f64,
+}
+
+impl Gathering {
+    pub(super) fn new(now: Micros, unanswered: BTreeSet<WorkerId>, request: &Request, plan: &Plan) -> Self {
+        let run = match request {
+            Request::Run(run) => Some(run),
+            _ => None,
+        };
+        let gives_norms = |worker: &WorkerId| {
+            let actions = run.and_then(|run| run.actions.get(worker.0 as usize));
+            actions.is_some_and(|list| list.iter().any(|a| matches!(a, Action::GradNorm { .. })))
+        };
+        let probes = match request {
+            Request::Measure(probes) => Some(probes.len()),
+            _ => None,
+        };
+        Gathering {
+            started: now,
+            answer: Answer::default(),
+            missing: BTreeMap::new(),
+            outputs: run.filter(|run| run.outputs).map(|run| outputs(run, plan)).unwrap_or_default(),
+            names: matches!(request, Request::SendState).then(BTreeSet::new),
+            probes,
+            unmeasured: if probes.is_some() { unanswered.clone() } else { BTreeSet::new() },
+            norms: unanswered.iter().copied().filter(gives_norms).collect(),
+            squares: BTreeMap::new(),
+            scale: run.and_then(|run| run.update).map_or(1.0, |update| update.scale),
+            unanswered,
+        }
+    }
+
+    /// Takes a worker's part in. Gives the norm over all stages once that is known.
+    ///
+    /// # Errors
+    /// The worker sent what it must not; it gets its tensors back, which are not taken.
+    pub(super) fn take(
+        &mut self,
+        now: Micros,
+        from: WorkerId,
+        head: Head,
+        slots: &[Slot],
+    ) -> Result<Option<f64>, String> {
+        match head {
+            Head::Done { losses, sent, received, answered, spans, .. } => {
+                if !self.unanswered.remove(&from) {
+                    return Err("answered twice".into());
+                }
+                if self.unmeasured.contains(&from) || self.norms.contains(&from) {
+                    return Err("answered without what it was asked for".into());
+                }
+                self.answer.losses.extend(losses);
+                let clock = Clock { asked: self.started, received, answered, heard: now };
+                self.answer.spans.extend(spans.into_iter().map(|span| clock.place(from, span)));
+                *self.missing.entry(from).or_insert(0) += i64::from(sent);
+                self.check_count(from)?;
+            }
+            Head::Output { key, value } => {
+                let [slot] = slots else { return Err("sent an output without its tensor".into()) };
+                let place = (key.index, value);
+                if self.outputs.get(&place) != Some(&from) {
+                    return Err(format!(
+                        "sent an output of microbatch {} twice, or one that it does not make",
+                        key.index
+                    ));
+                }
+                self.arrives(from)?;
+                self.outputs.remove(&place);
+                self.answer.outputs.push((key.index, value, *slot));
+            }
+            Head::State { name, .. } => {
+                let [slot] = slots else { return Err("sent a parameter without its tensor".into()) };
+                let new = self.names.as_mut().is_some_and(|names| names.insert(name.clone()));
+                if !new {
+                    return Err(format!("sent the parameter `{name}` twice, or unasked"));
+                }
+                self.arrives(from)?;
+                self.answer.state.push((name, *slot));
+            }
+            Head::Measured { times, .. } => {
+                if self.probes != Some(times.len()) || !self.unmeasured.remove(&from) {
+                    return Err("sent measurements that nobody asked for".into());
+                }
+                self.answer.measured.push((from, times));
+            }
+            Head::Norms { squares, .. } => return self.norms(from, squares),
+            _ => return Err("sent what only the boss may send".into()),
+        }
+        Ok(None)
+    }
+
+    fn arrives(&mut self, from: WorkerId) -> Result<(), String> {
+        *self.missing.entry(from).or_insert(0) -= 1;
+        self.check_count(from)
+    }
+
+    fn check_count(&self, from: WorkerId) -> Result<(), String> {
+        let missing = self.missing.get(&from).copied().unwrap_or(0);
+        let done = !self.unanswered.contains(&from);
+        let to_come = self.outputs.values().filter(|worker| **worker == from).count() as i64;
+        if done && (missing < 0 || (self.names.is_none() && missing > to_come)) {
+            return Err("sent more tensors than it says, or fewer than it can".into());
+        }
+        Ok(())
+    }
+
+    /// The sum over all stages is taken in the order of layers, so that it does not depend on the cut.
+    fn norms(&mut self, from: WorkerId, squares: Vec<(LayerId, u32, f64)>) -> Result<Option<f64>, String> {
+        if !self.norms.remove(&from) {
+            return Err("sent norms that nobody asked for".into());
+        }
+        for (layer, place, square) in squares {
+            if self.squares.insert((layer, place), square).is_some() {
+                return Err(format!("sent the norm of a parameter of layer {} that another has", layer.0));
+            }
+        }
+        if !self.norms.is_empty() {
+            return Ok(None);
+        }
+        let norm = self.squares.values().sum::<f64>().sqrt() * self.scale.abs();
+        self.answer.grad_norm = Some(norm);
+        Ok(Some(norm))
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.unanswered.is_empty() && self.missing.values().all(|missing| *missing == 0)
+    }
+
+    pub(super) fn into_answer(self) -> Answer {
+        let mut answer = self.answer;
+        answer.losses.sort_by_key(|(microbatch, _)| *microbatch);
+        answer.outputs.sort_by_key(|(microbatch, value, _)| (*microbatch, *value));
+        answer.measured.sort_by_key(|(worker, _)| *worker);
+        answer
+    }
+
+    /// Every tensor that is here, of an answer that will not be given.
+    pub(super) fn give_up(&mut self) -> Vec<Slot> {
+        let outputs = self.answer.outputs.drain(..).map(|(.., slot)| slot);
+        outputs.chain(self.answer.state.drain(..).map(|(_, slot)| slot)).collect()
+    }
+}
+
+/// The outputs of the model that a round's forward passes make, each with its worker.
+fn outputs(run: &RunRequest, plan: &Plan) -> BTreeMap<(u32, ValueId), WorkerId> {
+    let of_stage = |stage: StageId| {
+        let outputs = plan.stages.iter().filter(move |s| s.stage == stage).flat_map(|s| &s.outputs);
+        outputs.filter(|o| o.model_output.is_some()).map(|o| o.value)
+    };
+    let lists = run.actions.iter().enumerate().map(|(worker, list)| (WorkerId(worker as u16), list));
+    let made = lists.flat_map(|(worker, list)| {
+        let forwards = list.iter().filter_map(|action| match *action {
+            Action::Forward { stage, microbatch } => Some((stage, microbatch)),
+            _ => None,
+        });
+        forwards.flat_map(move |(stage, microbatch)| of_stage(stage).map(move |v| ((microbatch, v), worker)))
+    });
+    made.collect()
+}
+
+/// One question and its answer, by the clocks of both ends.
+struct Clock {
+    asked: Micros,
+    received: Micros,
+    answered: Micros,
+    heard: Micros,
+}
+
+impl Clock {
+    /// Places a worker's time on the boss's clock: the middle of the worker's time at work is the middle of the boss's
+    /// wait, as in NTP (RFC 5905).
+    fn place(&self, worker: WorkerId, span: Span) -> WorkerSpan {
+        let middle = |a: Micros, b: Micros| i128::from(a.0) + i128::from(b.0);
+        let ahead = (middle(self.received, self.answered) - middle(self.asked, self.heard)) / 2;
+        let on_boss = |time: Micros| Micros(u64::try_from(i128::from(time.0) - ahead).unwrap_or(0));
+        WorkerSpan { worker, action: span.action, start: on_boss(span.start), end: on_boss(span.end) }
+    }
+}

@@ -1,0 +1,153 @@
+//! What is known of the machines: how long layers take on each, what the ways between them are like, and how much
+//! memory there is; and what a plan costs on them.
+
+use crate::ids::{StageId, WorkerId};
+use crate::optimizer::OptimizerSpec;
+use crate::plan::{Plan, StageSpec};
+use crate::schedule::{Costs, Link, StageBytes, StageTimes};
+use crate::task::LayerTimes;
+use layerspec::{Bindings, Layer, LayerGraph, LayerId, Role, ValueId};
+use std::collections::BTreeMap;
+
+/// Workers and the ways between them. Times are nanoseconds.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Fleet {
+    /// For every worker and layer, in the order of the model, what one microbatch takes.
+    pub times: Vec<Vec<LayerTimes>>,
+    /// The ways that were measured.
+    pub links: BTreeMap<(WorkerId, WorkerId), Link>,
+    /// Any other way.
+    pub link: Link,
+    /// A message's way between the boss and a worker.
+    pub boss: u64,
+    /// What each action takes beside its work.
+    pub per_action: u64,
+    /// For every worker the bytes it may take, where that is known.
+    pub memory: Vec<Option<u64>>,
+}
+
+impl Fleet {
+    /// Where nothing was measured: equal workers that do so many floating-point operations a second, and no delay.
+    /// `sizes` are those of a microbatch.
+    pub fn estimated(graph: &LayerGraph, workers: usize, sizes: &Bindings, flops_per_second: f64) -> Self {
+        let time = |layer: &Layer| {
+            let cost = graph.cost(layer.id, sizes).unwrap_or_default();
+            let forward = (cost.flops as f64 * 1e9 / flops_per_second.max(1.0)) as u64 + 1;
+            // As much again for the inputs, and where there are parameters for those.
+            let weight = if is_trained(graph, layer) { forward } else { 0 };
+            LayerTimes {
+                forward,
+                backward: forward + weight,
+                backward_input: forward,
+                backward_weight: weight,
+                optim_step: (cost.params as f64 * 10.0 * 1e9 / flops_per_second.max(1.0)) as u64,
+                held: cost.activation_bytes,
+                held_between: if weight > 0 { cost.activation_bytes } else { 0 },
+            }
+        };
+        let times: Vec<LayerTimes> = graph.layers().iter().map(time).collect();
+        Fleet { times: vec![times; workers], memory: vec![None; workers], ..Fleet::default() }
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        self.times.len()
+    }
+
+    /// What one microbatch takes through a layer on a worker.
+    pub fn time(&self, worker: WorkerId, layer: LayerId) -> LayerTimes {
+        let of_worker = self.times.get(worker.0 as usize);
+        of_worker.and_then(|times| times.get(layer.0 as usize)).copied().unwrap_or_default()
+    }
+
+    /// What a plan's stages and messages take here, for microbatches of these sizes.
+    pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings) -> Costs {
+        let mut costs = Costs::of_stages(plan.stages.iter().map(|s| self.stage_times(plan, s)).collect());
+        costs.links.clone_from(&self.links);
+        (costs.link, costs.boss, costs.per_action) = (self.link, self.boss, self.per_action);
+        let value = |value: ValueId| graph.value(value).ty.bytes(sizes).unwrap_or(0);
+        for stage in &plan.stages {
+            for (output, user) in stage.outputs.iter().flat_map(|o| o.to.iter().map(move |user| (o, user))) {
+                *costs.bytes.entry((stage.stage, *user)).or_insert(0) += value(output.value);
+            }
+            for borrowed in &stage.borrowed {
+                let bytes = borrowed_bytes(stage, borrowed);
+                *costs.tied_bytes.entry((borrowed.from, stage.stage)).or_insert(0) += bytes;
+            }
+        }
+        costs
+    }
+
+    fn stage_times(&self, plan: &Plan, stage: &StageSpec) -> StageTimes {
+        let home = plan.home(stage.stage).unwrap_or(WorkerId(0));
+        let times = || stage.layers.iter().map(|layer| self.time(home, layer.id));
+        StageTimes {
+            forward: times().map(|t| t.forward).sum(),
+            backward: times().map(|t| t.backward).sum(),
+            backward_input: times().map(|t| t.backward_input).sum(),
+            backward_weight: times().map(|t| t.backward_weight).sum(),
+            optim_step: times().map(|t| t.optim_step).sum(),
+        }
+    }
+
+    /// The memory that a plan's stages take here.
+    ///
+    /// Always there: for every parameter its value, and where it is trained its gradient and the optimizer's state
+    /// (nothing for SGD, one copy with momentum, two for Adam); every buffer; and for every borrowed parameter its value
+    /// and a gradient for each use. For every microbatch: what the stage's layers were measured to keep from forward to
+    /// backward, and from one half of backward to the other. Not counted: libtorch itself, tensors on their way, and
+    /// what one layer takes while it works.
+    pub fn bytes(&self, plan: &Plan, optimizer: &OptimizerSpec) -> Vec<StageBytes> {
+        let of_stage = |stage: &StageSpec| {
+            let home = plan.home(stage.stage).unwrap_or(WorkerId(0));
+            let times = || stage.layers.iter().map(|layer| self.time(home, layer.id));
+            StageBytes {
+                fixed: fixed(stage, optimizer),
+                held: times().map(|t| t.held).sum(),
+                held_between: times().map(|t| t.held_between).sum(),
+            }
+        };
+        plan.stages.iter().map(of_stage).collect()
+    }
+
+    /// For every stage how many microbatches its worker has room for, where that is known of every worker.
+    pub fn room(&self, plan: &Plan, bytes: &[StageBytes]) -> Option<Vec<u32>> {
+        let of = |stage: StageId| bytes.get(stage.0 as usize).copied().unwrap_or_default();
+        let layout = plan.layout();
+        let room = |worker: WorkerId| {
+            let available = self.memory.get(worker.0 as usize).copied().flatten()?;
+            let stages = || layout.stages_of(worker).map(of);
+            let left = available.saturating_sub(stages().map(|b| b.fixed).sum());
+            let each = stages().map(|b| b.held.max(b.held_between)).sum::<u64>().max(1);
+            Some(u32::try_from(left / each).unwrap_or(u32::MAX).max(1))
+        };
+        plan.homes.iter().map(|home| room(*home)).collect()
+    }
+}
+
+fn is_trained(graph: &LayerGraph, layer: &Layer) -> bool {
+    let owner = layer.share.map_or(layer, |owner| graph.layer(owner));
+    layer.kind.params().iter().any(|p| p.role == Role::Parameter) && !owner.frozen
+}
+
+fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec) -> u64 {
+    let of_layer = |layer: &Layer| {
+        let owner = layer.share.and_then(|owner| stage.owner(owner));
+        let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
+        let own = layer.kind.params().into_iter().filter(|p| !tied.contains(&p.name));
+        let copies = |role: Role| match (role, layer.frozen) {
+            (Role::Parameter, false) => 2 + optimizer.state_copies(),
+            _ => 1,
+        };
+        own.map(|p| p.bytes().unwrap_or(0).saturating_mul(copies(p.role))).sum::<u64>()
+    };
+    let own: u64 = stage.layers.iter().map(of_layer).sum();
+    let borrowed = stage.borrowed.iter().map(|b| borrowed_bytes(stage, b) * (1 + b.users.len() as u64));
+    own + borrowed.sum::<u64>()
+}
+
+fn borrowed_bytes(stage: &StageSpec, borrowed: &crate::plan::Borrowed) -> u64 {
+    let shared = stage.shared(borrowed);
+    let params = borrowed.owner.kind.params().into_iter().filter(|p| shared.contains(&p.name));
+    params.map(|p| p.bytes().unwrap_or(0)).sum()
+}

@@ -1,0 +1,86 @@
+//! What schedules depend on of a plan, and what every training step ends with.
+
+use super::{placement, Action};
+use crate::ids::{StageId, WorkerId};
+
+/// Stages, their places, and what goes between them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Layout {
+    /// For every stage the worker that has it.
+    pub homes: Vec<WorkerId>,
+    /// The pairs of stages (maker, user) between which a variable goes.
+    pub edges: Vec<(StageId, StageId)>,
+    /// Those of them between which a gradient comes back.
+    pub back: Vec<(StageId, StageId)>,
+    /// For every stage whether something in it is trained, so that its backward pass has a half for parameters.
+    pub trained: Vec<bool>,
+    /// The pairs of stages (owner, user) that share parameters.
+    pub ties: Vec<(StageId, StageId)>,
+}
+
+/// How a round ends.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Ending {
+    /// Gradients are kept for a later round.
+    Gather,
+    /// Parameters are updated.
+    #[default]
+    Step,
+    /// Parameters are updated by gradients whose norm over all stages is limited.
+    ClippedStep,
+}
+
+impl Layout {
+    /// A chain of trained stages, each of which gives to the next.
+    pub fn chain(homes: Vec<WorkerId>) -> Self {
+        let stages = homes.len() as u16;
+        let edges: Vec<_> = (1..stages).map(|user| (StageId(user - 1), StageId(user))).collect();
+        Layout { back: edges.clone(), edges, trained: vec![true; homes.len()], homes, ties: Vec::new() }
+    }
+
+    /// How many stages there are.
+    pub fn stages(&self) -> usize {
+        self.homes.len()
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        placement::workers(&self.homes)
+    }
+
+    /// The stages of a worker, ascending.
+    pub fn stages_of(&self, worker: WorkerId) -> impl Iterator<Item = StageId> + Clone + '_ {
+        (0..self.homes.len()).filter(move |s| self.homes[*s] == worker).map(|s| StageId(s as u16))
+    }
+
+    /// For every worker the actions that end a round. All stages hand gradients of shared parameters over, then all
+    /// give their norms, then all update, then all take shared parameters: so no two wait for each other.
+    pub fn ending(&self, ending: Ending) -> Vec<Vec<Action>> {
+        let borrows = |stage: &StageId| self.ties.iter().any(|(_, user)| user == stage);
+        let list = |worker: u16| {
+            let stages = self.stages_of(WorkerId(worker));
+            let reduce = stages.clone().filter(borrows).map(|stage| Action::ReduceTied { stage });
+            let norms = stages.clone().filter(|_| ending == Ending::ClippedStep);
+            let norms = norms.map(|stage| Action::GradNorm { stage });
+            let steps = stages.clone().map(|stage| Action::OptimStep { stage });
+            let update = stages.filter(borrows).map(|stage| Action::UpdateTied { stage });
+            reduce.chain(norms).chain(steps).chain(update).filter(|_| ending != Ending::Gather).collect()
+        };
+        (0..self.workers() as u16).map(list).collect()
+    }
+
+    /// Whether another stage waits for the gradients of a stage's inputs.
+    pub fn is_awaited(&self, stage: StageId) -> bool {
+        self.back.iter().any(|(_, user)| *user == stage)
+    }
+
+    /// The actions that take a microbatch back through a stage.
+    pub fn backward(&self, stage: StageId, microbatch: u32, split: bool) -> impl Iterator<Item = Action> {
+        let trained = self.trained.get(stage.0 as usize).copied().unwrap_or(true);
+        let (first, second) = match split && trained {
+            false => (Action::Backward { stage, microbatch }, None),
+            true => (Action::BackwardInput { stage, microbatch }, Some(Action::BackwardWeight { stage, microbatch })),
+        };
+        [first].into_iter().chain(second)
+    }
+}

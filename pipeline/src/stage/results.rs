@@ -1,0 +1,107 @@
+//! What becomes of a task's result: tensors go to whoever uses them, the rest to the boss.
+
+use super::{Job, StageSession};
+use crate::effect::{Destination, Effect, Peer};
+use crate::ids::{MicrobatchKey, Slot, StageId};
+use crate::message::Head;
+use crate::plan::{StageOutput, StageSpec};
+use crate::schedule::Action;
+use crate::task::Outcome;
+
+impl StageSession {
+    /// A command that is one task is carried out.
+    pub(super) fn command_done(&mut self, id: u64, outcome: Outcome<Slot>) {
+        if let Some(Job::Assign { built, .. }) = &mut self.job {
+            *built = true;
+            return self.finish_assignment();
+        }
+        let mut sent = 0;
+        match outcome {
+            Outcome::State { tensors } => {
+                for (name, slot) in tensors {
+                    sent += 1;
+                    self.send_boss(Head::State { id, name }, vec![slot]);
+                }
+            }
+            Outcome::Measured { times } => self.tell_boss(Head::Measured { id, times }),
+            other => self.drop_slots(other.into_tensors()),
+        }
+        self.done(id, Vec::new(), sent, Vec::new());
+    }
+
+    /// An action of the round at work is carried out.
+    pub(super) fn action_done(&mut self, action: Action, outcome: Outcome<Slot>) {
+        let Some(Job::Round(running)) = &mut self.job else { return };
+        let Some(spec) = self.stages.iter().find(|s| s.stage == action.stage()) else { return };
+        let (id, batch) = (running.id, running.round.batch);
+        let key = MicrobatchKey { batch, index: action.microbatch().unwrap_or(0) };
+        match outcome {
+            Outcome::Forward { outputs, loss } => {
+                let to_boss = running.round.outputs;
+                let is_sent = |o: &&StageOutput| to_boss && o.model_output.is_some();
+                running.losses.extend(loss.map(|loss| (key.index, loss)));
+                running.sent += spec.outputs.iter().filter(is_sent).count() as u32;
+                let effects = self.forward_done(spec, key, outputs, to_boss);
+                self.effects.extend(effects);
+            }
+            Outcome::Backward { grads } => {
+                let effects = self.backward_done(spec, key, grads);
+                self.effects.extend(effects);
+            }
+            Outcome::Tied { tensors } => {
+                for (to, slots) in tensors {
+                    let from = action.stage();
+                    let head = match action {
+                        Action::ReduceTied { .. } => Head::TiedGrads { batch, from, to },
+                        _ => Head::TiedValues { batch, from, to },
+                    };
+                    self.effects.push_back(send(self.to(to, head), slots));
+                }
+            }
+            Outcome::Norms { squares } => {
+                if let Some(squares) = running.measured(squares) {
+                    self.tell_boss(Head::Norms { id, squares });
+                }
+            }
+            other => self.drop_slots(other.into_tensors()),
+        }
+    }
+
+    /// The way to the worker of a stage.
+    fn to(&self, stage: StageId, head: Head) -> Option<Destination> {
+        self.homes.get(stage.0 as usize).map(|home| self.links.to(*home, head))
+    }
+
+    fn forward_done(&self, spec: &StageSpec, key: MicrobatchKey, outputs: Vec<Slot>, to_boss: bool) -> Vec<Effect> {
+        let leaving = spec.outputs.iter().filter(|o| !o.to.is_empty() || (to_boss && o.model_output.is_some()));
+        let gone = leaving.zip(outputs).map(|(output, slot)| {
+            let value = output.value;
+            let users = output.to.iter().filter_map(|to| self.to(*to, Head::Value { key, value, to: *to }));
+            let boss = (to_boss && output.model_output.is_some()).then_some(Destination {
+                peer: Peer::Boss,
+                route: None,
+                head: Head::Output { key, value },
+            });
+            send(users.chain(boss), vec![slot])
+        });
+        gone.collect()
+    }
+
+    fn backward_done(&self, spec: &StageSpec, key: MicrobatchKey, grads: Vec<Vec<Slot>>) -> Vec<Effect> {
+        let gone = spec.inputs.iter().zip(grads).map(|(input, slots)| {
+            let maker = input.from.filter(|_| input.needs_grad);
+            let head = |to| Head::Gradient { key, value: input.value, from: Some(spec.stage), to };
+            (maker.and_then(|maker| self.to(maker, head(maker))), slots)
+        });
+        // What nobody wants has no slots either.
+        gone.filter(|(to, slots)| to.is_some() || !slots.is_empty()).map(|(to, slots)| send(to, slots)).collect()
+    }
+}
+
+fn send(to: impl IntoIterator<Item = Destination>, slots: Vec<Slot>) -> Effect {
+    let to: Vec<_> = to.into_iter().collect();
+    match to.is_empty() {
+        true => Effect::Drop(slots),
+        false => Effect::Send { to, slots },
+    }
+}

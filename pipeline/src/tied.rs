@@ -1,0 +1,105 @@
+//! Parameters that layers of several stages share: who owns them, who borrows them, and how many tensors go between.
+
+use crate::ids::StageId;
+use crate::plan::{stage_of, Borrowed, Lent, StageSpec};
+use layerspec::{Layer, LayerGraph, LayerId, Role};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What the layers of a stage borrow of earlier stages.
+pub(crate) fn borrowed(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Range<usize>) -> Vec<Borrowed> {
+    let mut users: BTreeMap<LayerId, Vec<LayerId>> = BTreeMap::new();
+    for layer in graph.layers()[mine.clone()].iter().rev() {
+        if let Some(owner) = layer.share.filter(|owner| !mine.contains(&(owner.0 as usize))) {
+            users.entry(owner).or_default().push(layer.id);
+        }
+    }
+    let borrowed = users.into_iter().map(|(owner, users)| Borrowed {
+        owner: graph.layer(owner).clone(),
+        from: StageId(stage_of(ranges, owner) as u16),
+        users,
+    });
+    borrowed.collect()
+}
+
+/// What later stages borrow of the layers of a stage.
+pub(crate) fn lent(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Range<usize>) -> Vec<Lent> {
+    let mut lent: BTreeMap<LayerId, BTreeMap<Reverse<StageId>, Vec<Layer>>> = BTreeMap::new();
+    for layer in graph.layers()[mine.end..].iter().rev() {
+        if let Some(owner) = layer.share.filter(|owner| mine.contains(&(owner.0 as usize))) {
+            let stage = Reverse(StageId(stage_of(ranges, layer.id) as u16));
+            lent.entry(owner).or_default().entry(stage).or_default().push(layer.clone());
+        }
+    }
+    let to =
+        |to: BTreeMap<Reverse<StageId>, Vec<Layer>>| to.into_iter().map(|(stage, users)| (stage.0, users)).collect();
+    lent.into_iter().map(|(owner, users)| Lent { owner, to: to(users) }).collect()
+}
+
+impl StageSpec {
+    /// Whether something in it is trained, borrowed parameters too, so that its backward pass has a half for them.
+    pub fn is_trained(&self) -> bool {
+        self.layers.iter().any(|layer| {
+            let owner = layer.share.and_then(|owner| self.owner(owner));
+            let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
+            let parameters = layer.kind.params().into_iter().filter(|p| p.role == Role::Parameter);
+            parameters
+                .map(|p| if tied.contains(&p.name) { owner } else { Some(layer) })
+                .any(|home| home.is_some_and(|home| !home.frozen))
+        })
+    }
+
+    /// A layer that is here or lends its parameters.
+    pub(crate) fn owner(&self, id: LayerId) -> Option<&Layer> {
+        let borrowed = self.borrowed.iter().map(|b| &b.owner);
+        self.layers.iter().chain(borrowed).find(|layer| layer.id == id)
+    }
+
+    /// The names of the parameters that layers here use of a borrowed layer, in its order.
+    pub(crate) fn shared(&self, borrowed: &Borrowed) -> Vec<&'static str> {
+        let users = borrowed.users.iter().filter_map(|id| self.owner(*id));
+        shared(&borrowed.owner, users)
+    }
+
+    /// How many tensors the gradients of the stage `user` for this one are.
+    pub(crate) fn tied_grads_from(&self, user: StageId) -> usize {
+        self.lent_to(user)
+            .map(|(owner, users)| users.iter().map(|layer| layer.kind.tied_params(&owner.kind).len()).sum::<usize>())
+            .sum()
+    }
+
+    /// How many tensors the new values of the stage `owner` for this one are.
+    pub(crate) fn tied_values_from(&self, owner: StageId) -> usize {
+        self.borrowed.iter().filter(|b| b.from == owner).map(|b| self.shared(b).len()).sum()
+    }
+
+    /// The stages that borrow of this one, descending.
+    pub(crate) fn borrowers(&self) -> Vec<StageId> {
+        let mut stages: Vec<StageId> = self.lent.iter().flat_map(|l| l.to.iter().map(|(stage, _)| *stage)).collect();
+        stages.sort_unstable_by_key(|stage| Reverse(*stage));
+        stages.dedup();
+        stages
+    }
+
+    /// The stages that this one borrows of, ascending.
+    pub(crate) fn lenders(&self) -> Vec<StageId> {
+        let mut stages: Vec<StageId> = self.borrowed.iter().map(|b| b.from).collect();
+        stages.sort_unstable();
+        stages.dedup();
+        stages
+    }
+
+    fn lent_to(&self, user: StageId) -> impl Iterator<Item = (&Layer, &Vec<Layer>)> {
+        self.lent.iter().filter_map(move |lent| {
+            let (_, users) = lent.to.iter().find(|(stage, _)| *stage == user)?;
+            Some((self.owner(lent.owner)?, users))
+        })
+    }
+}
+
+/// The parameters of a layer that any of these use, in its order.
+fn shared<'a>(owner: &Layer, users: impl Iterator<Item = &'a Layer>) -> Vec<&'static str> {
+    let used: Vec<_> = users.flat_map(|user| user.kind.tied_params(&owner.kind)).collect();
+    owner.kind.params().into_iter().map(|p| p.name).filter(|name| used.contains(name)).collect()
+}

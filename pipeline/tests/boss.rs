@@ -1,0 +1,303 @@
+//! The boss's session, asked for what cannot be and answered with what must not be.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
+
+use layerspec::LayerGraph;
+use pipeline::boss::{BossSession, Request, RunRequest, Setup};
+use pipeline::effect::{Answer, Effect, Frame, Micros, Peer};
+use pipeline::ids::{MicrobatchKey, Slot, StageId, WorkerId};
+use pipeline::message::{Failure, Head, LinkReport, Mode, RoundLoss, RoundUpdate, Span};
+use pipeline::schedule::{Action, Ending, Order, Placement};
+use pipeline::{Cuts, LossSpec, Plan};
+
+fn graph() -> LayerGraph {
+    let text = "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 4}\n  - Linear: \
+                {in_features: 4, out_features: 4}\n";
+    LayerGraph::from_yaml(text, "model.yaml").expect("a good model")
+}
+
+fn plan(workers: usize) -> Plan {
+    Plan::new(&graph(), &Cuts::Auto, workers, Placement::Plain).expect("a good cut")
+}
+
+struct Boss {
+    session: BossSession,
+    effects: Vec<Effect>,
+    requests: u64,
+    command: u64,
+    now: u64,
+}
+
+impl Boss {
+    /// Two workers, at most two batches waiting, the model distributed.
+    fn ready() -> Self {
+        let setup = Setup { plan: plan(2), seed: 1, addresses: Vec::new(), most_waiting: 2 };
+        let session = BossSession::new(setup);
+        let mut boss = Boss { session, effects: Vec::new(), requests: 0, command: 0, now: 0 };
+        boss.ask(Request::Distribute);
+        boss.both_done();
+        boss.reply().expect("it is carried out");
+        boss
+    }
+
+    fn ask(&mut self, request: Request) {
+        self.requests += 1;
+        self.session.on_request(Micros(self.now), self.requests, request);
+        self.drain();
+    }
+
+    fn hear(&mut self, worker: u16, head: Head, slots: &[u64]) {
+        let frame = Frame { route: None, head, slots: slots.iter().map(|s| Slot(*s)).collect() };
+        self.session.on_frame(Micros(self.now), WorkerId(worker), frame);
+        self.drain();
+    }
+
+    fn done(&mut self, worker: u16, sent: u32) {
+        let (losses, received, answered) = (Vec::new(), Micros(0), Micros(0));
+        let head = Head::Done { id: self.command, losses, sent, received, answered, spans: Vec::new() };
+        self.hear(worker, head, &[]);
+    }
+
+    fn both_done(&mut self) {
+        self.done(0, 0);
+        self.done(1, 0);
+    }
+
+    fn drain(&mut self) {
+        while let Some(effect) = self.session.poll_effect() {
+            if let Effect::Send { to, .. } = &effect {
+                if let Some(Head::Command { id, .. }) = to.first().map(|to| &to.head) {
+                    self.command = *id;
+                }
+            }
+            self.effects.push(effect);
+        }
+    }
+
+    /// The reply to the last request, if there is one.
+    fn answered(&mut self) -> Option<Result<Answer, Failure>> {
+        let is_reply = |e: &Effect| matches!(e, Effect::Reply { request, .. } if *request == self.requests);
+        let at = self.effects.iter().position(is_reply)?;
+        match self.effects.remove(at) {
+            Effect::Reply { result, .. } => Some(result),
+            _ => None,
+        }
+    }
+
+    fn reply(&mut self) -> Result<Answer, Failure> {
+        self.answered().expect("a reply")
+    }
+
+    fn refusal(&mut self, request: Request) -> String {
+        self.ask(request);
+        self.reply().expect_err("it cannot be").to_string()
+    }
+
+    /// Why it hung up on this worker; the driver then tells it that the worker is lost.
+    fn hangup(&mut self, worker: u16) -> String {
+        let mut reasons = self.effects.drain(..).filter_map(|e| match e {
+            Effect::Hangup { peer, reason } if peer == Peer::Worker(WorkerId(worker)) => Some(reason),
+            _ => None,
+        });
+        let reason = reasons.next().expect("a hangup");
+        drop(reasons);
+        self.session.on_lost(Micros(self.now), WorkerId(worker), &reason);
+        self.drain();
+        self.reply().expect_err("the worker is lost");
+        reason
+    }
+}
+
+fn run(actions: Vec<Vec<Action>>) -> RunRequest {
+    RunRequest {
+        batch: 1,
+        step: 1,
+        mode: Mode::Train,
+        actions,
+        order: Order::Listed,
+        update: None,
+        loss: None,
+        outputs: false,
+        inputs: Vec::new(),
+        targets: Vec::new(),
+        grads: None,
+    }
+}
+
+fn each_stage(action: impl Fn(StageId) -> Action) -> Vec<Vec<Action>> {
+    vec![vec![action(StageId(0))], vec![action(StageId(1))]]
+}
+
+fn forward(batch: u64) -> RunRequest {
+    let actions = each_stage(|stage| Action::Forward { stage, microbatch: 0 });
+    RunRequest { batch, outputs: true, inputs: vec![(0, graph().inputs()[0], Slot(1))], ..run(actions) }
+}
+
+fn backward(batch: u64) -> RunRequest {
+    let actions = each_stage(|stage| Action::Backward { stage, microbatch: 0 });
+    RunRequest { batch, grads: Some(vec![(0, graph().outputs()[0], vec![Slot(2)])]), ..run(actions) }
+}
+
+fn output() -> Head {
+    Head::Output { key: MicrobatchKey { batch: 1, index: 0 }, value: graph().outputs()[0] }
+}
+
+fn request(run: RunRequest) -> Request {
+    Request::Run(Box::new(run))
+}
+
+#[test]
+fn a_round_that_lacks_something_is_refused_rather_than_waited_for() {
+    let mut boss = Boss::ready();
+    let x = graph().inputs()[0];
+    let loss = || Some(RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0] });
+    let update = |max_norm| Some(RoundUpdate { lr: 0.1, scale: 1.0, max_norm });
+    let layout = plan(2).layout();
+    let cases = [
+        ("an input is missing", RunRequest { inputs: Vec::new(), ..forward(1) }),
+        ("an input is given twice", RunRequest { inputs: vec![(0, x, Slot(1)), (0, x, Slot(2))], ..forward(1) }),
+        ("for a microbatch that does not take it", RunRequest { inputs: vec![(1, x, Slot(1))], ..forward(1) }),
+        ("a target is missing", RunRequest { loss: loss(), ..forward(1) }),
+        ("a target is given twice, or", RunRequest { targets: vec![(0, Slot(3))], ..forward(1) }),
+        ("a gradient is missing", RunRequest { grads: Some(Vec::new()), ..backward(1) }),
+        (
+            "the forward of stage 1 is not worker 0's",
+            RunRequest { actions: vec![vec![Action::Forward { stage: StageId(1), microbatch: 0 }]], ..forward(1) },
+        ),
+        ("without a learning rate", run(layout.ending(Ending::Step))),
+        ("a limit for the norm", RunRequest { update: update(Some(1.0)), ..run(layout.ending(Ending::Step)) }),
+        ("a limit for the norm", RunRequest { update: update(None), ..run(layout.ending(Ending::ClippedStep)) }),
+        ("no forward pass of this batch waits", backward(7)),
+    ];
+    for (what, run) in cases {
+        let error = boss.refusal(request(run));
+        assert!(error.contains(what), "expected `{what}`, got `{error}`");
+    }
+}
+
+#[test]
+fn a_worker_that_sends_too_much_is_hung_up_on() {
+    let first = |boss: &mut Boss| {
+        boss.ask(request(forward(1)));
+        boss.hear(1, output(), &[10]);
+    };
+    let mut boss = Boss::ready();
+    first(&mut boss);
+    boss.hear(1, output(), &[11]);
+    assert!(boss.hangup(1).contains("sent an output of microbatch 0 twice"));
+
+    let mut boss = Boss::ready();
+    boss.ask(request(forward(1)));
+    boss.hear(0, output(), &[10]);
+    assert!(boss.hangup(0).contains("or one that it does not make"), "worker 1 makes it");
+
+    let mut boss = Boss::ready();
+    first(&mut boss);
+    boss.done(1, 2);
+    assert!(boss.hangup(1).contains("sent more tensors than it says, or fewer than it can"));
+
+    let mut boss = Boss::ready();
+    boss.ask(Request::SendState);
+    let state = |boss: &Boss| Head::State { id: boss.command, name: "0.weight".into() };
+    let head = state(&boss);
+    boss.hear(0, head.clone(), &[10]);
+    boss.hear(1, head, &[11]);
+    assert!(boss.hangup(1).contains("sent the parameter `0.weight` twice"));
+
+    let mut boss = Boss::ready();
+    boss.ask(Request::Measure(Vec::new()));
+    boss.done(0, 0);
+    assert!(boss.hangup(0).contains("answered without what it was asked for"));
+}
+
+#[test]
+fn batches_wait_for_their_backward_pass_but_not_without_end() {
+    let mut boss = Boss::ready();
+    for batch in [1, 2] {
+        boss.ask(request(RunRequest { outputs: false, ..forward(batch) }));
+        boss.both_done();
+        boss.reply().expect("it is carried out");
+    }
+    let error = boss.refusal(request(forward(3)));
+    assert!(error.starts_with("2 batches wait for their backward pass, which is as many as may"), "{error}");
+    // Evaluation keeps nothing.
+    boss.ask(request(RunRequest { outputs: false, mode: Mode::Eval, ..forward(3) }));
+    boss.both_done();
+    boss.reply().expect("it is carried out");
+    for freed in [request(backward(1)), Request::Discard { batch: 2 }] {
+        boss.ask(freed);
+        boss.both_done();
+        boss.reply().expect("it is carried out");
+        boss.ask(request(RunRequest { outputs: false, ..forward(4 + boss.requests) }));
+        boss.both_done();
+        boss.reply().expect("one has gone");
+    }
+    boss.ask(Request::Distribute);
+    boss.both_done();
+    boss.reply().expect("it is carried out");
+    let error = boss.refusal(request(backward(4)));
+    assert!(error.contains("no forward pass of this batch waits"), "{error}");
+}
+
+#[test]
+fn the_norm_is_that_of_all_stages_and_reaches_all_workers() {
+    let mut boss = Boss::ready();
+    let update = RoundUpdate { lr: 0.1, scale: 0.5, max_norm: Some(1.0) };
+    let actions = plan(2).layout().ending(Ending::ClippedStep);
+    boss.ask(request(RunRequest { update: Some(update), ..run(actions) }));
+    let norms = |id, layer, square| Head::Norms { id, squares: vec![(layerspec::LayerId(layer), 0, square)] };
+    let id = boss.command;
+    boss.hear(1, norms(id, 1, 64.0), &[]);
+    boss.hear(0, norms(id, 0, 36.0), &[]);
+    let told = boss.effects.iter().find_map(|e| match e {
+        Effect::Send { to, .. } => to.iter().any(|to| matches!(to.head, Head::TotalNorm { .. })).then(|| to.clone()),
+        _ => None,
+    });
+    let told = told.expect("the norm");
+    assert!(told.len() == 2 && told.iter().all(|to| to.head == Head::TotalNorm { id, norm: 5.0 }), "{told:?}");
+    assert!((update.clip(5.0) - 0.2).abs() < 1e-6 && update.clip(0.5) == 1.0 && update.clip(f64::NAN).is_nan());
+    boss.both_done();
+    assert_eq!(boss.reply().expect("it is carried out").grad_norm, Some(5.0));
+}
+
+#[test]
+fn spans_are_placed_on_the_boss_s_clock() {
+    let mut boss = Boss::ready();
+    boss.now = 1000;
+    boss.ask(request(RunRequest { outputs: false, ..forward(1) }));
+    // A worker a million ahead, 50 from the boss, at work for 100.
+    let action = Action::Forward { stage: StageId(0), microbatch: 0 };
+    let span = Span { action, start: Micros(1_001_060), end: Micros(1_001_140) };
+    let (received, answered) = (Micros(1_001_050), Micros(1_001_150));
+    boss.now = 1200;
+    let head = Head::Done { id: boss.command, losses: Vec::new(), sent: 0, received, answered, spans: vec![span] };
+    boss.hear(0, head, &[]);
+    boss.done(1, 0);
+    let spans = boss.reply().expect("it is carried out").spans;
+    assert_eq!((spans[0].worker, spans[0].start, spans[0].end), (WorkerId(0), Micros(1060), Micros(1140)));
+}
+
+#[test]
+fn links_are_kept_and_a_plan_for_other_workers_is_refused() {
+    let mut boss = Boss::ready();
+    let report = |rtt| Head::LinkReport {
+        peer: Some(WorkerId(1)),
+        rtt: Micros(rtt),
+        bytes_per_second: 1 << 30,
+        packet_bytes: 65_000,
+        shared_memory: false,
+    };
+    boss.hear(0, report(90), &[]);
+    boss.hear(0, report(80), &[]);
+    boss.ask(Request::Links);
+    let links = boss.reply().expect("it is known").links;
+    let expected =
+        LinkReport { rtt: Micros(80), bytes_per_second: 1 << 30, packet_bytes: 65_000, shared_memory: false };
+    assert_eq!(links, [(WorkerId(0), Some(WorkerId(1)), expected)]);
+
+    assert_eq!(boss.refusal(Request::Use(Box::new(plan(1)))), "a plan for 1 workers; there are 2");
+    boss.ask(Request::Use(Box::new(plan(2))));
+    boss.reply().expect("as many workers");
+    let error = boss.refusal(request(forward(1)));
+    assert!(error.contains("call distribute_model() first"), "{error}");
+}

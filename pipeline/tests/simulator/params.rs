@@ -1,0 +1,178 @@
+//! The weights of a stage, with those it borrows; what goes between stages that share some.
+
+use crate::compute::owner;
+use crate::math::{self, Fake, Param};
+use layerspec::{Layer, LayerId};
+use pipeline::ids::StageId;
+use pipeline::optimizer::OptimizerSpec;
+use pipeline::plan::StageSpec;
+use pipeline::task::Update;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Stands for the gradient of a use that none reached.
+const NOTHING: Fake = 0;
+
+#[derive(Default)]
+pub struct Params {
+    spec: Option<StageSpec>,
+    all: BTreeMap<String, Param>,
+    borrowed: BTreeSet<String>,
+}
+
+/// Tensors by the stage at the other end.
+pub type Tied = Vec<(StageId, Vec<Fake>)>;
+
+impl Params {
+    pub fn new(spec: &StageSpec, seed: u64) -> Self {
+        let mut params = Params { spec: Some(spec.clone()), ..Params::default() };
+        for layer in &spec.layers {
+            for (name, _) in params.weights(layer) {
+                let here = spec.layers.iter().any(|l| name.rsplit_once('.').is_some_and(|(n, _)| n == l.name));
+                if !here {
+                    params.borrowed.insert(name.clone());
+                }
+                params.all.insert(name.clone(), Param::new(seed, &name));
+            }
+        }
+        params
+    }
+
+    fn spec(&self) -> &StageSpec {
+        self.spec.as_ref().expect("a stage that was built")
+    }
+
+    /// A layer's weights: the name of each, and whether it is trained.
+    pub fn weights(&self, layer: &Layer) -> Vec<(String, bool)> {
+        math::weights(layer, owner(self.spec(), layer))
+    }
+
+    /// The values of a layer's weights.
+    pub fn of(&self, layer: &Layer) -> Vec<Fake> {
+        self.weights(layer).iter().map(|(name, _)| self.all[name].value).collect()
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.all.keys().cloned().collect()
+    }
+
+    pub fn owned(&self) -> Vec<(String, Fake)> {
+        let owned = self.all.iter().filter(|(name, _)| !self.borrowed.contains(*name));
+        owned.map(|(name, p)| (name.clone(), p.value)).collect()
+    }
+
+    pub fn load(&mut self, name: &str, value: Fake) {
+        self.all.entry(name.to_string()).and_modify(|p| p.value = value);
+    }
+
+    pub fn forget_state(&mut self) {
+        self.all.values_mut().for_each(|p| p.state = 0);
+    }
+
+    pub fn forget_grads(&mut self) {
+        self.all.values_mut().for_each(|p| p.grads.clear());
+    }
+
+    pub fn add_grad(&mut self, name: &str, user: LayerId, grad: Fake) {
+        self.all.get_mut(name).expect("known").add_grad(user, grad);
+    }
+
+    pub fn step(&mut self, optimizer: &OptimizerSpec, update: Update) {
+        let owned = self.all.iter_mut().filter(|(name, _)| !self.borrowed.contains(*name));
+        owned.for_each(|(_, p)| p.step(optimizer, update));
+    }
+
+    /// The squares of the gradients of each own weight, by layer and place.
+    pub fn squares(&self, layers: &[Layer]) -> Vec<(LayerId, u32, f64)> {
+        let of_layer = |layer: &Layer| {
+            let own = math::own_weights(layer, owner(self.spec(), layer));
+            own.into_iter().map(|(place, name)| (layer.id, place, self.all[&name].square())).collect::<Vec<_>>()
+        };
+        layers.iter().flat_map(of_layer).collect()
+    }
+
+    pub fn tied_grads(&self, spec: &StageSpec) -> Tied {
+        let mut tied: BTreeMap<StageId, Vec<Fake>> = BTreeMap::new();
+        for borrowed in &spec.borrowed {
+            let users: Vec<&Layer> = users(spec, &borrowed.users);
+            let list = tied.entry(borrowed.from).or_default();
+            for (name, user) in uses(&borrowed.owner, &users) {
+                list.push(self.all[&name].grads.get(&user).copied().unwrap_or(NOTHING));
+            }
+        }
+        tied.into_iter().collect()
+    }
+
+    pub fn add_tied(&mut self, spec: &StageSpec, tied: Tied) {
+        assert!(tied.is_sorted_by(|a, b| a.0 > b.0), "stages in the wrong order");
+        for (stage, grads) in tied {
+            let mut grads = grads.into_iter();
+            for lent in &spec.lent {
+                let Some((_, users)) = lent.to.iter().find(|(to, _)| *to == stage) else { continue };
+                let owner = spec.layers.iter().find(|l| l.id == lent.owner).expect("a layer of the stage");
+                for (name, user) in uses(owner, &users.iter().collect::<Vec<_>>()) {
+                    let grad = grads.next().expect("a gradient of every use");
+                    if grad != NOTHING {
+                        let own = self.all.get_mut(&name).expect("known").grads.insert(user, grad);
+                        assert_eq!(own, None, "a gradient added twice");
+                    }
+                }
+            }
+            assert_eq!(grads.next(), None, "too many gradients from {stage}");
+        }
+    }
+
+    pub fn tied_values(&self, spec: &StageSpec) -> Tied {
+        let mut tied: BTreeMap<std::cmp::Reverse<StageId>, Vec<Fake>> = BTreeMap::new();
+        for lent in &spec.lent {
+            let owner = spec.layers.iter().find(|l| l.id == lent.owner).expect("a layer of the stage");
+            for (stage, users) in &lent.to {
+                let names = shared(owner, &users.iter().collect::<Vec<_>>());
+                tied.entry(std::cmp::Reverse(*stage)).or_default().extend(names.iter().map(|n| self.all[n].value));
+            }
+        }
+        tied.into_iter().map(|(stage, values)| (stage.0, values)).collect()
+    }
+
+    pub fn take_tied(&mut self, spec: &StageSpec, tied: Tied) {
+        assert!(tied.is_sorted_by(|a, b| a.0 < b.0), "stages in the wrong order");
+        let mut left = self.borrowed.clone();
+        for (stage, values) in tied {
+            let mut values = values.into_iter();
+            for borrowed in spec.borrowed.iter().filter(|b| b.from == stage) {
+                for name in shared(&borrowed.owner, &users(spec, &borrowed.users)) {
+                    let param = self.all.get_mut(&name).expect("known");
+                    param.value = values.next().expect("a value of every weight");
+                    param.grads.clear();
+                    left.remove(&name);
+                }
+            }
+            assert_eq!(values.next(), None, "too many values from {stage}");
+        }
+        assert!(left.is_empty(), "{left:?} stay as they were");
+    }
+}
+
+fn users<'a>(spec: &'a StageSpec, ids: &[LayerId]) -> Vec<&'a Layer> {
+    ids.iter().map(|id| spec.layers.iter().find(|l| l.id == *id).expect("a layer of the stage")).collect()
+}
+
+/// The names of what these layers share of the owner, in its order.
+fn shared(owner: &Layer, users: &[&Layer]) -> Vec<String> {
+    let used: BTreeSet<&str> = users.iter().flat_map(|user| user.kind.tied_params(&owner.kind)).collect();
+    let names = owner.kind.params().into_iter().map(|p| p.name).filter(|name| used.contains(name));
+    names.map(|name| format!("{}.{name}", owner.name)).collect()
+}
+
+/// Each of these with each layer that uses it, descending.
+fn uses(owner: &Layer, users: &[&Layer]) -> Vec<(String, LayerId)> {
+    let mut users = users.to_vec();
+    users.sort_by_key(|user| std::cmp::Reverse(user.id));
+    let of = |name: String| {
+        let users = users.iter().filter(|user| {
+            let tied = user.kind.tied_params(&owner.kind);
+            tied.iter().any(|tied| format!("{}.{tied}", owner.name) == name)
+        });
+        users.map(|user| (name.clone(), user.id)).collect::<Vec<_>>()
+    };
+    shared(owner, &users).into_iter().flat_map(of).collect()
+}
