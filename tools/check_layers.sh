@@ -15,6 +15,7 @@ never() { # crate, then what it must not depend on, directly or through others
 
 never layerspec tokio quinn torch-sys pipeline link tensor worker bossman
 never pipeline tokio quinn torch-sys link tensor worker bossman
+never shm tokio quinn torch-sys layerspec pipeline link tensor worker bossman
 never link torch-sys tensor worker bossman
 never tensor tokio quinn pipeline link worker bossman
 never worker bossman

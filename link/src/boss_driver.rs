@@ -178,7 +178,9 @@ impl Driver {
                 self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
             }
             Event::Closed { from: Peer::Worker(from), reason, .. } => self.session.on_lost(now, from, &reason),
-            Event::Frame { from: Peer::Boss, .. } | Event::Closed { from: Peer::Boss, .. } => {}
+            // Workers measure and report.
+            Event::Frame { from: Peer::Boss, .. } | Event::Closed { from: Peer::Boss, .. } | Event::Measured { .. } => {
+            }
         }
     }
 

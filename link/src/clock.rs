@@ -11,7 +11,11 @@ impl Clock {
     }
 
     pub(crate) fn now(&self) -> Micros {
-        Micros(u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX))
+        self.of(Instant::now())
+    }
+
+    pub(crate) fn of(&self, moment: Instant) -> Micros {
+        Micros(u64::try_from(moment.saturating_duration_since(self.0).as_micros()).unwrap_or(u64::MAX))
     }
 
     /// Ends at that time; never where there is none.

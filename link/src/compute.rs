@@ -6,6 +6,7 @@ use pipeline::message::Failure;
 use pipeline::task::{Outcome, Task};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::thread::JoinHandle;
+use std::time::Instant;
 use tokio::sync::mpsc as results;
 
 /// What carries out tasks; the worker crate does it with libtorch.
@@ -14,7 +15,14 @@ pub trait Compute {
     fn run(&mut self, task: Task<Payload>) -> Result<Outcome<Payload>, Failure>;
 }
 
-type Done = (Ticket, Result<Outcome<Payload>, Failure>);
+/// A task that was carried out.
+pub(crate) struct Done {
+    pub(crate) ticket: Ticket,
+    pub(crate) result: Result<Outcome<Payload>, Failure>,
+    /// When the work began and ended.
+    pub(crate) start: Instant,
+    pub(crate) end: Instant,
+}
 
 /// A thread that ends when this is dropped, which waits for the task at work.
 pub struct ComputeThread {
@@ -32,11 +40,12 @@ impl ComputeThread {
         let thread = std::thread::Builder::new().name("compute".into()).spawn(move || {
             let mut compute = make();
             for (ticket, task) in todo {
+                let start = Instant::now();
                 // A panic is a defect of ours; it must reach the boss as an error all the same.
                 let result = catch_unwind(AssertUnwindSafe(|| compute.run(task)));
                 let result =
                     result.unwrap_or_else(|_| Err(Failure::new("the compute thread panicked; please report it")));
-                if done.send((ticket, result)).is_err() {
+                if done.send(Done { ticket, result, start, end: Instant::now() }).is_err() {
                     return;
                 }
             }

@@ -1,13 +1,31 @@
-//! A connection at work: one ordered stream for control, a stream of its own for every tensor frame,
-//! so that a large tensor holds nothing up.
+//! A connection at work: one ordered stream for control and whatever is small, a stream of its own for every
+//! other tensor frame, so that a large tensor holds nothing up. Between processes of one machine large
+//! tensors go through shared memory and only their heads over the stream.
 
+use crate::lane::Lane;
+use crate::memory::{Memory, Transport};
+use crate::path::Path;
 use crate::payload::Payload;
-use crate::wire::{read_frame, write_frame};
+use crate::pool::Pool;
+use crate::report::{self, PathReport};
+use crate::wire::{self, Incoming};
+use crate::word::Word;
 use bytes::Bytes;
 use pipeline::effect::Peer;
 use pipeline::frame::Envelope;
 use quinn::{RecvStream, SendStream, VarInt};
+use shm::Address;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::mpsc;
+
+/// Tensors up to this size go behind their head on the ordered stream: a stream of their own, or shared
+/// memory, would cost more than it gains.
+const SMALL: usize = 8 << 10;
+/// Words that wait for whoever asked for them, or for the network; more are dropped.
+const ANSWERS: usize = 16;
+/// Shared memory is agreed upon within this long or not used.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Close codes.
 pub(crate) const DONE: VarInt = VarInt::from_u32(0);
@@ -21,6 +39,11 @@ pub(crate) enum Event {
         envelope: Envelope,
         payloads: Vec<Payload>,
     },
+    /// How fast the path is; comes once, at the end that dialled.
+    Measured {
+        from: Peer,
+        report: PathReport,
+    },
     /// `connection` tells an old connection's end from that of one that took its place.
     Closed {
         from: Peer,
@@ -31,9 +54,36 @@ pub(crate) enum Event {
 
 /// A connection that is up. Dropping it does not close it; its tasks end with the connection.
 pub(crate) struct Connection {
-    quic: quinn::Connection,
-    control: mpsc::UnboundedSender<Vec<u8>>,
+    ends: Arc<Ends>,
     data: mpsc::UnboundedSender<(Vec<u8>, Vec<Bytes>)>,
+    events: mpsc::Sender<Event>,
+}
+
+/// What the tasks of a connection share.
+pub(crate) struct Ends {
+    peer: Peer,
+    pub(crate) quic: quinn::Connection,
+    pub(crate) path: Path,
+    pub(crate) memory: Memory,
+    lane: Lane,
+    pool: Pool,
+    /// Set at the end that dialled, which asks: where answers to its words go.
+    answers: Mutex<Option<mpsc::Sender<Word>>>,
+    report: Mutex<Option<PathReport>>,
+}
+
+impl Ends {
+    /// Tells the other end something about the connection.
+    pub(crate) fn say(&self, word: Word) {
+        self.lane.send(vec![word.encode().into()]);
+    }
+
+    /// The same, for what the other end asked: one that asks and does not read what it is told gets nothing.
+    pub(crate) fn answer(&self, word: Word) {
+        if self.lane.waiting() < ANSWERS {
+            self.say(word);
+        }
+    }
 }
 
 impl Connection {
@@ -41,91 +91,172 @@ impl Connection {
     pub(crate) fn start(
         peer: Peer,
         quic: quinn::Connection,
-        control: (SendStream, RecvStream),
+        (send, recv): (SendStream, RecvStream),
         events: &mpsc::Sender<Event>,
     ) -> Self {
-        let (control_in, mut control_out) = mpsc::unbounded_channel::<Vec<u8>>();
-        let (data_in, mut data_out) = mpsc::unbounded_channel::<(Vec<u8>, Vec<Bytes>)>();
-        let (mut send, recv) = control;
-        // Control goes before tensors when both wait for the network.
+        // What is small goes before large tensors when both wait for the network.
         send.set_priority(1).ok();
-        tokio::spawn(async move {
-            while let Some(head) = control_out.recv().await {
-                if write_frame(&mut send, head, Vec::new()).await.is_err() {
-                    return; // the reader reports the loss
-                }
-            }
-            send.finish().ok();
+        let ends = Arc::new(Ends {
+            peer,
+            path: Path::to(quic.remote_address()),
+            quic,
+            memory: Memory::default(),
+            lane: Lane::new(send),
+            pool: Pool::default(),
+            answers: Mutex::default(),
+            report: Mutex::default(),
         });
-        let writer = quic.clone();
-        tokio::spawn(async move {
-            while let Some((head, tensors)) = data_out.recv().await {
-                let Ok(mut stream) = writer.open_uni().await else { return };
-                if write_frame(&mut stream, head, tensors).await.is_err() || stream.finish().is_err() {
-                    return;
-                }
-            }
-        });
-        tokio::spawn(read(peer, quic.clone(), recv, events.clone()));
-        Connection { quic, control: control_in, data: data_in }
+        let (data, large) = mpsc::unbounded_channel();
+        tokio::spawn(write_large(ends.clone(), large));
+        tokio::spawn(read(ends.clone(), recv, events.clone()));
+        Connection { ends, data, events: events.clone() }
     }
 
-    /// Hands a frame to the writer of its lane; frames of one lane start in the order given.
+    /// Agrees with the other end on shared memory, if wanted and possible, and measures the path; for the end
+    /// that dialled. Frames may be sent meanwhile.
+    pub(crate) fn settle(&self, transport: Transport) {
+        let (sender, answers) = mpsc::channel(ANSWERS);
+        *self.ends.answers.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        tokio::spawn(settle(self.ends.clone(), transport, answers, self.events.clone()));
+    }
+
+    /// How fast the path is, once measured, at the end that dialled.
+    pub(crate) fn report(&self) -> Option<PathReport> {
+        *self.ends.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a frame. Small ones, and all of control, arrive in the order given.
     pub(crate) fn send(&self, is_data: bool, head: Vec<u8>, tensors: Vec<Bytes>) {
-        // A writer that has ended means a lost connection, which the reader reports.
-        if is_data {
+        if is_data && tensors.iter().map(Bytes::len).sum::<usize>() > SMALL {
+            // Copying is left to a task: the caller has a compute thread to feed. A task that has ended
+            // means a lost connection, which the reader reports.
             self.data.send((head, tensors)).ok();
         } else {
-            self.control.send(head).ok();
+            self.ends.lane.send(wire::whole_frame(head, tensors));
         }
     }
 
     pub(crate) fn close(&self, code: VarInt, reason: &str) {
-        self.quic.close(code, reason.as_bytes());
+        self.ends.quic.close(code, reason.as_bytes());
+    }
+
+    /// Bytes of a packet now, and how many packets were lost that were not probes.
+    pub(crate) fn packets(&self) -> (u16, u64) {
+        let path = self.ends.quic.stats().path;
+        (path.current_mtu, path.lost_packets)
     }
 
     /// Names this connection among all of the process.
     pub(crate) fn id(&self) -> usize {
-        self.quic.stable_id()
+        self.ends.quic.stable_id()
     }
 
     /// Whether the other end has closed, or is lost.
     pub(crate) fn is_closed(&self) -> bool {
-        self.quic.close_reason().is_some()
+        self.ends.quic.close_reason().is_some()
+    }
+}
+
+/// Sends frames with large tensors, those first that were given first.
+async fn write_large(ends: Arc<Ends>, mut frames: mpsc::UnboundedReceiver<(Vec<u8>, Vec<Bytes>)>) {
+    while let Some((head, tensors)) = frames.recv().await {
+        if let Some(place) = ends.memory.put(&tensors) {
+            ends.lane.send(wire::shared_frame(head, place));
+            continue;
+        }
+        let Ok(mut stream) = ends.quic.open_uni().await else { return };
+        let mut frame = wire::whole_frame(head, tensors);
+        if stream.write_all_chunks(&mut frame).await.is_err() || stream.finish().is_err() {
+            return;
+        }
+    }
+}
+
+async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiver<Word>, events: mpsc::Sender<Event>) {
+    if transport == Transport::Auto && ends.path.same_machine {
+        if let Some(address) = ends.memory.offer() {
+            ends.say(Word::memory(address));
+            let agreed = async {
+                // The other end has no use for memory, or its own file comes and is opened.
+                while !matches!(answers.recv().await, None | Some(Word::Seen(None) | Word::Memory { .. })) {}
+            };
+            tokio::time::timeout(PATIENCE, agreed).await.ok();
+        }
+    }
+    if let Some(report) = report::measure(&ends, &mut answers).await {
+        *ends.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+        events.send(Event::Measured { from: ends.peer, report }).await.ok();
     }
 }
 
 /// Reads every stream until the connection ends, and says how it ended.
-async fn read(peer: Peer, quic: quinn::Connection, mut control: RecvStream, events: mpsc::Sender<Event>) {
-    let control_events = events.clone();
-    let control_quic = quic.clone();
-    tokio::spawn(async move { while forward(peer, &control_quic, &mut control, &control_events).await {} });
+async fn read(ends: Arc<Ends>, mut control: RecvStream, events: mpsc::Sender<Event>) {
+    let (control_ends, control_events) = (ends.clone(), events.clone());
+    tokio::spawn(async move { while forward(&control_ends, &mut control, &control_events).await {} });
     let reason = loop {
-        match quic.accept_uni().await {
+        match ends.quic.accept_uni().await {
             Ok(mut stream) => {
-                let (quic, events) = (quic.clone(), events.clone());
-                tokio::spawn(async move { while forward(peer, &quic, &mut stream, &events).await {} });
+                let (ends, events) = (ends.clone(), events.clone());
+                tokio::spawn(async move { while forward(&ends, &mut stream, &events).await {} });
             }
             Err(e) => break close_reason(&e),
         }
     };
-    events.send(Event::Closed { from: peer, connection: quic.stable_id(), reason }).await.ok();
+    let closed = Event::Closed { from: ends.peer, connection: ends.quic.stable_id(), reason };
+    events.send(closed).await.ok();
 }
 
 /// Hands one frame to the driver; false where no more will come.
-async fn forward(peer: Peer, quic: &quinn::Connection, stream: &mut RecvStream, events: &mpsc::Sender<Event>) -> bool {
-    match read_frame(stream).await {
-        Ok(Some((envelope, payloads))) => events.send(Event::Frame { from: peer, envelope, payloads }).await.is_ok(),
-        Ok(None) => false,
+async fn forward(ends: &Ends, stream: &mut RecvStream, events: &mpsc::Sender<Event>) -> bool {
+    let done = match wire::read(stream, &ends.memory, &ends.pool).await {
+        Ok(Some(Incoming::Frame(envelope, payloads))) => {
+            return events.send(Event::Frame { from: ends.peer, envelope, payloads }).await.is_ok();
+        }
+        Ok(Some(Incoming::Word(Word::Burst { bytes }))) => report::receive_burst(ends, stream, bytes).await,
+        Ok(Some(Incoming::Word(word))) => {
+            on_word(ends, word);
+            Ok(())
+        }
+        Ok(None) => return false,
+        Err(reason) => Err(reason),
+    };
+    match done {
+        Ok(()) => true,
         // Where the connection itself is gone, `read` says why.
-        Err(_) if quic.close_reason().is_some() => false,
+        Err(_) if ends.quic.close_reason().is_some() => false,
         Err(reason) => {
             let reason_here = format!("it broke the protocol: {reason}");
-            let closed = Event::Closed { from: peer, connection: quic.stable_id(), reason: reason_here };
+            let closed = Event::Closed { from: ends.peer, connection: ends.quic.stable_id(), reason: reason_here };
             events.send(closed).await.ok();
-            quic.close(BROKE_PROTOCOL, reason.as_bytes());
+            ends.quic.close(BROKE_PROTOCOL, reason.as_bytes());
             false
         }
+    }
+}
+
+fn on_word(ends: &Ends, word: Word) {
+    let asker = ends.answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match word {
+        Word::Ping(number) => ends.answer(Word::Pong(number)),
+        Word::Memory { process, file } if asker.is_none() => answer_memory(ends, Address { process, file }),
+        Word::Memory { process, file } => ends.answer(Word::Seen(ends.memory.open(Address { process, file }))),
+        Word::Seen(Some(nonce)) => ends.memory.on_seen(&nonce),
+        Word::Seen(None) | Word::Pong(_) | Word::Came { .. } | Word::Burst { .. } => {}
+    }
+    if let Some(asker) = asker {
+        // Nobody waits for more answers than there is room for.
+        asker.try_send(word).ok();
+    }
+}
+
+/// The end that was dialled: opens the other's file and shows its own, or says no.
+fn answer_memory(ends: &Ends, address: Address) {
+    // Only what an address of this machine says may have files opened here.
+    let own = ends.path.same_machine.then(|| ends.memory.offer()).flatten();
+    let seen = own.and_then(|own| Some((own, ends.memory.open(address)?)));
+    ends.answer(Word::Seen(seen.map(|(_, nonce)| nonce)));
+    if let Some((own, _)) = seen {
+        ends.answer(Word::memory(own));
     }
 }
 

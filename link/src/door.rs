@@ -1,6 +1,7 @@
 //! Who comes in: finishes handshakes and reads greetings, each in a task of its own, so that a slow
 //! or silent caller holds nobody up.
 
+use crate::endpoint::Callers;
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply};
 use quinn::{Endpoint, RecvStream, SendStream};
@@ -57,7 +58,7 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    pub(crate) fn open(endpoint: Endpoint) -> Self {
+    pub(crate) fn open(endpoint: Endpoint, callers: Callers) -> Self {
         let (sender, knocks) = mpsc::channel(AT_A_TIME);
         let places = Arc::new(Semaphore::new(AT_A_TIME));
         let task = tokio::spawn(async move {
@@ -69,9 +70,10 @@ impl Door {
                 }
                 let Ok(place) = places.clone().acquire_owned().await else { return };
                 let sender = sender.clone();
+                let address = incoming.remote_address();
+                let connecting = incoming.accept_with(callers.config(address));
                 tokio::spawn(async move {
-                    let address = incoming.remote_address();
-                    let knock = match tokio::time::timeout(PATIENCE, greet(incoming)).await {
+                    let knock = match tokio::time::timeout(PATIENCE, greet(connecting)).await {
                         Ok(Ok(arrival)) => Knock::Arrived(arrival),
                         Ok(Err(e)) => Knock::TurnedAway { address, reason: e.to_string() },
                         Err(_) => Knock::TurnedAway { address, reason: "it did not greet within 5 seconds".into() },
@@ -96,12 +98,12 @@ impl Drop for Door {
     }
 }
 
-async fn greet(incoming: quinn::Incoming) -> Result<Arrival, LinkError> {
+async fn greet(connecting: Result<quinn::Connecting, quinn::ConnectionError>) -> Result<Arrival, LinkError> {
     let stranger = |e: quinn::ConnectionError| LinkError::Refused {
         reason: format!("it has no valid ticket, or does not speak BossMan ({e})"),
         retry: false,
     };
-    let quic = incoming.await.map_err(stranger)?;
+    let quic = connecting.map_err(stranger)?.await.map_err(stranger)?;
     let (mut send, mut recv) = quic.accept_bi().await.map_err(stranger)?;
     match hello::read(&mut recv).await {
         Ok(hello) => Ok(Arrival { quic, send, recv, hello }),

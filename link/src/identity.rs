@@ -2,10 +2,10 @@
 
 use crate::error::LinkError;
 use crate::ticket::Ticket;
+use aws_lc_rs::digest::{digest, SHA256};
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use etcetera::{choose_base_strategy, BaseStrategy};
 use rcgen::{KeyPair, PublicKeyData, PKCS_ED25519};
-use ring::digest::{digest, SHA256};
-use ring::rand::{SecureRandom, SystemRandom};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 

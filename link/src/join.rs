@@ -4,6 +4,7 @@ use crate::connection::{close_reason, Connection, Event};
 use crate::endpoint::{client_to_boss, client_to_worker};
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply, WorkerInfo};
+use crate::memory::Transport;
 use crate::ticket::Ticket;
 use crate::tls::SERVER_NAME;
 use pipeline::effect::Peer;
@@ -24,6 +25,14 @@ pub struct Membership {
     pub(crate) boss_address: SocketAddr,
     pub(crate) sender: mpsc::Sender<Event>,
     pub(crate) events: mpsc::Receiver<Event>,
+    pub(crate) transport: Transport,
+}
+
+impl Membership {
+    /// What this worker's connections use; [`Transport::Auto`] unless said.
+    pub fn transport(self, transport: Transport) -> Self {
+        Membership { transport, ..self }
+    }
 }
 
 /// Looks up the boss's address: the first IPv4 one, since a boss listens on IPv4, else the first.
@@ -42,13 +51,13 @@ pub async fn join(
     ticket: &Ticket,
     info: WorkerInfo,
 ) -> Result<Membership, LinkError> {
-    let config = client_to_boss(ticket)?;
+    let config = client_to_boss(ticket, address)?;
     let (quic, send, recv, reply) = call(endpoint, config, address, &Hello::Join(info)).await?;
     match reply {
         Reply::Welcome { worker, run } => {
             let (sender, events) = mpsc::channel(EVENTS);
             let boss = Connection::start(Peer::Boss, quic, (send, recv), &sender);
-            Ok(Membership { worker, run, boss, boss_address: address, sender, events })
+            Ok(Membership { worker, run, boss, boss_address: address, sender, events, transport: Transport::Auto })
         }
         Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
         Reply::Accepted => Err(LinkError::Protocol { peer: "the boss".into(), reason: "it gave no place".into() }),
@@ -63,7 +72,7 @@ pub(crate) async fn dial_peer(
     me: WorkerId,
     run: u64,
 ) -> Result<(quinn::Connection, SendStream, RecvStream), LinkError> {
-    let config = client_to_worker(ticket)?;
+    let config = client_to_worker(ticket, address)?;
     let (quic, send, recv, reply) = call(endpoint, config, address, &Hello::Peer { worker: me, run }).await?;
     match reply {
         Reply::Accepted => Ok((quic, send, recv)),

@@ -3,17 +3,18 @@
 use crate::boss_driver::{drive, Handle, Member};
 use crate::connection::{Connection, Event, DONE};
 use crate::door::{Arrival, Door, Knock};
-use crate::endpoint::listen;
+use crate::endpoint::{listen, Callers};
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply, WorkerInfo};
 use crate::identity::Identity;
 use crate::join::EVENTS;
+use crate::socket::SmallBuffers;
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use pipeline::boss::Setup;
 use pipeline::effect::Peer;
 use pipeline::ids::WorkerId;
 use pipeline::Plan;
 use quinn::Endpoint;
-use ring::rand::{SecureRandom, SystemRandom};
 use std::net::SocketAddr;
 use tokio::sync::mpsc;
 
@@ -21,6 +22,7 @@ use tokio::sync::mpsc;
 pub struct Lobby {
     endpoint: CloseOnDrop,
     address: SocketAddr,
+    small_buffers: Option<SmallBuffers>,
     run: u64,
     door: Door,
     sender: mpsc::Sender<Event>,
@@ -59,15 +61,16 @@ pub enum LobbyEvent {
 impl Lobby {
     /// Listens with places for `workers` workers. Must be called within a tokio runtime.
     pub fn open(identity: &Identity, address: SocketAddr, workers: usize) -> Result<Self, LinkError> {
-        let endpoint = listen(identity, address)?;
+        let (endpoint, small_buffers) = listen(identity, address)?;
         let address = endpoint.local_addr().map_err(|e| LinkError::Socket { address, reason: e.to_string() })?;
         let mut run = [0; 8];
         SystemRandom::new().fill(&mut run).map_err(|_| LinkError::tls("no randomness from the system"))?;
         let (sender, events) = mpsc::channel(EVENTS);
         Ok(Lobby {
-            door: Door::open(endpoint.clone()),
+            door: Door::open(endpoint.clone(), Callers::of_boss(identity)?),
             endpoint: CloseOnDrop(Some(endpoint)),
             address,
+            small_buffers,
             run: u64::from_le_bytes(run),
             sender,
             events,
@@ -130,23 +133,33 @@ impl Lobby {
         Some(LobbyEvent::Joined { worker, info, address })
     }
 
-    /// Begins the run with the workers that are here, one for each that the plan has. Notices for the
-    /// user go to `notice`.
+    /// The first worker's connection, without a run: for tests.
+    pub(crate) fn into_first(mut self) -> Option<(Member, mpsc::Receiver<Event>, Endpoint, Door)> {
+        let member = self.places.first_mut()?.take()?;
+        Some((member, self.events, self.endpoint.0.take()?, self.door))
+    }
+
+    /// Begins the run with the workers that are here, one for each that the plan has. At most `most_waiting` batches
+    /// may wait for their backward pass. Notices for the user go to `notice`.
     pub fn start(
         self,
         plan: Plan,
         seed: u64,
-        notice: impl FnMut(String) + Send + 'static,
+        most_waiting: usize,
+        mut notice: impl FnMut(String) + Send + 'static,
     ) -> Result<Handle, LinkError> {
-        let Lobby { mut endpoint, door, sender, events, places, .. } = self;
+        let Lobby { mut endpoint, door, sender, events, places, small_buffers, .. } = self;
         let members: Vec<Member> = places.into_iter().flatten().collect();
         if members.len() != plan.workers() {
             let reason = format!("the plan is for {} workers, {} are here", plan.workers(), members.len());
             return Err(LinkError::Refused { reason, retry: false });
         }
         let Some(endpoint) = endpoint.0.take() else { return Err(LinkError::tls("the endpoint is closed")) };
+        if let Some(small) = small_buffers {
+            notice(small.to_string());
+        }
         let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
-        let setup = Setup { plan, seed, addresses };
+        let setup = Setup { plan, seed, addresses, most_waiting };
         Ok(drive(setup, members, endpoint, door, (sender, events), Box::new(notice)))
     }
 }

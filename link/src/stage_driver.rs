@@ -4,14 +4,18 @@ use crate::clock::Clock;
 use crate::compute::ComputeThread;
 use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE};
 use crate::door::{Door, Knock};
+use crate::endpoint::Callers;
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply};
 use crate::join::{dial_peer, Membership};
+use crate::memory::Transport;
 use crate::outgoing;
 use crate::payload::{Payload, Slots};
+use crate::report::{Carrier, PathReport};
 use crate::ticket::Ticket;
-use pipeline::effect::{Destination, Effect, Frame, Peer};
+use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
 use pipeline::ids::WorkerId;
+use pipeline::message::LinkReport;
 use pipeline::stage::StageSession;
 use quinn::{Endpoint, RecvStream, SendStream};
 use std::collections::BTreeMap;
@@ -31,13 +35,15 @@ pub async fn serve(
     ticket: &Ticket,
     compute: ComputeThread,
 ) -> Result<(), LinkError> {
-    let Membership { worker, run, boss, boss_address, sender, mut events } = membership;
+    let Membership { worker, run, boss, boss_address, sender, mut events, transport } = membership;
+    boss.settle(transport);
     let (dial_sender, mut dials) = mpsc::channel::<(WorkerId, Dialled)>(16);
-    let mut door = Door::open(endpoint.clone());
+    let mut door = Door::open(endpoint.clone(), Callers::of_worker(ticket)?);
     let mut driver = Driver {
         session: StageSession::new(),
         me: worker,
         run,
+        transport,
         boss,
         boss_address,
         peers: BTreeMap::new(),
@@ -61,10 +67,11 @@ pub async fn serve(
                     break Err(error);
                 }
             }
-            Some((ticket, result)) = driver.compute.next() => {
+            Some(done) = driver.compute.next() => {
                 let slots = driver.slots.clone();
-                let result = result.map(|outcome| outcome.map(|payload| slots.put(payload)));
-                driver.session.on_done(driver.clock.now(), ticket, result);
+                let result = done.result.map(|outcome| outcome.map(|payload| slots.put(payload)));
+                let span = (driver.clock.of(done.start), driver.clock.of(done.end));
+                driver.session.on_done(driver.clock.now(), done.ticket, result, span);
             }
             Some(knock) = door.next() => driver.on_knock(knock),
             Some((peer, dialled)) = dials.recv() => driver.on_dialled(peer, dialled),
@@ -85,6 +92,7 @@ struct Driver {
     session: StageSession,
     me: WorkerId,
     run: u64,
+    transport: Transport,
     boss: Connection,
     boss_address: SocketAddr,
     peers: BTreeMap<WorkerId, Connection>,
@@ -197,8 +205,9 @@ impl Driver {
         greeting: Option<Vec<u8>>,
     ) {
         let connection = Connection::start(Peer::Worker(peer), quic, control, &self.events);
-        if let Some(greeting) = greeting {
-            connection.send(false, greeting, Vec::new());
+        match greeting {
+            Some(greeting) => connection.send(false, greeting, Vec::new()),
+            None => connection.settle(self.transport), // this end dialled
         }
         self.peers.insert(peer, connection);
         self.session.on_link_up(self.clock.now(), peer);
@@ -211,6 +220,7 @@ impl Driver {
                 let slots = payloads.into_iter().map(|p| self.slots.put(p)).collect();
                 self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
             }
+            Event::Measured { from, report } => self.on_measured(from, report),
             Event::Closed { from: Peer::Boss, reason, .. } => {
                 return ControlFlow::Break(LinkError::Lost { peer: "the boss".into(), reason });
             }
@@ -223,6 +233,19 @@ impl Driver {
             }
         }
         ControlFlow::Continue(())
+    }
+}
+
+impl Driver {
+    /// A path was measured: the boss predicts schedules with it.
+    fn on_measured(&mut self, peer: Peer, report: PathReport) {
+        let report = LinkReport {
+            rtt: Micros(report.rtt),
+            bytes_per_second: report.bytes_per_second,
+            packet_bytes: report.packet_bytes.into(),
+            shared_memory: report.carrier == Carrier::SharedMemory,
+        };
+        self.session.on_link_report(peer, report);
     }
 }
 

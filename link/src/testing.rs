@@ -1,18 +1,25 @@
 //! Raw connections, for tests of what this end makes of another that does not keep to the protocol.
 
+use crate::connection::{Connection as Connected, Event, DONE};
 use crate::endpoint;
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply, WorkerInfo};
 use crate::identity::Identity;
+use crate::memory::Transport;
+use crate::outgoing;
+use crate::payload::Payload;
+use crate::report::PathReport;
 use crate::ticket::Ticket;
 use crate::tls::SERVER_NAME;
+use pipeline::effect::{Destination, Peer};
+use pipeline::message::Head;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use std::net::SocketAddr;
 
 /// Dials a boss as a worker does. The handshake is done; nothing has been said.
 pub async fn dial(endpoint: &Endpoint, address: SocketAddr, ticket: &Ticket) -> Result<Connection, LinkError> {
     let failed = |reason: String| LinkError::NoAnswer { address, reason };
-    let config = endpoint::client_to_boss(ticket)?;
+    let config = endpoint::client_to_boss(ticket, address)?;
     let connecting = endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| failed(e.to_string()))?;
     connecting.await.map_err(|e| failed(e.to_string()))
 }
@@ -30,5 +37,73 @@ pub async fn greet(quic: &Connection, info: WorkerInfo) -> Result<(SendStream, R
 
 /// Listens as a boss does.
 pub fn listen(identity: &Identity, address: SocketAddr) -> Result<Endpoint, LinkError> {
-    endpoint::listen(identity, address)
+    endpoint::listen(identity, address).map(|(endpoint, _)| endpoint)
+}
+
+/// A connection as a run uses it, without a run: frames with tensors go out and come in.
+pub struct Wire {
+    connection: Connected,
+    events: tokio::sync::mpsc::Receiver<Event>,
+    _kept: Option<(Endpoint, crate::door::Door)>,
+}
+
+impl Wire {
+    /// The worker's end, with shared memory agreed upon and the path measured.
+    pub async fn dial(
+        endpoint: &Endpoint,
+        address: SocketAddr,
+        ticket: &Ticket,
+        info: WorkerInfo,
+        transport: Transport,
+    ) -> Result<Self, LinkError> {
+        let mut membership = crate::join(endpoint, address, ticket, info).await?;
+        membership.boss.settle(transport);
+        match membership.events.recv().await {
+            Some(Event::Measured { .. }) => {}
+            other => return Err(LinkError::Lost { peer: "the boss".into(), reason: format!("{other:?}") }),
+        }
+        Ok(Wire { connection: membership.boss, events: membership.events, _kept: None })
+    }
+
+    /// The boss's end, once somebody has dialled.
+    pub async fn accept(mut lobby: crate::Lobby) -> Option<Self> {
+        while lobby.missing() > 0 {
+            lobby.next().await;
+        }
+        let (member, events, endpoint, door) = lobby.into_first()?;
+        Some(Wire { connection: member.connection, events, _kept: Some((endpoint, door)) })
+    }
+
+    /// Sends a frame.
+    pub fn send(&self, head: &Head, tensors: &[Payload]) -> Result<(), String> {
+        let to = Destination { peer: Peer::Boss, route: None, head: head.clone() };
+        let (is_data, head) = outgoing::head(&to, tensors)?;
+        self.connection.send(is_data, head, tensors.iter().map(|t| t.bytes.clone()).collect());
+        Ok(())
+    }
+
+    /// The next frame, or why the connection ended.
+    pub async fn receive(&mut self) -> Result<(Head, Vec<Payload>), String> {
+        match self.events.recv().await {
+            Some(Event::Frame { envelope, payloads, .. }) => Ok((envelope.head, payloads)),
+            Some(Event::Closed { reason, .. }) => Err(reason),
+            Some(Event::Measured { .. }) => Err("measured twice".into()),
+            None => Err("the connection's tasks have ended".into()),
+        }
+    }
+
+    /// Ends the connection.
+    pub fn close(&self) {
+        self.connection.close(DONE, "done");
+    }
+
+    /// As QUIC counts: the packets it sends now, and those lost that were not probes.
+    pub fn packets(&self) -> (u16, u64) {
+        self.connection.packets()
+    }
+
+    /// How fast the path is, as measured, at the worker's end.
+    pub fn report(&self) -> Option<PathReport> {
+        self.connection.report()
+    }
 }

@@ -1,7 +1,7 @@
 //! The join ticket: what a worker needs to find the right boss and be let in.
 
+use aws_lc_rs::digest::{digest, SHA256};
 use data_encoding::BASE32_NOPAD;
-use ring::digest::{digest, SHA256};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;

@@ -8,9 +8,9 @@
 use crate::error::LinkError;
 use crate::identity::{fingerprint, Identity};
 use crate::ticket::Ticket;
+use aws_lc_rs::hkdf::{Salt, HKDF_SHA256};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
-use ring::hkdf::{Salt, HKDF_SHA256};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{verify_tls13_signature, CryptoProvider};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
@@ -96,7 +96,7 @@ fn client(key: &KeyPair, accepts: [u8; 32]) -> Result<quinn::ClientConfig, LinkE
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
 /// Accepts one public key, whatever else its certificate says.

@@ -1,36 +1,89 @@
-//! Frames on QUIC streams: a head of bounded size, then each tensor's bytes.
+//! Frames on QUIC streams: a head of bounded size, then each tensor's bytes, or the place in shared memory
+//! where they lie.
+//!
+//! ```text
+//! | length of the head          | head | tensor 0 | tensor 1 | ...
+//! | length of the head + SHARED | head | block: u32 LE | content: u64 LE | offset: u64 LE |
+//! | length of a word   + WORD   | word |
+//! ```
+//!
+//! The two marks are bits that no length has.
 
+use crate::memory::Memory;
 use crate::payload::Payload;
+use crate::pool::Pool;
+use crate::word::{self, Word};
 use bytes::{Bytes, BytesMut};
 use pipeline::frame::{decode, head_len, Envelope};
 use pipeline::TensorMeta;
-use quinn::{RecvStream, SendStream};
+use quinn::RecvStream;
+use shm::Place;
 
+/// The frame's tensors are in shared memory.
+const SHARED: u32 = 1 << 31;
+/// Not a frame but a word between the two ends.
+pub(crate) const WORD: u32 = 1 << 30;
+const PLACE_BYTES: usize = 20;
 /// Memory for a tensor is taken in steps of this size as its bytes arrive, so a frame that only
 /// claims to be large costs little.
 const STEP: usize = 64 << 20;
 
-/// Reads the next frame; nothing at the end of the stream.
-pub(crate) async fn read_frame(recv: &mut RecvStream) -> Result<Option<(Envelope, Vec<Payload>)>, String> {
+/// What comes on a stream.
+pub(crate) enum Incoming {
+    Frame(Envelope, Vec<Payload>),
+    Word(Word),
+}
+
+/// Reads the next; nothing at the end of the stream.
+pub(crate) async fn read(recv: &mut RecvStream, memory: &Memory, pool: &Pool) -> Result<Option<Incoming>, String> {
     let mut prefix = [0u8; 4];
     match recv.read_exact(&mut prefix).await {
         Ok(()) => {}
         Err(quinn::ReadExactError::FinishedEarly(0)) => return Ok(None),
         Err(e) => return Err(e.to_string()),
     }
-    let mut head = vec![0; head_len(prefix).map_err(|e| e.to_string())?];
-    recv.read_exact(&mut head).await.map_err(|e| e.to_string())?;
-    let envelope = decode(&head).map_err(|e| e.to_string())?;
-    let mut payloads = Vec::with_capacity(envelope.tensors.len());
-    for meta in &envelope.tensors {
-        payloads.push(Payload { meta: meta.clone(), bytes: read_tensor(recv, meta).await? });
+    let marked = u32::from_le_bytes(prefix);
+    // Both marks at once are none: such a length is refused below.
+    let mark = marked & (SHARED | WORD);
+    if mark == WORD {
+        let len = (marked & !WORD) as usize;
+        if len > word::MAX_BYTES {
+            return Err(format!("a word of {len} bytes"));
+        }
+        return Ok(Some(Incoming::Word(Word::decode(&body(recv, len).await?)?)));
     }
-    Ok(Some((envelope, payloads)))
+    let len = if mark == SHARED { marked & !SHARED } else { marked };
+    let len = head_len(len.to_le_bytes()).map_err(|e| e.to_string())?;
+    let envelope = decode(&body(recv, len).await?).map_err(|e| e.to_string())?;
+    let tensors = if mark == SHARED {
+        let place = place(&body(recv, PLACE_BYTES).await?).ok_or("a place that cannot be read")?;
+        memory.take(place, &envelope.tensors)?
+    } else {
+        let mut tensors = Vec::with_capacity(envelope.tensors.len());
+        for meta in &envelope.tensors {
+            tensors.push(read_tensor(recv, meta, pool).await?);
+        }
+        tensors
+    };
+    let payloads = envelope.tensors.iter().zip(tensors);
+    let payloads = payloads.map(|(meta, bytes)| Payload { meta: meta.clone(), bytes }).collect();
+    Ok(Some(Incoming::Frame(envelope, payloads)))
 }
 
-async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta) -> Result<Bytes, String> {
+async fn body(recv: &mut RecvStream, len: usize) -> Result<Vec<u8>, String> {
+    let mut body = vec![0; len];
+    recv.read_exact(&mut body).await.map_err(|e| e.to_string())?;
+    Ok(body)
+}
+
+async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta, pool: &Pool) -> Result<Bytes, String> {
     let len = meta.byte_len().and_then(|len| usize::try_from(len).ok());
     let len = len.ok_or_else(|| format!("a tensor too large for this machine: {meta}"))?;
+    if len <= STEP {
+        let mut buffer = pool.get(len);
+        recv.read_exact(buffer.as_mut()).await.map_err(|e| e.to_string())?;
+        return Ok(buffer.freeze());
+    }
     let mut bytes = BytesMut::new();
     while bytes.len() < len {
         let from = bytes.len();
@@ -40,12 +93,29 @@ async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta) -> Result<Bytes, 
     Ok(bytes.freeze())
 }
 
-/// Writes a frame: its encoded head, then the tensors' bytes without copying them.
-pub(crate) async fn write_frame(
-    send: &mut SendStream,
-    head: Vec<u8>,
-    tensors: Vec<Bytes>,
-) -> Result<(), quinn::WriteError> {
-    let mut chunks: Vec<Bytes> = [Bytes::from(head)].into_iter().chain(tensors).collect();
-    send.write_all_chunks(&mut chunks).await
+/// A frame whose tensors lie in shared memory.
+pub(crate) fn shared_frame(mut head: Vec<u8>, place: Place) -> Vec<Bytes> {
+    if let Some(mark) = head.get_mut(3) {
+        *mark |= SHARED.to_le_bytes()[3];
+    }
+    head.extend(place.block.to_le_bytes());
+    head.extend(place.content.to_le_bytes());
+    head.extend(place.offset.to_le_bytes());
+    vec![head.into()]
+}
+
+/// A frame with its tensors, without copying them.
+pub(crate) fn whole_frame(head: Vec<u8>, tensors: Vec<Bytes>) -> Vec<Bytes> {
+    [Bytes::from(head)].into_iter().chain(tensors).collect()
+}
+
+fn place(bytes: &[u8]) -> Option<Place> {
+    let (block, rest) = bytes.split_first_chunk()?;
+    let (content, rest) = rest.split_first_chunk()?;
+    let (offset, _) = rest.split_first_chunk()?;
+    Some(Place {
+        block: u32::from_le_bytes(*block),
+        content: u64::from_le_bytes(*content),
+        offset: u64::from_le_bytes(*offset),
+    })
 }

@@ -1,0 +1,184 @@
+//! Memory shared with the process at the other end of a connection, where both prove that they are on
+//! one machine. `shm` says how it works and why it is sound.
+//!
+//! ```text
+//! caller -> Memory { address of its file }
+//! callee -> Seen { the nonce in it }, Memory { address of its own file }
+//! caller -> Seen { the nonce in that }
+//! ```
+//!
+//! The nonces are in the files only, so who says one has read the file. Whoever has both opened the
+//! other's file and heard its own nonce back sends tensors through memory from then on. Every failure
+//! on the way only means that tensors keep going over QUIC.
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use bytes::Bytes;
+use pipeline::TensorMeta;
+use serde::{Deserialize, Serialize};
+use shm::{Address, Ledger, Nonce, Own, Place, Theirs, ALIGNMENT};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Tensors on their way, or still in use at the other end, take at most so much memory on each side.
+const LIMIT: usize = 512 << 20;
+
+/// Whether a worker's connections use more than the network.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Transport {
+    /// Shared memory between processes of one machine, QUIC between machines.
+    #[default]
+    Auto,
+    /// QUIC everywhere.
+    Quic,
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Transport::Auto => "auto",
+            Transport::Quic => "quic",
+        })
+    }
+}
+
+impl std::str::FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Transport::Auto),
+            "quic" => Ok(Transport::Quic),
+            _ => Err(format!("unknown transport `{text}`; expected auto or quic")),
+        }
+    }
+}
+
+/// One connection's shared memory, at whatever stage of agreeing on it.
+#[derive(Default)]
+pub(crate) struct Memory {
+    state: Mutex<State>,
+    /// Apart from the rest, so that a long copy holds no receiver up.
+    own: Mutex<Option<Own>>,
+}
+
+#[derive(Default)]
+struct State {
+    nonce: Nonce,
+    ledger: Option<Ledger>,
+    theirs: Option<Arc<Theirs>>,
+    /// The other end has opened our file.
+    seen: bool,
+}
+
+impl Memory {
+    /// Makes our file, the first time, and says where it is.
+    pub(crate) fn offer(&self) -> Option<Address> {
+        let mut nonce = [0; 32];
+        SystemRandom::new().fill(&mut nonce).ok()?;
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.is_none() {
+            let made = Own::create(LIMIT, nonce).ok()?;
+            let mut state = self.state();
+            state.nonce = nonce;
+            state.ledger = Some(made.ledger());
+            *own = Some(made);
+        }
+        own.as_ref().map(Own::address)
+    }
+
+    /// Opens the other's file, once and only where ours was offered; gives the nonce in it.
+    pub(crate) fn open(&self, address: Address) -> Option<Nonce> {
+        self.state().ledger.as_ref()?;
+        let theirs = Theirs::open(address).ok()?;
+        let nonce = theirs.nonce();
+        let mut state = self.state();
+        if state.theirs.is_some() {
+            return None;
+        }
+        state.theirs = Some(Arc::new(theirs));
+        Some(nonce)
+    }
+
+    /// The other end has said what it read in our file.
+    pub(crate) fn on_seen(&self, nonce: &Nonce) {
+        let mut state = self.state();
+        state.seen = state.ledger.is_some() && state.nonce == *nonce;
+    }
+
+    /// Whether tensors go out through memory.
+    pub(crate) fn is_shared(&self) -> bool {
+        let state = self.state();
+        state.seen && state.theirs.is_some()
+    }
+
+    /// Copies a frame's tensors in. Nothing where memory is not shared, or too much of it is in use.
+    pub(crate) fn put(&self, tensors: &[Bytes]) -> Option<Place> {
+        let theirs = {
+            let state = self.state();
+            state.theirs.clone().filter(|_| state.seen)?
+        };
+        let parts: Vec<&[u8]> = tensors.iter().map(Bytes::as_ref).collect();
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.put(&theirs, &parts)
+    }
+
+    /// A frame's tensors, which give their memory back when the last is dropped.
+    pub(crate) fn take(&self, place: Place, metas: &[TensorMeta]) -> Result<Vec<Bytes>, String> {
+        let (theirs, ledger) = {
+            let state = self.state();
+            state.theirs.clone().zip(state.ledger.clone()).ok_or("tensors in memory that is not shared")?
+        };
+        let (parts, len) = layout(metas).ok_or("tensors too large for this machine")?;
+        let all = theirs.take(&ledger, place, len).map_err(|e| e.to_string())?;
+        let all = Bytes::from_owner(all);
+        Ok(parts.into_iter().map(|(from, to)| all.slice(from..to)).collect())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where each tensor lies, and the end of the last: each at a multiple of [`ALIGNMENT`], as `shm` puts them.
+fn layout(metas: &[TensorMeta]) -> Option<(Vec<(usize, usize)>, usize)> {
+    let mut end = 0usize;
+    let mut parts = Vec::with_capacity(metas.len());
+    for meta in metas {
+        let from = end.checked_next_multiple_of(ALIGNMENT)?;
+        end = from.checked_add(usize::try_from(meta.byte_len()?).ok()?)?;
+        parts.push((from, end));
+    }
+    Some((parts, end))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use layerspec::DType;
+
+    #[test]
+    fn memory_is_used_only_once_both_ends_have_proven_that_they_read_it() {
+        let (caller, callee) = (Memory::default(), Memory::default());
+        let tensors = [Bytes::from_static(&[1, 2, 3])];
+        let metas = [TensorMeta { dtype: DType::UInt8, shape: vec![3] }];
+        let anywhere = Place { block: 0, content: 1, offset: 12_288 };
+        assert!(caller.take(anywhere, &metas).is_err(), "nothing is shared yet");
+
+        let offered = caller.offer().unwrap();
+        assert_eq!(callee.open(offered), None, "who offers nothing opens nothing");
+        let answered = callee.offer().unwrap();
+        let nonce = callee.open(offered).unwrap();
+        assert_eq!(callee.open(offered), None, "once is enough");
+        assert_eq!(caller.put(&tensors), None);
+        let proof = caller.open(answered).unwrap();
+        caller.on_seen(&[0; 32]);
+        caller.on_seen(&proof);
+        assert!(!caller.is_shared() && caller.put(&tensors).is_none(), "these are not the nonce in its file");
+        caller.on_seen(&nonce);
+        assert!(caller.is_shared() && !callee.is_shared());
+
+        let place = caller.put(&tensors).unwrap();
+        assert_eq!(callee.take(place, &metas).unwrap(), tensors);
+        assert!(callee.take(place, &metas).is_err(), "taken before");
+        let larger = [TensorMeta { dtype: DType::Float64, shape: vec![1 << 40] }];
+        assert!(callee.take(caller.put(&tensors).unwrap(), &larger).is_err(), "more than the file has");
+    }
+}

@@ -1,0 +1,45 @@
+//! What the two ends of a connection say to each other below their sessions: about the connection itself.
+
+use crate::wire::WORD;
+use serde::{Deserialize, Serialize};
+use shm::{Address, Nonce};
+
+/// A longer word is refused.
+pub(crate) const MAX_BYTES: usize = 1 << 10;
+
+/// One of them, as MessagePack behind its length, which is marked by [`WORD`].
+#[derive(Copy, Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) enum Word {
+    /// Our memory file can be opened there.
+    Memory { process: u32, file: u32 },
+    /// This is the nonce in your memory file; nothing where it cannot be opened or is not wanted.
+    Seen(Option<Nonce>),
+    /// Say [`Word::Pong`] with the same number.
+    Ping(u32),
+    /// See [`Word::Ping`].
+    Pong(u32),
+    /// At the start of a stream of its own: so many bytes follow. Say when all have come.
+    Burst { bytes: u32 },
+    /// A burst of that size has come.
+    Came { bytes: u32 },
+}
+
+impl Word {
+    pub(crate) fn memory(address: Address) -> Self {
+        Word::Memory { process: address.process, file: address.file }
+    }
+
+    /// Length and body.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; 4];
+        // A word is a few numbers: writing it into memory cannot fail.
+        rmp_serde::encode::write(&mut out, self).ok();
+        let len = (out.len() - 4) as u32 | WORD;
+        out[..4].copy_from_slice(&len.to_le_bytes());
+        out
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, String> {
+        rmp_serde::from_slice(body).map_err(|e| format!("a word that cannot be read: {e}"))
+    }
+}
