@@ -12,13 +12,21 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/native_layer_norm_backward.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+#include <optional>
 #include <vector>
 
 namespace {
@@ -45,6 +53,12 @@ Tensors list(const at::Tensor* const* items, size_t count) {
   for (size_t i = 0; i < count; ++i) tensors.push_back(*items[i]);
   return tensors;
 }
+
+std::optional<at::Tensor> maybe(const at::Tensor* tensor) {
+  return tensor == nullptr ? std::nullopt : std::make_optional(*tensor);
+}
+
+at::Tensor* owned(at::Tensor&& tensor) { return tensor.defined() ? new at::Tensor(std::move(tensor)) : nullptr; }
 
 // The fused optimizers write to the parameters without telling autograd; this tells it, so that a
 // backward pass through weights that have changed since its forward pass is an error.
@@ -105,6 +119,95 @@ char* bm_grad(const at::Tensor* const* outputs, const at::Tensor* const* output_
       grads[i] = result[i].defined() ? new at::Tensor(std::move(result[i])) : nullptr;
     }
   });
+}
+
+// out: the gradients of input, weight and bias, null where `wanted` has no such bit (1, 2 and 4).
+char* bm_layer_norm_backward(const at::Tensor* grad, const at::Tensor* input, const at::Tensor* mean,
+                             const at::Tensor* rstd, const at::Tensor* weight, const at::Tensor* bias,
+                             const int64_t* shape, size_t rank, uint8_t wanted, at::Tensor** out) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    auto [of_input, of_weight, of_bias] = at::native_layer_norm_backward(
+        *grad, *input, at::IntArrayRef(shape, rank), *mean, *rstd, maybe(weight), maybe(bias),
+        {(wanted & 1) != 0, (wanted & 2) != 0, (wanted & 4) != 0});
+    out[0] = owned(std::move(of_input));
+    out[1] = owned(std::move(of_weight));
+    out[2] = owned(std::move(of_bias));
+  });
+}
+
+// `sizes` are stride, padding and dilation, each for height and width. out as above.
+char* bm_conv2d_backward(const at::Tensor* grad, const at::Tensor* input, const at::Tensor* weight,
+                         const int64_t* sizes, int64_t groups, uint8_t wanted, at::Tensor** out) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    int64_t bias_size = weight->size(0);
+    auto [of_input, of_weight, of_bias] = at::convolution_backward(
+        *grad, *input, *weight, at::IntArrayRef(&bias_size, 1), at::IntArrayRef(sizes, 2),
+        at::IntArrayRef(sizes + 2, 2), at::IntArrayRef(sizes + 4, 2), /*transposed=*/false, {0, 0}, groups,
+        {(wanted & 1) != 0, (wanted & 2) != 0, (wanted & 4) != 0});
+    out[0] = owned(std::move(of_input));
+    out[1] = owned(std::move(of_weight));
+    out[2] = owned(std::move(of_bias));
+  });
+}
+
+// Whether nothing else refers to the tensor or its memory, and the memory is libtorch's own.
+bool bm_is_alone(const at::Tensor* tensor) noexcept {
+  return tensor->defined() && tensor->use_count() == 1 && tensor->has_storage() && !tensor->requires_grad() &&
+         tensor->storage().use_count() == 1 && tensor->storage().allocator() != nullptr;
+}
+
+// Whether the strides are those of fresh memory, also where sizes are 1.
+bool bm_is_plain(const at::Tensor* tensor) noexcept {
+  if (!tensor->defined() || tensor->layout() != at::kStrided) return false;
+  int64_t expected = 1;
+  for (int64_t dim = tensor->dim() - 1; dim >= 0; --dim) {
+    if (tensor->unsafeGetTensorImpl()->stride(dim) != expected) return false;
+    expected *= std::max<int64_t>(tensor->unsafeGetTensorImpl()->size(dim), 1);
+  }
+  return true;
+}
+
+// Where the memory behind a tensor begins, and how long it is.
+void bm_storage(const at::Tensor* tensor, const void** data, uint64_t* bytes) noexcept {
+  bool has = tensor->defined() && tensor->has_storage();
+  *data = has ? tensor->storage().data() : nullptr;
+  *bytes = has ? tensor->storage().nbytes() : 0;
+}
+
+// By hand: libtorch's own sums depend on the number of threads, and would first make a copy in double precision.
+char* bm_sum_of_squares(const at::Tensor* tensor, double* sum) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    TORCH_CHECK(at::isFloatingType(tensor->scalar_type()), "expected a floating-point tensor");
+    at::Tensor plain = tensor->detach().to(at::kCPU).to(at::kFloat).contiguous();
+    const float* data = plain.const_data_ptr<float>();
+    int64_t count = plain.numel();
+    constexpr int64_t lanes = 16;
+    double lane[lanes] = {};
+    int64_t whole = count / lanes * lanes;
+    for (int64_t i = 0; i < whole; i += lanes) {
+      for (int64_t j = 0; j < lanes; ++j) lane[j] += static_cast<double>(data[i + j]) * data[i + j];
+    }
+    for (int64_t i = whole; i < count; ++i) lane[i - whole] += static_cast<double>(data[i]) * data[i];
+    *sum = 0;
+    for (double part : lane) *sum += part;
+  });
+}
+
+// Lets freed memory stay with the process up to `keep` bytes at the heap's end; false where the C library cannot.
+bool bm_keep_freed_memory(size_t largest_block, size_t keep) noexcept {
+#ifdef __GLIBC__
+  return mallopt(M_MMAP_THRESHOLD, static_cast<int>(largest_block)) == 1 &&
+         mallopt(M_TRIM_THRESHOLD, static_cast<int>(keep)) == 1 &&
+         // One heap for all threads: what one frees, another finds.
+         mallopt(M_ARENA_MAX, 1) == 1;
+#else
+  (void)largest_block;
+  (void)keep;
+  return false;
+#endif
 }
 
 char* bm_fused_sgd(const at::Tensor* const* params, const at::Tensor* const* grads,

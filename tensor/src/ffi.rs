@@ -36,6 +36,32 @@ extern "C" {
         input_count: usize,
         grads: *mut *mut C_tensor,
     ) -> Status;
+    pub(crate) fn bm_layer_norm_backward(
+        grad: *const C_tensor,
+        input: *const C_tensor,
+        mean: *const C_tensor,
+        rstd: *const C_tensor,
+        weight: *const C_tensor,
+        bias: *const C_tensor,
+        shape: *const i64,
+        rank: usize,
+        wanted: u8,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub(crate) fn bm_conv2d_backward(
+        grad: *const C_tensor,
+        input: *const C_tensor,
+        weight: *const C_tensor,
+        sizes: *const i64,
+        groups: i64,
+        wanted: u8,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub(crate) fn bm_is_alone(tensor: *const C_tensor) -> bool;
+    pub(crate) fn bm_is_plain(tensor: *const C_tensor) -> bool;
+    pub(crate) fn bm_storage(tensor: *const C_tensor, data: *mut *const c_void, bytes: *mut u64);
+    pub(crate) fn bm_sum_of_squares(tensor: *const C_tensor, sum: *mut f64) -> Status;
+    pub(crate) fn bm_keep_freed_memory(largest_block: usize, keep: usize) -> bool;
     pub(crate) fn bm_fused_sgd(
         params: List,
         grads: List,

@@ -1,5 +1,6 @@
 //! What libtorch gives beyond `tch`: CUDA loading, tensors as bytes, backward from given output
-//! gradients, fused optimizers with visible state, random streams.
+//! gradients, backward functions of single operations, fused optimizers with visible state, random streams, a look at
+//! tensors' memory.
 //!
 //! The one crate that holds `unsafe`. Everything it offers returns errors; a C++ exception never
 //! crosses into Rust and nothing here panics on what a caller passes.
@@ -13,6 +14,8 @@ mod dtype;
 mod error;
 mod ffi;
 pub mod grad;
+pub mod kernels;
+pub mod memory;
 pub mod optim;
 pub mod payload;
 pub mod random;

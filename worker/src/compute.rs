@@ -1,6 +1,6 @@
 //! What the compute thread does: tasks in, libtorch at work, outcomes out.
 
-use crate::engine::{Engine, EngineError, LossTask, Mode, Pass, StageInput, StageModel};
+use crate::engine::{measure, ByStage, Engine, EngineError, LossTask, Mode, Pass, StageInput, StageModel};
 use layerspec::DType;
 use link::{Compute, Payload};
 use pipeline::ids::{MicrobatchKey, StageId};
@@ -16,12 +16,14 @@ use tensor::{payload, TensorError};
 pub struct StageCompute {
     device: Device,
     stages: BTreeMap<StageId, Engine>,
+    /// A task failed, and nothing has cleared up after it.
+    failed: bool,
 }
 
 impl StageCompute {
     /// No stages yet.
     pub fn new(device: Device) -> Self {
-        StageCompute { device, stages: BTreeMap::new() }
+        StageCompute { device, stages: BTreeMap::new(), failed: false }
     }
 
     fn stage(&mut self, stage: StageId) -> Result<&mut Engine, Failure> {
@@ -36,7 +38,7 @@ impl StageCompute {
         export: &[usize],
         loss: Option<task::LossTask<Payload>>,
     ) -> Result<Outcome<Payload>, Failure> {
-        let inputs = inputs.iter().map(tensor).collect::<Result<_, _>>().map_err(plain)?;
+        let inputs = tensors(inputs)?;
         let engine = self.stage(stage)?;
         let outputs = engine.forward(pass, inputs).map_err(explain)?;
         let loss = match loss {
@@ -59,43 +61,62 @@ impl StageCompute {
         stage: StageId,
         key: MicrobatchKey,
         grads: &[Vec<Payload>],
+        input_only: bool,
     ) -> Result<Outcome<Payload>, Failure> {
-        let tensors = |list: &Vec<Payload>| list.iter().map(tensor).collect::<Result<Vec<_>, _>>();
-        let grads = grads.iter().map(tensors).collect::<Result<_, _>>().map_err(plain)?;
-        let grads = self.stage(stage)?.backward(key, grads).map_err(explain)?;
-        let payloads = |list: &Vec<Tensor>| list.iter().map(to_payload).collect::<Result<Vec<_>, _>>();
-        Ok(Outcome::Backward { grads: grads.iter().map(payloads).collect::<Result<_, _>>().map_err(plain)? })
-    }
-
-    fn step(&mut self, stage: StageId) -> Result<(), Failure> {
+        let grads = grads.iter().map(|list| tensors(list)).collect::<Result<_, _>>()?;
         let engine = self.stage(stage)?;
-        engine.optim_step().map_err(explain)?;
-        engine.zero_grad();
-        Ok(())
+        let grads = if input_only { engine.backward_input(key, grads) } else { engine.backward(key, grads) };
+        let grads = grads.map_err(explain)?;
+        Ok(Outcome::Backward { grads: grads.iter().map(|list| payloads(list)).collect::<Result<_, _>>()? })
     }
 
     fn load(&mut self, tensors: &[(String, Payload)]) -> Result<(), Failure> {
-        let tensors = tensors.iter().map(|(name, payload)| Ok((name.clone(), tensor(payload)?)));
-        let tensors: Vec<(String, Tensor)> = tensors.collect::<Result<_, TensorError>>().map_err(plain)?;
         let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
-        for (name, tensor) in tensors {
-            let layer = name.rsplit_once('.').map_or(name.as_str(), |(layer, _)| layer);
-            let has = |engine: &Engine| engine.stage().layers.iter().any(|l| l.name == layer);
-            let stage = self.stages.iter().find(|(_, engine)| has(engine)).map(|(stage, _)| *stage);
-            let stage = stage.ok_or_else(|| Failure::new(format!("no layer `{layer}` is on this worker")))?;
-            by_stage.entry(stage).or_default().push((name, tensor));
+        for (name, payload) in tensors {
+            let mut stages = self.stages_for(name);
+            if stages.is_empty() {
+                return Err(Failure::new(format!("no layer on this worker has a tensor `{name}`")));
+            }
+            for stage in stages.drain(..) {
+                by_stage.entry(stage).or_default().push((name.clone(), tensor(payload).map_err(plain)?));
+            }
         }
         for (stage, tensors) in by_stage {
             self.stage(stage)?.load_state(tensors).map_err(explain)?;
         }
         Ok(())
     }
+
+    /// The stages that use a parameter or buffer of this name; where there are none, the stage with the layer that the
+    /// name begins with, which will list it among its problems.
+    fn stages_for(&self, name: &str) -> Vec<StageId> {
+        let knows = self.stages.iter().filter(|(_, engine)| engine.knows(name));
+        let knows: Vec<StageId> = knows.map(|(stage, _)| *stage).collect();
+        let of_layer =
+            |layer: &layerspec::Layer| name.strip_prefix(&layer.name).is_some_and(|rest| rest.starts_with('.'));
+        let mut owners = self.stages.iter().filter(|(_, engine)| engine.stage().layers.iter().any(of_layer));
+        if knows.is_empty() {
+            owners.next().map(|(stage, _)| *stage).into_iter().collect()
+        } else {
+            knows
+        }
+    }
 }
 
 impl Compute for StageCompute {
     fn run(&mut self, task: Task<Payload>) -> Result<Outcome<Payload>, Failure> {
         let place = Place::of(&task);
-        self.carry_out(task).map_err(|failure| place.add_to(failure))
+        let result = match &task {
+            Task::OptimStep { .. } if self.failed => Err(Failure::new("an earlier task of this step failed")),
+            _ => {
+                if let Task::Discard { .. } = task {
+                    self.failed = false;
+                }
+                self.carry_out(task)
+            }
+        };
+        self.failed |= result.is_err();
+        result.map_err(|failure| place.add_to(failure))
     }
 }
 
@@ -118,8 +139,24 @@ impl StageCompute {
                 };
                 return self.forward(stage, &Pass { key, step, mode }, &inputs, &export, loss);
             }
-            Task::Backward { stage, key, grads } => return self.backward(stage, key, &grads),
-            Task::OptimStep { stage } => self.step(stage)?,
+            Task::Backward { stage, key, grads, input_only } => return self.backward(stage, key, &grads, input_only),
+            Task::BackwardWeight { stage, key } => self.stage(stage)?.backward_weight(key).map_err(explain)?,
+            Task::TiedGrads { stage } => return tied(&self.stage(stage)?.tied_grads().map_err(explain)?),
+            Task::GradNorm { stage, tied } => {
+                let squares = self.stage(stage)?.grad_norm(by_stage(&tied)?).map_err(explain)?;
+                return Ok(Outcome::Norms { squares });
+            }
+            Task::OptimStep { stage, update, tied: from_others } => {
+                let from_others = by_stage(&from_others)?;
+                return tied(&self.stage(stage)?.optim_step(&update, from_others).map_err(explain)?);
+            }
+            Task::UpdateTied { stage, tied } => {
+                self.stage(stage)?.update_tied(by_stage(&tied)?).map_err(explain)?;
+            }
+            Task::Measure { probes } => {
+                let times = probes.iter().map(|probe| measure(probe, self.device)).collect::<Result<_, _>>();
+                return Ok(Outcome::Measured { times: times.map_err(explain)? });
+            }
             Task::Discard { batch, gradients } => {
                 for engine in self.stages.values_mut() {
                     engine.discard(batch);
@@ -152,6 +189,8 @@ fn model(spec: StageSpec, seed: u64, device: Device) -> StageModel {
     StageModel {
         inputs: inputs.collect(),
         outputs: spec.outputs.iter().map(|output| output.value).collect(),
+        borrowed: spec.borrowed,
+        lent: spec.lent,
         layers: spec.layers,
         seed,
         device,
@@ -168,6 +207,23 @@ fn to_payload(tensor: &Tensor) -> Result<Payload, TensorError> {
     let dtype: DType = tensor::dtype_of(tensor)?;
     let shape = tensor.size().into_iter().map(|d| d.unsigned_abs()).collect();
     Ok(Payload { meta: TensorMeta { dtype, shape }, bytes: payload::to_bytes(tensor)? })
+}
+
+fn tensors(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
+    payloads.iter().map(tensor).collect::<Result<_, _>>().map_err(plain)
+}
+
+fn payloads(tensors: &[Tensor]) -> Result<Vec<Payload>, Failure> {
+    tensors.iter().map(to_payload).collect::<Result<_, _>>().map_err(plain)
+}
+
+fn by_stage(payloads: &[(StageId, Vec<Payload>)]) -> Result<ByStage, Failure> {
+    payloads.iter().map(|(stage, list)| Ok((*stage, tensors(list)?))).collect()
+}
+
+fn tied(tensors: &ByStage) -> Result<Outcome<Payload>, Failure> {
+    let each = tensors.iter().map(|(stage, list)| Ok((*stage, payloads(list)?)));
+    Ok(Outcome::Tied { tensors: each.collect::<Result<_, Failure>>()? })
 }
 
 fn plain(e: TensorError) -> Failure {
@@ -195,8 +251,14 @@ impl Place {
         let place = |stage, microbatch, action| Place { stage, microbatch, action };
         match task {
             Task::Forward { stage, key, .. } => place(Some(*stage), Some(key.index), "forward"),
-            Task::Backward { stage, key, .. } => place(Some(*stage), Some(key.index), "backward"),
-            Task::OptimStep { stage } => place(Some(*stage), None, "optimizer step"),
+            Task::Backward { stage, key, input_only: false, .. } => place(Some(*stage), Some(key.index), "backward"),
+            Task::Backward { stage, key, .. } => place(Some(*stage), Some(key.index), "backward for inputs"),
+            Task::BackwardWeight { stage, key } => place(Some(*stage), Some(key.index), "backward for weights"),
+            Task::TiedGrads { stage } => place(Some(*stage), None, "handing over of tied gradients"),
+            Task::GradNorm { stage, .. } => place(Some(*stage), None, "gradient norm"),
+            Task::UpdateTied { stage, .. } => place(Some(*stage), None, "update of tied parameters"),
+            Task::Measure { .. } => place(None, None, "measuring layers"),
+            Task::OptimStep { stage, .. } => place(Some(*stage), None, "optimizer step"),
             Task::Build { .. } => place(None, None, "making its layers"),
             Task::Load { .. } => place(None, None, "loading weights"),
             Task::Snapshot => place(None, None, "handing out weights"),

@@ -28,6 +28,9 @@ pub struct Options {
     /// Neither accept nor make direct connections to other workers; the boss relays.
     #[arg(long)]
     pub relay: bool,
+    /// How tensors travel to processes on this machine: `auto` through shared memory, `quic` by the network path.
+    #[arg(long, value_name = "WAY", default_value = "auto")]
+    pub transport: link::Transport,
     /// End when standard input ends; a boss starts its local workers so.
     #[arg(long, hide = true)]
     pub end_with_stdin: bool,

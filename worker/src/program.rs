@@ -41,7 +41,8 @@ pub fn main() -> ! {
 }
 
 fn start(options: &Options) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // One thread for the network: the cores are for the compute thread.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         tokio::select! {
             result = run(options) => result,
@@ -59,6 +60,7 @@ fn leave(code: i32) -> ! {
 
 /// Works for one run after another until a boss says stop. Errors that waiting cannot mend end it.
 pub async fn run(options: &Options) -> Result<()> {
+    tensor::memory::keep_freed_memory();
     let device = device(options)?;
     if let Some(threads) = options.threads {
         if threads == 0 {
@@ -125,6 +127,7 @@ async fn work(options: &Options, device: Device, info: &WorkerInfo) -> Result<()
     let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
     println!("joined the boss at {boss} as {}", membership.worker);
+    let membership = membership.transport(options.transport);
     let compute = ComputeThread::start(move || StageCompute::new(device)).context("cannot start the compute thread");
     let result = link::serve(membership, &endpoint, &ticket, compute.map_err(Trouble::Fatal)?).await;
     // Lets the last words out; bounded, for the network may be gone.

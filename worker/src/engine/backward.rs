@@ -1,8 +1,12 @@
-//! The backward pass: layer by layer, from the last to the first.
+//! The backward pass: layer by layer and op by op, from the last to the first, in two halves. The first gives the
+//! gradients of the stage's inputs, which others wait for; the second those of the parameters.
 
+use super::call::Purpose;
 use super::error::{in_layer, Doing, EngineError};
-use super::forward::{LayerRun, Saved};
+use super::forward::{KeptLayer, Saved};
+use super::gradient::{Gradient, Gradients};
 use super::layout::plain;
+use super::stage::Pass;
 use super::sum::Sum;
 use super::Engine;
 use layerspec::ValueId;
@@ -11,6 +15,23 @@ use std::collections::HashMap;
 use tch::Tensor;
 use tensor::{Attempt, TensorError};
 
+/// What is kept of a microbatch between the halves of its backward pass.
+#[derive(Debug)]
+pub(super) struct Halfway {
+    pass: Pass,
+    version: u64,
+    /// In the order in which the first half left them.
+    pub(super) rests: Vec<Rest>,
+}
+
+/// What one op needs for the gradients of its parameters.
+#[derive(Debug)]
+pub(super) struct Rest {
+    layer: usize,
+    node: usize,
+    pub(super) tensors: Vec<Tensor>,
+}
+
 /// Gradients on their way through the stage.
 #[derive(Default)]
 struct Flows {
@@ -18,8 +39,13 @@ struct Flows {
     made: HashMap<ValueId, Sum>,
     /// Of values from outside: one for each use, in descending order of layer and port.
     entered: HashMap<ValueId, Vec<Tensor>>,
-    /// Of parameters that several layers use: the sum of this microbatch so far.
-    tied: HashMap<usize, Sum>,
+}
+
+/// When the second half of the backward pass is done.
+enum Weights<'a> {
+    /// After the first half of each op.
+    AtOnce(&'a mut [Vec<Gradient>]),
+    Later(&'a mut Vec<Rest>),
 }
 
 impl Engine {
@@ -28,7 +54,7 @@ impl Engine {
     ///
     /// `output_grads[i]` holds what others contribute to the gradient of output `i`, in the order
     /// of summing; the loss's own gradient comes before them, this stage's uses after. It is empty
-    /// where there is nothing.
+    /// where there is nothing. Memory that nobody else refers to may be written to.
     ///
     /// In the result, each input that needs its gradient has one tensor for each of this stage's
     /// uses, by descending layer and port, or their sum where the stage was told to sum. A use
@@ -39,28 +65,77 @@ impl Engine {
         key: MicrobatchKey,
         output_grads: Vec<Vec<Tensor>>,
     ) -> Result<Vec<Vec<Tensor>>, EngineError> {
-        let (expected, got) = (self.stage.outputs.len(), output_grads.len());
-        if expected != got {
-            return Err(EngineError::Count { what: "outputs", expected, got });
+        let saved = self.take_saved(key, output_grads.len())?;
+        let mut gradients = std::mem::take(&mut self.gradients);
+        let result = self.go_back(saved, output_grads, &mut Weights::AtOnce(&mut gradients));
+        self.gradients = gradients;
+        result
+    }
+
+    /// The first half of [`Engine::backward`]: the same result, while the parameters' gradients are left for
+    /// [`Engine::backward_weight`]. What only this half needs is freed. Microbatches may come in any order.
+    pub fn backward_input(
+        &mut self,
+        key: MicrobatchKey,
+        output_grads: Vec<Vec<Tensor>>,
+    ) -> Result<Vec<Vec<Tensor>>, EngineError> {
+        let saved = self.take_saved(key, output_grads.len())?;
+        let (pass, version, mut rests) = (saved.pass, saved.version, Vec::new());
+        let result = self.go_back(saved, output_grads, &mut Weights::Later(&mut rests))?;
+        self.halfway.insert(key, Halfway { pass, version, rests });
+        Ok(result)
+    }
+
+    /// The second half: adds the microbatch's gradients of the parameters to those of earlier calls. For sums that do
+    /// not depend on the schedule, call it for microbatches in ascending order.
+    pub fn backward_weight(&mut self, key: MicrobatchKey) -> Result<(), EngineError> {
+        let halfway = self.halfway.remove(&key).ok_or(EngineError::NoFirstHalf { key })?;
+        self.check_version(key, halfway.version)?;
+        let mut gradients = std::mem::take(&mut self.gradients);
+        let each = |rest| self.weight_half(rest, &halfway.pass, &mut gradients);
+        let result = tch::no_grad(|| halfway.rests.into_iter().try_for_each(each));
+        self.gradients = gradients;
+        result
+    }
+
+    fn take_saved(&mut self, key: MicrobatchKey, outputs: usize) -> Result<Saved, EngineError> {
+        let expected = self.stage.outputs.len();
+        if expected != outputs {
+            return Err(EngineError::Count { what: "outputs", expected, got: outputs });
         }
-        let mut saved = self.saved.remove(&key).ok_or(EngineError::UnknownMicrobatch { key })?;
+        let saved = self.saved.remove(&key).ok_or(EngineError::UnknownMicrobatch { key })?;
+        self.check_version(key, saved.version)?;
+        Ok(saved)
+    }
+
+    fn check_version(&self, key: MicrobatchKey, version: u64) -> Result<(), EngineError> {
+        if version == self.version {
+            Ok(())
+        } else {
+            Err(EngineError::ParametersChanged { key })
+        }
+    }
+
+    fn go_back(
+        &self,
+        mut saved: Saved,
+        output_grads: Vec<Vec<Tensor>>,
+        weights: &mut Weights<'_>,
+    ) -> Result<Vec<Vec<Tensor>>, EngineError> {
         let mut flows = Flows::default();
         for input in self.stage.inputs.iter().filter(|input| input.needs_grad) {
             flows.entered.insert(input.value, Vec::new());
         }
-        self.take_output_grads(&mut saved, output_grads, &mut flows)?;
-        // A layer's activations are freed as soon as it is done.
-        while let Some(run) = saved.runs.pop() {
-            if let Some(run) = run {
-                self.layer_backward(saved.runs.len(), run, &mut flows)?;
+        tch::no_grad(|| {
+            self.take_output_grads(&mut saved, output_grads, &mut flows)?;
+            // A layer's activations are freed as soon as it is done.
+            while let Some(kept) = saved.layers.pop() {
+                if let Some(kept) = kept {
+                    self.layer_backward(saved.layers.len(), kept, &saved.pass, &mut flows, weights)?;
+                }
             }
-        }
-        for (index, sum) in flows.tied {
-            if let Some(grad) = sum.into_tensor() {
-                self.params.all[index].grad.add(grad)?;
-            }
-        }
-        self.input_grads(flows.entered)
+            self.input_grads(flows.entered)
+        })
     }
 
     fn take_output_grads(
@@ -71,66 +146,93 @@ impl Engine {
     ) -> Result<(), EngineError> {
         for (output, others) in output_grads.into_iter().enumerate() {
             let value = self.stage.outputs[output];
-            let Some(shape) = self.made(saved, value).map(Tensor::size) else { continue };
+            let maker = self.stage.layers.iter().rposition(|layer| layer.outputs.contains(&value));
+            if !maker.is_some_and(|maker| self.layers[maker].has_grad) {
+                continue;
+            }
+            let shape = &saved.output_sizes[output];
             let sum = flows.made.entry(value).or_default();
             if let Some(grad) = saved.loss_grads.remove(&output) {
                 sum.add(grad)?;
             }
             for grad in others {
-                if grad.size() != shape {
-                    return Err(EngineError::GradientShape { output, expected: shape, got: grad.size() });
+                if grad.size() != *shape {
+                    return Err(EngineError::GradientShape { output, expected: shape.clone(), got: grad.size() });
                 }
-                let moved = grad.f_to_device(self.stage.device).attempt("moving a gradient to the device")?;
-                sum.add(plain(&moved)?)?;
+                let grad = if grad.device() == self.stage.device {
+                    grad
+                } else {
+                    grad.f_to_device(self.stage.device).attempt("moving a gradient to the device")?
+                };
+                sum.add(plain(grad)?)?;
             }
         }
         Ok(())
     }
 
-    /// The value as the layer made it, if a gradient can flow through it.
-    fn made<'a>(&self, saved: &'a Saved, value: ValueId) -> Option<&'a Tensor> {
-        let runs = saved.runs.iter().zip(&self.stage.layers);
-        let (run, port) = runs.rev().find_map(|(run, layer)| {
-            let port = layer.outputs.iter().position(|output| *output == value)?;
-            Some((run.as_ref()?, port))
-        })?;
-        run.outputs.get(port).filter(|output| output.requires_grad())
-    }
-
-    fn layer_backward(&mut self, place: usize, run: LayerRun, flows: &mut Flows) -> Result<(), EngineError> {
-        let layer = &self.stage.layers[place];
-        let mut reached = Vec::new();
-        for (value, output) in layer.outputs.iter().zip(&run.outputs) {
-            let grad = flows.made.remove(value).and_then(Sum::into_tensor);
-            reached.extend(grad.filter(|_| output.requires_grad()).map(|grad| (output, grad)));
+    fn layer_backward(
+        &self,
+        place: usize,
+        kept: KeptLayer,
+        pass: &Pass,
+        flows: &mut Flows,
+        weights: &mut Weights<'_>,
+    ) -> Result<(), EngineError> {
+        let (spec, layer) = (&self.stage.layers[place], &self.layers[place]);
+        let failed = || in_layer(spec, Doing::Backward);
+        let mut slots: Vec<Sum> = Vec::new();
+        slots.resize_with(layer.slots, Sum::default);
+        let mut reached = false;
+        for (value, &slot) in spec.outputs.iter().zip(&layer.outputs) {
+            if let Some(grad) = flows.made.remove(value).and_then(Sum::into_tensor) {
+                slots[slot].add(grad)?;
+                reached = true;
+            }
         }
-        if reached.is_empty() {
+        if !reached {
             return Ok(());
         }
-        let outputs: Vec<&Tensor> = reached.iter().map(|(output, _)| *output).collect();
-        let output_grads: Vec<&Tensor> = reached.iter().map(|(_, grad)| grad).collect();
-        let bindings = &self.params.bindings[place];
-        let trained: Vec<usize> =
-            bindings.iter().map(|binding| binding.index).filter(|&index| self.params.all[index].trained).collect();
-        let ports: Vec<usize> = (0..run.inputs.len()).filter(|&port| run.inputs[port].requires_grad()).collect();
-        let leaves = ports.iter().map(|&port| &run.inputs[port]);
-        let weights = trained.iter().map(|&index| &self.params.all[index].tensor);
-        let wanted: Vec<&Tensor> = leaves.chain(weights).collect();
-
-        let grads = backward(&outputs, &output_grads, &wanted).map_err(in_layer(layer, Doing::Backward))?;
-        let (of_inputs, of_params) = grads.split_at(ports.len());
-        for (&port, grad) in ports.iter().zip(of_inputs).rev() {
-            if let Some(grad) = grad {
-                flows.add(layer.inputs[port], grad.shallow_clone())?;
+        let mut kept = match kept {
+            KeptLayer::Ops(kept) => kept,
+            KeptLayer::Slots(slots) => self.run_again(place, pass, slots).map_err(failed())?,
+        };
+        while let Some(kept_of_op) = kept.pop() {
+            let index = kept.len();
+            let node = &layer.nodes[index];
+            let made = slots[node.first_output..node.first_output + node.outputs].iter_mut();
+            let grads: Vec<Option<Tensor>> = made.map(|sum| std::mem::take(sum).into_tensor()).collect();
+            if !node.is_active() || grads.iter().all(Option::is_none) {
+                continue;
+            }
+            let call = self.call(place, node, pass, Purpose::Backward);
+            let back = node.op.backward(&call, kept_of_op, grads).map_err(failed())?;
+            for (&slot, grad) in node.inputs.iter().zip(back.inputs).rev() {
+                if let Some(grad) = grad {
+                    slots[slot].add(grad).map_err(failed())?;
+                }
+            }
+            if !back.rest.is_empty() {
+                let rest = Rest { layer: place, node: index, tensors: back.rest };
+                match weights {
+                    Weights::AtOnce(gradients) => self.weight_half(rest, pass, gradients)?,
+                    Weights::Later(rests) => rests.push(rest),
+                }
             }
         }
-        for (&index, grad) in trained.iter().zip(of_params) {
-            let Some(grad) = grad else { continue };
-            let param = &mut self.params.all[index];
-            let sum = if param.aliases.is_empty() { &mut param.grad } else { flows.tied.entry(index).or_default() };
-            sum.add(grad.shallow_clone())?;
+        for (value, sum) in spec.inputs.iter().zip(slots).rev() {
+            if let Some(grad) = sum.into_tensor() {
+                flows.add(*value, plain(grad).map_err(failed())?)?;
+            }
         }
         Ok(())
+    }
+
+    fn weight_half(&self, rest: Rest, pass: &Pass, gradients: &mut [Vec<Gradient>]) -> Result<(), EngineError> {
+        let node = &self.layers[rest.layer].nodes[rest.node];
+        let call = self.call(rest.layer, node, pass, Purpose::Backward);
+        let mut gradients = Gradients::new(node, &mut gradients[rest.layer]);
+        let done = node.op.backward_weight(&call, rest.tensors, &mut gradients);
+        done.map_err(in_layer(&self.stage.layers[rest.layer], Doing::Backward))
     }
 
     fn input_grads(&self, mut entered: HashMap<ValueId, Vec<Tensor>>) -> Result<Vec<Vec<Tensor>>, EngineError> {
@@ -159,14 +261,4 @@ impl Flows {
         }
         Ok(())
     }
-}
-
-/// The gradients of `wanted`, in plain layout.
-fn backward(
-    outputs: &[&Tensor],
-    output_grads: &[&Tensor],
-    wanted: &[&Tensor],
-) -> Result<Vec<Option<Tensor>>, TensorError> {
-    let grads = tensor::grad::backward(outputs, output_grads, wanted)?;
-    grads.iter().map(|grad| grad.as_ref().map(plain).transpose()).collect()
 }

@@ -1,7 +1,7 @@
 //! What can go wrong in a stage, with the place as data.
 
 use layerspec::{LayerId, ValueId};
-use pipeline::ids::MicrobatchKey;
+use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::loss::LossSpec;
 use tensor::TensorError;
 
@@ -51,10 +51,10 @@ pub enum EngineError {
         /// The gradient's shape.
         got: Vec<i64>,
     },
-    /// A layer shares parameters with one that is not above it in the same stage.
+    /// A layer shares parameters with one that is neither above it in the same stage nor borrowed.
     #[error(
-        "layer {layer} shares the parameters of layer number {}, which is not above it in this stage; \
-         both must be in one stage: move the cut",
+        "layer {layer} shares the parameters of layer number {}, which is neither above it in this \
+         stage nor lent by another",
         owner.0
     )]
     SharedElsewhere {
@@ -76,6 +76,24 @@ pub enum EngineError {
     UnknownMicrobatch {
         /// The microbatch.
         key: MicrobatchKey,
+    },
+    /// The second half of a backward pass whose first half has not been.
+    #[error("{key}: there is no backward pass whose gradients of parameters were left for later")]
+    NoFirstHalf {
+        /// The microbatch.
+        key: MicrobatchKey,
+    },
+    /// Parameters are others than in the forward pass.
+    #[error("{key}: the stage's parameters were changed between its forward and its backward pass")]
+    ParametersChanged {
+        /// The microbatch.
+        key: MicrobatchKey,
+    },
+    /// Gradients or values of shared parameters that are not those which the stages share.
+    #[error("{stage}: the tensors of shared parameters that it sent are not those that this stage shares with it")]
+    Tied {
+        /// The stage at the other end.
+        stage: StageId,
     },
     /// A second forward pass of a microbatch before its backward pass.
     #[error("{key}: its forward pass was done already and waits for backward")]

@@ -1,8 +1,10 @@
-//! The forward pass: each layer on detached inputs, keeping what its own backward needs.
+//! The forward pass: layer after layer, keeping what its own backward needs.
 
+use super::call::{Call, Purpose};
 use super::error::{in_layer, Doing, EngineError};
+use super::layer::{Layer, Node};
 use super::layout::plain;
-use super::modules::{module, Call};
+use super::modules::{Kept, Run};
 use super::stage::{Mode, Pass};
 use super::Engine;
 use layerspec::ValueId;
@@ -13,25 +15,24 @@ use tensor::{Attempt, TensorError};
 /// What is kept of a microbatch between forward and backward.
 #[derive(Debug)]
 pub(super) struct Saved {
+    pub(super) pass: Pass,
+    /// How often the stage's parameters had changed.
+    pub(super) version: u64,
     /// By layer of the stage; none for a layer through which no gradient flows.
-    pub(super) runs: Vec<Option<LayerRun>>,
+    pub(super) layers: Vec<Option<KeptLayer>>,
+    /// By output of the stage.
+    pub(super) output_sizes: Vec<Vec<i64>>,
     /// The gradient of the loss, by output of the stage.
     pub(super) loss_grads: HashMap<usize, Tensor>,
 }
 
-/// One layer's piece of the autograd graph: from `outputs` back to `inputs` and its parameters.
+/// What is kept of one layer.
 #[derive(Debug)]
-pub(super) struct LayerRun {
-    /// A leaf of its own for each port.
-    pub(super) inputs: Vec<Tensor>,
-    pub(super) outputs: Vec<Tensor>,
-}
-
-/// A value on its way through the stage.
-struct Flowing {
-    /// Detached, in plain layout.
-    tensor: Tensor,
-    needs_grad: bool,
+pub(super) enum KeptLayer {
+    /// What each op keeps.
+    Ops(Vec<Kept>),
+    /// The slots from which the others are computed again.
+    Slots(Vec<Option<Tensor>>),
 }
 
 impl Engine {
@@ -40,82 +41,175 @@ impl Engine {
     /// device, without a graph.
     ///
     /// In [`Mode::Train`] keeps what [`Engine::backward`] needs, under the pass's key. The tensors
-    /// that go in and come out may share memory with what is kept: do not write to them.
+    /// that come out may share memory with what is kept: do not write to them. Neither to those that
+    /// went in, while any reference to them is left.
     pub fn forward(&mut self, pass: &Pass, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, EngineError> {
-        if pass.mode == Mode::Train && self.saved.contains_key(&pass.key) {
+        if pass.mode == Mode::Train && (self.saved.contains_key(&pass.key) || self.halfway.contains_key(&pass.key)) {
             return Err(EngineError::AlreadyForwarded { key: pass.key });
         }
         let mut values = self.arrived(inputs)?;
-        let mut runs = Vec::with_capacity(self.stage.layers.len());
-        for place in 0..self.stage.layers.len() {
-            runs.push(self.run_layer(place, pass, &mut values)?);
-            for value in &self.last_used[place] {
-                values.remove(value);
-            }
-        }
-        let outputs = self.stage.outputs.iter().map(|&value| match values.get(&value) {
-            Some(flowing) => Ok(flowing.tensor.shallow_clone()),
-            None => Err(EngineError::Unconnected { value, by: "the stage's outputs".into() }),
+        let kept = tch::no_grad(|| {
+            let layers = (0..self.layers.len()).map(|place| {
+                let kept = self.run_layer(place, pass, &mut values)?;
+                for value in &self.last_used[place] {
+                    values.remove(value);
+                }
+                Ok(kept)
+            });
+            layers.collect::<Result<Vec<_>, EngineError>>()
+        })?;
+        let outputs = self.stage.outputs.iter().map(|value| match values.get(value) {
+            Some(tensor) => Ok(tensor.shallow_clone()),
+            None => Err(EngineError::Unconnected { value: *value, by: "the stage's outputs".into() }),
         });
-        let outputs = outputs.collect::<Result<_, _>>()?;
+        let outputs: Vec<Tensor> = outputs.collect::<Result<_, _>>()?;
         if pass.mode == Mode::Train {
-            self.saved.insert(pass.key, Saved { runs, loss_grads: HashMap::new() });
+            let output_sizes = outputs.iter().map(Tensor::size).collect();
+            let (pass, version) = (*pass, self.version);
+            let saved = Saved { pass, version, layers: kept, output_sizes, loss_grads: HashMap::new() };
+            self.saved.insert(pass.key, saved);
         }
         Ok(outputs)
     }
 
-    fn arrived(&self, inputs: Vec<Tensor>) -> Result<HashMap<ValueId, Flowing>, EngineError> {
+    fn arrived(&self, inputs: Vec<Tensor>) -> Result<HashMap<ValueId, Tensor>, EngineError> {
         let (expected, got) = (self.stage.inputs.len(), inputs.len());
         if expected != got {
             return Err(EngineError::Count { what: "inputs", expected, got });
         }
         let arrive = |tensor: Tensor| -> Result<Tensor, TensorError> {
-            plain(&tensor.f_detach()?.f_to_device(self.stage.device).attempt("moving an input to the device")?)
+            let tensor = if tensor.requires_grad() { tensor.f_detach()? } else { tensor };
+            if tensor.device() == self.stage.device {
+                return plain(tensor);
+            }
+            plain(tensor.f_to_device(self.stage.device).attempt("moving an input to the device")?)
         };
         let arrivals = self.stage.inputs.iter().zip(inputs);
-        arrivals
-            .map(|(input, tensor)| Ok((input.value, Flowing { tensor: arrive(tensor)?, needs_grad: input.needs_grad })))
-            .collect()
+        arrivals.map(|(input, tensor)| Ok((input.value, arrive(tensor)?))).collect()
     }
 
     fn run_layer(
         &self,
         place: usize,
         pass: &Pass,
-        values: &mut HashMap<ValueId, Flowing>,
-    ) -> Result<Option<LayerRun>, EngineError> {
-        let layer = &self.stage.layers[place];
-        let failed = || in_layer(layer, Doing::Forward);
-        let mut inputs = Vec::with_capacity(layer.inputs.len());
-        for &value in &layer.inputs {
-            let by = || format!("layer {}", layer.name);
-            let flowing = values.get(&value).ok_or_else(|| EngineError::Unconnected { value, by: by() })?;
-            inputs.push(leaf(flowing, pass.mode).map_err(failed())?);
+        values: &mut HashMap<ValueId, Tensor>,
+    ) -> Result<Option<KeptLayer>, EngineError> {
+        let (spec, layer) = (&self.stage.layers[place], &self.layers[place]);
+        let mut slots: Vec<Option<Tensor>> = Vec::with_capacity(layer.slots);
+        for (port, value) in spec.inputs.iter().enumerate() {
+            let by = || format!("layer {}", spec.name);
+            // The last use takes the tensor along, so that the op may work in its memory.
+            let is_last = self.last_used[place].contains(value) && !spec.inputs[port + 1..].contains(value);
+            let tensor = if is_last { values.remove(value) } else { values.get(value).map(Tensor::shallow_clone) };
+            slots.push(Some(tensor.ok_or_else(|| EngineError::Unconnected { value: *value, by: by() })?));
         }
-
-        let grad =
-            pass.mode == Mode::Train && (self.params.any_trained(place) || inputs.iter().any(Tensor::requires_grad));
-        let call = Call::new(self, place, pass, &inputs);
-        let run =
-            || -> Result<Vec<Tensor>, TensorError> { module(&layer.kind).forward(&call)?.iter().map(plain).collect() };
-        let outputs = if grad { tch::with_grad(run) } else { tch::no_grad(run) }.map_err(failed())?;
-
-        if outputs.len() != layer.outputs.len() {
-            let problem = format!("made {} outputs, the model has {}", outputs.len(), layer.outputs.len());
+        let failed = || in_layer(spec, Doing::Forward);
+        let backward = pass.mode == Mode::Train && layer.has_grad;
+        let kept = match &layer.again {
+            Some(again) if backward => {
+                let keep = |slot: usize| again.kept.get(slot).copied().unwrap_or(false);
+                self.run_ops(place, pass, Purpose::Outputs, &mut slots, keep).map_err(failed())?;
+                let copies = slots.iter().enumerate().map(|(slot, tensor)| match tensor {
+                    Some(tensor) if keep(slot) => Some(tensor.shallow_clone()),
+                    _ => None,
+                });
+                Some(KeptLayer::Slots(copies.collect()))
+            }
+            _ => {
+                let purpose = if backward { Purpose::Backward } else { Purpose::Outputs };
+                let ops = self.run_ops(place, pass, purpose, &mut slots, |_| false).map_err(failed())?;
+                backward.then_some(KeptLayer::Ops(ops))
+            }
+        };
+        if layer.outputs.len() != spec.outputs.len() {
+            let problem = format!("made {} outputs, the model has {}", layer.outputs.len(), spec.outputs.len());
             return Err(failed()(TensorError::invalid("the layer", problem)));
         }
-        for (&value, output) in layer.outputs.iter().zip(&outputs) {
-            let tensor = output.f_detach().map_err(TensorError::from).map_err(failed())?;
-            values.insert(value, Flowing { tensor, needs_grad: output.requires_grad() });
+        for (value, &slot) in spec.outputs.iter().zip(&layer.outputs) {
+            let output = slots[slot].take().ok_or_else(|| failed()(no_slot(slot)))?;
+            values.insert(*value, plain(output).map_err(failed())?);
         }
-        let has_graph = outputs.iter().any(Tensor::requires_grad);
-        Ok(has_graph.then_some(LayerRun { inputs, outputs }))
+        Ok(kept)
+    }
+
+    /// Runs a layer's ops one after the other. A slot is freed at its last use, unless it is to `stay`.
+    fn run_ops(
+        &self,
+        place: usize,
+        pass: &Pass,
+        purpose: Purpose,
+        slots: &mut Vec<Option<Tensor>>,
+        stay: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Kept>, TensorError> {
+        let layer = &self.layers[place];
+        slots.resize_with(layer.slots, || None);
+        let mut all = Vec::with_capacity(layer.nodes.len());
+        for node in &layer.nodes {
+            all.push(self.run_op(place, node, pass, purpose, slots, &stay)?);
+        }
+        Ok(all)
+    }
+
+    fn run_op(
+        &self,
+        place: usize,
+        node: &Node,
+        pass: &Pass,
+        purpose: Purpose,
+        slots: &mut [Option<Tensor>],
+        stay: impl Fn(usize) -> bool,
+    ) -> Result<Kept, TensorError> {
+        let inputs = node.inputs.iter().zip(&node.last).map(|(&slot, &last)| {
+            let tensor =
+                if last && !stay(slot) { slots[slot].take() } else { slots[slot].as_ref().map(Tensor::shallow_clone) };
+            tensor.ok_or_else(|| no_slot(slot))
+        });
+        let inputs = inputs.collect::<Result<_, _>>()?;
+        let Run { outputs, kept } = node.op.forward(&self.call(place, node, pass, purpose), inputs)?;
+        if outputs.len() != node.outputs {
+            let problem = format!("made {} outputs instead of {}", outputs.len(), node.outputs);
+            return Err(TensorError::invalid("the layer", problem));
+        }
+        for (slot, output) in slots[node.first_output..].iter_mut().zip(outputs) {
+            *slot = Some(output);
+        }
+        Ok(kept)
+    }
+
+    /// What each op of a layer keeps, from the slots that the layer kept.
+    pub(super) fn run_again(
+        &self,
+        place: usize,
+        pass: &Pass,
+        mut slots: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Kept>, TensorError> {
+        let Layer { nodes, again: Some(again), .. } = &self.layers[place] else {
+            return Err(TensorError::invalid("the layer", "was not to be computed again"));
+        };
+        let mut all = Vec::with_capacity(nodes.len());
+        for (node, &runs) in nodes.iter().zip(&again.runs) {
+            let kept = if runs {
+                self.run_op(place, node, pass, Purpose::Again, &mut slots, |_| true)?
+            } else {
+                let inputs: Option<Vec<Tensor>> =
+                    node.inputs.iter().map(|&slot| Some(slots[slot].as_ref()?.shallow_clone())).collect();
+                match inputs {
+                    Some(inputs) => node.op.keep(&self.call(place, node, pass, Purpose::Again), &inputs)?,
+                    None => Kept::default(),
+                }
+            };
+            all.push(kept);
+        }
+        Ok(all)
+    }
+
+    pub(super) fn call<'a>(&'a self, place: usize, node: &'a Node, pass: &'a Pass, purpose: Purpose) -> Call<'a> {
+        let layer = &self.stage.layers[place].name;
+        let (seed, device) = (self.stage.seed, self.stage.device);
+        Call { params: &self.params.all, node, pass, layer, seed, device, purpose, leaves: &[] }
     }
 }
 
-/// An input port's own leaf: the gradient of each use of a value is taken apart.
-fn leaf(flowing: &Flowing, mode: Mode) -> Result<Tensor, TensorError> {
-    let leaf = flowing.tensor.f_detach()?;
-    let wanted = mode == Mode::Train && flowing.needs_grad;
-    leaf.f_set_requires_grad(wanted).attempt("asking for the gradient of an input")
+fn no_slot(slot: usize) -> TensorError {
+    TensorError::invalid("the layer", format!("nothing is in its slot {slot}"))
 }

@@ -1,7 +1,7 @@
 //! One layout for whatever passes between layers.
 
 use tch::Tensor;
-use tensor::TensorError;
+use tensor::{memory, TensorError};
 
 /// The tensor in row-major order with the strides that fresh memory would have; no copy where it
 /// is so already.
@@ -9,21 +9,16 @@ use tensor::TensorError;
 /// A tensor that crosses a cut arrives like that, so one that does not cross has to look the same:
 /// libtorch picks kernels by strides, and other kernels give other bits. A dimension of size 1 may
 /// have any stride and still count as contiguous; those are set right too.
-pub(super) fn plain(tensor: &Tensor) -> Result<Tensor, TensorError> {
-    let tensor = tensor.f_contiguous()?;
-    let size = tensor.size();
-    if tensor.stride() == row_major(&size) {
+pub(super) fn plain(tensor: Tensor) -> Result<Tensor, TensorError> {
+    if memory::is_plain(&tensor) {
         return Ok(tensor);
     }
-    Ok(tensor.f_view([-1])?.f_view(&size[..])?)
-}
-
-fn row_major(size: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; size.len()];
-    for dim in (1..size.len()).rev() {
-        strides[dim - 1] = strides[dim] * size[dim].max(1);
+    let tensor = tensor.f_contiguous()?;
+    if memory::is_plain(&tensor) {
+        return Ok(tensor);
     }
-    strides
+    let size = tensor.size();
+    Ok(tensor.f_view([-1])?.f_view(&size[..])?)
 }
 
 #[cfg(test)]
@@ -43,7 +38,7 @@ mod tests {
         let empty = numbers(&[3, 0, 2]).transpose(0, 2);
         for tensor in [transposed, of_size_one, expanded, empty, Tensor::from(1.0f32)] {
             let fresh = Tensor::empty(tensor.size(), (Kind::Float, Device::Cpu));
-            let plain = plain(&tensor).unwrap();
+            let plain = plain(tensor.shallow_clone()).unwrap();
             assert_eq!(plain.stride(), fresh.stride());
             assert!(plain.equal(&tensor));
         }
@@ -52,8 +47,8 @@ mod tests {
     #[test]
     fn a_plain_tensor_is_not_copied() {
         let tensor = numbers(&[3, 4]);
-        assert_eq!(plain(&tensor).unwrap().data_ptr(), tensor.data_ptr());
+        assert_eq!(plain(tensor.shallow_clone()).unwrap().data_ptr(), tensor.data_ptr());
         let of_size_one = numbers(&[3, 1, 4]).transpose(0, 1);
-        assert_eq!(plain(&of_size_one).unwrap().data_ptr(), of_size_one.data_ptr());
+        assert_eq!(plain(of_size_one.shallow_clone()).unwrap().data_ptr(), of_size_one.data_ptr());
     }
 }

@@ -32,7 +32,7 @@ fn with_grad(task: &LossTask<'_>) -> Result<(f32, Tensor), TensorError> {
     let loss = tch::with_grad(|| weighted(&leaf, task))?;
     let one = loss.f_ones_like()?;
     match tensor::grad::backward(&[&loss], &[&one], &[&leaf])?.as_slice() {
-        [Some(grad)] => Ok((scalar(&loss)?, plain(grad)?)),
+        [Some(grad)] => Ok((scalar(&loss)?, plain(grad.shallow_clone())?)),
         _ => Err(TensorError::invalid("the loss", "does not depend on the output")),
     }
 }

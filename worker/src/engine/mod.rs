@@ -6,35 +6,48 @@
 //! passes between layers has one layout; and sums are taken in one order:
 //!
 //! - the gradient of a value: the loss's, the caller's, then its uses by descending layer and port;
-//! - the gradient of a parameter: the microbatches in the order of their backward passes, and
-//!   within one microbatch the layers that use it, descending.
+//! - the gradient of a parameter: for each layer that uses it the microbatches in the order of their backward passes,
+//!   and at the step the layers, descending. The products that make a weight's gradient add straight to the sum.
 
 mod backward;
+mod call;
 mod error;
 mod forward;
+mod gradient;
+mod held;
+mod layer;
 mod layout;
 mod loss;
+mod measure;
 mod modules;
 mod optimizer;
 mod params;
 mod stage;
 mod state;
+mod step;
 mod sum;
+mod tied;
 
 #[cfg(test)]
 mod tests;
 
 pub use error::{Doing, EngineError};
+pub use held::Held;
+pub use measure::measure;
 pub use stage::{LossTask, Mode, Pass, StageInput, StageModel};
+pub use tied::ByStage;
 
+use backward::Halfway;
 use forward::Saved;
+use gradient::Gradient;
+use layer::Layer;
 use layerspec::ValueId;
 use optimizer::Optimizer;
 use params::Params;
 use pipeline::ids::MicrobatchKey;
 use pipeline::optimizer::OptimizerSpec;
 use std::collections::{HashMap, HashSet};
-use tch::Tensor;
+use sum::Sum;
 
 /// A stage that computes.
 ///
@@ -45,19 +58,39 @@ use tch::Tensor;
 pub struct Engine {
     stage: StageModel,
     params: Params,
+    layers: Vec<Layer>,
     /// For each layer the values that nobody needs once it is done.
     last_used: Vec<Vec<ValueId>>,
     saved: HashMap<MicrobatchKey, Saved>,
+    halfway: HashMap<MicrobatchKey, Halfway>,
+    /// By layer, and place among its parameters.
+    gradients: Vec<Vec<Gradient>>,
+    /// What other stages have added to the gradients of parameters, by place in the stage.
+    from_others: HashMap<usize, Sum>,
     optimizer: Option<Optimizer>,
+    /// How often the parameters have changed.
+    version: u64,
 }
 
 impl Engine {
     /// Makes the stage, its parameters filled as PyTorch would, from the run's seed and their names.
     pub fn build(stage: StageModel) -> Result<Self, EngineError> {
         check_connected(&stage)?;
-        let params = Params::new(&stage.layers, stage.seed, stage.device)?;
-        let last_used = last_used(&stage);
-        Ok(Engine { stage, params, last_used, saved: HashMap::new(), optimizer: None })
+        let params = Params::new(&stage.layers, &stage.borrowed, stage.seed, stage.device)?;
+        let layers = made_ready(&stage, &params);
+        let gradients = params.bindings.iter().map(|own| own.iter().map(|_| Gradient::default()).collect()).collect();
+        Ok(Engine {
+            last_used: last_used(&stage),
+            stage,
+            params,
+            layers,
+            saved: HashMap::new(),
+            halfway: HashMap::new(),
+            gradients,
+            from_others: HashMap::new(),
+            optimizer: None,
+            version: 0,
+        })
     }
 
     /// What the stage was told to be.
@@ -65,9 +98,9 @@ impl Engine {
         &self.stage
     }
 
-    /// How many microbatches wait for their backward pass.
+    /// How many microbatches wait for their backward pass, or half of it.
     pub fn waiting(&self) -> usize {
-        self.saved.len()
+        self.saved.len() + self.halfway.len()
     }
 
     /// Sets the optimizer. Its state starts anew.
@@ -75,29 +108,28 @@ impl Engine {
         self.optimizer = Some(Optimizer::new(spec));
     }
 
-    /// One step of the optimizer over the gradients so far. Gradients stay until
-    /// [`Engine::zero_grad`]; a parameter without one is left alone, as in PyTorch.
-    pub fn optim_step(&mut self) -> Result<(), EngineError> {
-        let optimizer = self.optimizer.as_mut().ok_or(EngineError::NoOptimizer)?;
-        Ok(optimizer.step(&self.params)?)
-    }
-
-    /// Forgets all gradients.
-    pub fn zero_grad(&mut self) {
-        self.params.zero_grad();
-    }
-
     /// Forgets what is kept of a batch's microbatches. Gradients that some of them have added stay
     /// until [`Engine::zero_grad`].
     pub fn discard(&mut self, batch: u64) {
         self.saved.retain(|key, _| key.batch != batch);
+        self.halfway.retain(|key, _| key.batch != batch);
     }
+}
 
-    /// The gradients so far by parameter name, none for a parameter that has none yet.
-    pub fn gradients(&self) -> Vec<(&str, Option<&Tensor>)> {
-        let trained = self.params.all.iter().filter(|param| param.trained);
-        trained.map(|param| (param.name.as_str(), param.grad.get())).collect()
-    }
+/// Layers with their ops. A value's gradient is wanted where it comes from outside and is asked for, or was made by a layer
+/// with gradients.
+fn made_ready(stage: &StageModel, params: &Params) -> Vec<Layer> {
+    let mut wanted: HashSet<ValueId> =
+        stage.inputs.iter().filter(|input| input.needs_grad).map(|input| input.value).collect();
+    let ready = stage.layers.iter().zip(&params.bindings).map(|(spec, bindings)| {
+        let wants: Vec<bool> = spec.inputs.iter().map(|value| wanted.contains(value)).collect();
+        let layer = Layer::new(spec, bindings, params, &wants);
+        if layer.has_grad {
+            wanted.extend(&spec.outputs);
+        }
+        layer
+    });
+    ready.collect()
 }
 
 /// Every value that a layer or the outside needs comes in or is made before.

@@ -1,6 +1,5 @@
 //! The optimizer of a stage: which parameters take part in a step, and the state of each.
 
-use super::params::{Param, Params};
 use pipeline::optimizer::{AdamArgs, OptimizerSpec};
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
@@ -25,10 +24,11 @@ pub(super) struct Moments {
 }
 
 /// A trained parameter that has a gradient.
-struct Due<'a> {
-    index: usize,
-    tensor: &'a Tensor,
-    grad: &'a Tensor,
+pub(super) struct Due<'a> {
+    /// Its place in the stage.
+    pub(super) index: usize,
+    pub(super) tensor: &'a Tensor,
+    pub(super) grad: &'a Tensor,
 }
 
 impl Optimizer {
@@ -44,11 +44,10 @@ impl Optimizer {
         }
     }
 
-    pub(super) fn step(&mut self, params: &Params) -> Result<(), TensorError> {
-        let due = params.all.iter().enumerate().filter_map(|(index, param)| due(index, param)).collect();
+    pub(super) fn step(&mut self, due: Vec<Due<'_>>, lr: f64) -> Result<(), TensorError> {
         match self {
-            Optimizer::Sgd { args, momentum } => sgd_step(args, momentum, due),
-            Optimizer::Adam { args, moments } => adam_step(args, moments, &due),
+            Optimizer::Sgd { args, momentum } => sgd_step(&Sgd { lr, ..*args }, momentum, due),
+            Optimizer::Adam { args, moments } => adam_step(&Adam { lr, ..*args }, moments, &due),
         }
     }
 
@@ -66,11 +65,6 @@ impl Optimizer {
             },
         }
     }
-}
-
-fn due(index: usize, param: &Param) -> Option<Due<'_>> {
-    let grad = param.grad.get().filter(|_| param.trained)?;
-    Some(Due { index, tensor: &param.tensor, grad })
 }
 
 fn lists<'a>(due: &[Due<'a>]) -> (Vec<&'a Tensor>, Vec<&'a Tensor>) {

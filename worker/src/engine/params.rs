@@ -1,8 +1,9 @@
-//! The parameters and buffers of a stage: made, named, tied, with their gradients.
+//! The parameters and buffers of a stage: made, named, shared.
 
 use super::error::{in_layer, Doing, EngineError};
-use super::sum::Sum;
-use layerspec::{Init, Layer, ParamSpec, Role};
+use layerspec::{Init, Layer, LayerId, ParamSpec, Role};
+use pipeline::ids::StageId;
+use pipeline::plan::Borrowed;
 use tch::{Device, Tensor};
 use tensor::random::Key;
 use tensor::{kind_of, TensorError};
@@ -15,10 +16,16 @@ pub(super) struct Param {
     /// The names under which other layers use it.
     pub(super) aliases: Vec<String>,
     pub(super) tensor: Tensor,
-    /// Whether the optimizer changes it: a parameter whose owner is not frozen.
+    /// Whether it has gradients: a parameter whose owner is not frozen.
     pub(super) trained: bool,
-    /// Its gradient: the sum over the microbatches so far.
-    pub(super) grad: Sum,
+    /// The layer that owns it.
+    pub(super) owner: LayerId,
+    /// Its place among the parameters and buffers of that layer.
+    pub(super) number: u32,
+    /// The stage that owns it, where this one holds a copy.
+    pub(super) lender: Option<StageId>,
+    /// The layers of the stage that use it and its place among the parameters of each, ascending.
+    pub(super) uses: Vec<(usize, usize)>,
 }
 
 /// A layer's own name for one of the stage's parameters.
@@ -28,7 +35,7 @@ pub(super) struct Binding {
     pub(super) index: usize,
 }
 
-/// All parameters and buffers, in the order of the layers that own them.
+/// All parameters and buffers, in the order of the layers that own them; what others own comes first.
 #[derive(Debug)]
 pub(super) struct Params {
     pub(super) all: Vec<Param>,
@@ -39,65 +46,91 @@ pub(super) struct Params {
 impl Params {
     /// Makes what the layers need, filled as they say. Depends on the seed and on names, not on
     /// which other layers there are, so that the cut does not show.
-    pub(super) fn new(layers: &[Layer], seed: u64, device: Device) -> Result<Self, EngineError> {
+    pub(super) fn new(layers: &[Layer], borrowed: &[Borrowed], seed: u64, device: Device) -> Result<Self, EngineError> {
         let mut params = Params { all: Vec::new(), bindings: Vec::with_capacity(layers.len()) };
+        for Borrowed { owner, from, users } in borrowed {
+            let users = || layers.iter().filter(|layer| users.contains(&layer.id));
+            for (number, spec) in shared_params(owner, users()) {
+                let param = make(owner, number, &spec, seed, device).map_err(in_layer(owner, Doing::Initialisation))?;
+                params.all.push(Param { lender: Some(*from), ..param });
+            }
+        }
         for (place, layer) in layers.iter().enumerate() {
-            let shared = params.shared(layer, &layers[..place])?;
+            let shared = params.shared(layer, layers, place, borrowed)?;
             let mut own = Vec::new();
-            for spec in layer.kind.params() {
+            for (number, spec) in (0..).zip(layer.kind.params()) {
                 let index = match shared.iter().find(|binding| binding.name == spec.name) {
-                    Some(binding) => params.tie(binding.index, layer, &spec),
-                    None => params.make(layer, &spec, seed, device).map_err(in_layer(layer, Doing::Initialisation))?,
+                    Some(binding) => {
+                        params.all[binding.index].aliases.push(full_name(layer, &spec));
+                        binding.index
+                    }
+                    None => {
+                        let made = make(layer, number, &spec, seed, device);
+                        params.all.push(made.map_err(in_layer(layer, Doing::Initialisation))?);
+                        params.all.len() - 1
+                    }
                 };
+                params.all[index].uses.push((place, own.len()));
                 own.push(Binding { name: spec.name, index });
             }
             params.bindings.push(own);
         }
-        for param in params.all.iter().filter(|param| param.trained) {
-            let _same = param.tensor.f_set_requires_grad(true).map_err(TensorError::from)?;
-        }
         Ok(params)
     }
 
-    /// What the layer uses of the parameters of another, which must be above it in this stage.
-    fn shared(&self, layer: &Layer, above: &[Layer]) -> Result<Vec<Binding>, EngineError> {
+    /// What the layer uses of the parameters of another, which is above it in this stage or borrowed.
+    fn shared(
+        &self,
+        layer: &Layer,
+        layers: &[Layer],
+        place: usize,
+        borrowed: &[Borrowed],
+    ) -> Result<Vec<Binding>, EngineError> {
         let Some(owner) = layer.share else { return Ok(Vec::new()) };
-        let Some(place) = above.iter().position(|other| other.id == owner) else {
+        if let Some(above) = layers[..place].iter().position(|other| other.id == owner) {
+            let tied = layer.kind.tied_params(&layers[above].kind);
+            let bindings = self.bindings[above].iter();
+            return Ok(bindings.filter(|binding| tied.contains(&binding.name)).copied().collect());
+        }
+        let Some(lent) = borrowed.iter().find(|lent| lent.owner.id == owner && lent.users.contains(&layer.id)) else {
             return Err(EngineError::SharedElsewhere { layer: layer.name.clone(), owner });
         };
-        let tied = layer.kind.tied_params(&above[place].kind);
-        Ok(self.bindings[place].iter().filter(|binding| tied.contains(&binding.name)).copied().collect())
+        let binding = |name: &'static str| {
+            let full = format!("{}.{name}", lent.owner.name);
+            let index = self.all.iter().position(|param| param.lender.is_some() && param.name == full)?;
+            Some(Binding { name, index })
+        };
+        Ok(layer.kind.tied_params(&lent.owner.kind).into_iter().filter_map(binding).collect())
     }
 
-    fn tie(&mut self, index: usize, layer: &Layer, spec: &ParamSpec) -> usize {
-        self.all[index].aliases.push(full_name(layer, spec));
-        index
+    /// The parameter that a layer owns under this name.
+    pub(super) fn of(&self, owner: LayerId, number: u32) -> Option<usize> {
+        self.all.iter().position(|param| param.owner == owner && param.number == number)
     }
+}
 
-    fn make(&mut self, layer: &Layer, spec: &ParamSpec, seed: u64, device: Device) -> Result<usize, TensorError> {
-        let key = Key::new(seed).text("init").text(&layer.name).text(spec.name);
+/// The parameters of `owner` that any of `users` shares, with their places among all of the owner's.
+pub(super) fn shared_params<'a>(
+    owner: &Layer,
+    users: impl Iterator<Item = &'a Layer>,
+) -> impl Iterator<Item = (u32, ParamSpec)> {
+    let tied: Vec<&str> = users.flat_map(|user| user.kind.tied_params(&owner.kind)).collect();
+    (0..).zip(owner.kind.params()).filter(move |(_, spec)| tied.contains(&spec.name))
+}
+
+fn make(layer: &Layer, number: u32, spec: &ParamSpec, seed: u64, device: Device) -> Result<Param, TensorError> {
+    let key = Key::new(seed).text("init").text(&layer.name).text(spec.name);
+    Ok(Param {
+        name: full_name(layer, spec),
+        aliases: Vec::new(),
         // Drawn on the CPU whatever the device, so that the device does not show either.
-        let tensor = filled(spec, &key)?.f_to_device(device)?;
-        self.all.push(Param {
-            name: full_name(layer, spec),
-            aliases: Vec::new(),
-            tensor,
-            trained: spec.role == Role::Parameter && !layer.frozen,
-            grad: Sum::default(),
-        });
-        Ok(self.all.len() - 1)
-    }
-
-    /// Whether the optimizer changes any parameter of the stage's layer at `place`.
-    pub(super) fn any_trained(&self, place: usize) -> bool {
-        self.bindings[place].iter().any(|binding| self.all[binding.index].trained)
-    }
-
-    pub(super) fn zero_grad(&mut self) {
-        for param in &mut self.all {
-            param.grad = Sum::default();
-        }
-    }
+        tensor: filled(spec, &key)?.f_to_device(device)?,
+        trained: spec.role == Role::Parameter && !layer.frozen,
+        owner: layer.id,
+        number,
+        lender: None,
+        uses: Vec::new(),
+    })
 }
 
 fn full_name(layer: &Layer, spec: &ParamSpec) -> String {

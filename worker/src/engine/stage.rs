@@ -3,6 +3,7 @@
 use layerspec::{Layer, ValueId};
 use pipeline::ids::MicrobatchKey;
 use pipeline::loss::LossSpec;
+use pipeline::plan::{Borrowed, Lent};
 use tch::{Device, Tensor};
 
 /// A stage: a contiguous run of a model's layers, and the values that cross its border.
@@ -15,6 +16,10 @@ pub struct StageModel {
     /// The values that leave, in the order in which [`super::Engine::forward`] gives them.
     /// Each is made by a layer of this stage.
     pub outputs: Vec<ValueId>,
+    /// Layers of other stages whose parameters layers here share.
+    pub borrowed: Vec<Borrowed>,
+    /// Layers here whose parameters layers of other stages share.
+    pub lent: Vec<Lent>,
     /// The run's seed: parameters and dropout depend on it and on names alone.
     pub seed: u64,
     /// Where the stage computes. Tensors from elsewhere are moved there on arrival.

@@ -8,9 +8,9 @@ use tensor::TensorError;
 
 impl Engine {
     /// Copies of all parameters and buffers, named `<layer>.<name>` as in PyTorch. What several
-    /// layers share is there once, under its owner's name.
+    /// layers share is there once, under its owner's name; what another stage owns is not there.
     pub fn state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
-        let params = self.params.all.iter();
+        let params = self.params.all.iter().filter(|param| param.lender.is_none());
         params.map(|param| Ok((param.name.clone(), copy(&param.tensor)?))).collect()
     }
 
@@ -30,15 +30,22 @@ impl Engine {
     /// Sets all parameters and buffers. Nothing changes unless everything fits; the error lists
     /// every tensor that is missing, unexpected, or of another shape or dtype.
     ///
-    /// Shared ones may come under any of their names, or under several with equal contents.
+    /// Shared ones may come under any of their names, or under several with equal contents. What another stage owns is
+    /// set too.
     pub fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
         let fitting = self.fit(state)?;
+        self.version += 1;
         tch::no_grad(|| {
             for (param, new) in self.params.all.iter().zip(&fitting) {
                 param.tensor.shallow_clone().f_copy_(new).map_err(TensorError::from)?;
             }
             Ok(())
         })
+    }
+
+    /// Whether a parameter or buffer has this name, here or in the stage that owns it.
+    pub fn knows(&self, name: &str) -> bool {
+        self.params.all.iter().any(|param| param.name == name || param.aliases.iter().any(|alias| alias == name))
     }
 
     /// The tensor for each parameter, in the stage's order.
@@ -88,7 +95,7 @@ fn difference(expected: &Tensor, got: &Tensor) -> Result<Option<String>, TensorE
     Ok((expected != got).then(|| format!("expected {expected}, got {got}")))
 }
 
-fn copy(tensor: &Tensor) -> Result<Tensor, TensorError> {
+pub(super) fn copy(tensor: &Tensor) -> Result<Tensor, TensorError> {
     let source = tensor.f_detach()?;
     let mut copy = source.f_empty_like()?;
     copy.f_copy_(&source)?;

@@ -1,46 +1,39 @@
 //! Sums of gradients, in a fixed order.
 
 use tch::Tensor;
-use tensor::TensorError;
+use tensor::{memory, TensorError};
 
 /// A sum taken left to right, in the order of the calls to [`Sum::add`].
 ///
-/// The first term is taken as it is and may share memory with something else, so it is never
-/// written to; from the second on the sum has memory of its own.
+/// Terms are written to only where nobody else refers to them.
 #[derive(Debug, Default)]
-pub(super) enum Sum {
-    #[default]
-    Nothing,
-    One(Tensor),
-    Several(Tensor),
-}
+pub(super) struct Sum(Option<Tensor>);
 
 impl Sum {
     /// Adds a term. After an error the sum is empty.
-    pub(super) fn add(&mut self, term: Tensor) -> Result<(), TensorError> {
-        *self = match std::mem::take(self) {
-            Sum::Nothing => Sum::One(term),
-            Sum::One(first) => Sum::Several(first.f_add(&term)?),
-            Sum::Several(mut sum) => {
+    pub(super) fn add(&mut self, mut term: Tensor) -> Result<(), TensorError> {
+        self.0 = Some(match self.0.take() {
+            None => term,
+            // The order of two terms does not matter, so the sum may be taken in the memory of either.
+            Some(mut sum) if memory::is_alone(&sum) && sum.size() == term.size() => {
                 let _same = sum.f_add_(&term)?;
-                Sum::Several(sum)
+                sum
             }
-        };
+            Some(sum) if memory::is_alone(&term) && sum.size() == term.size() => {
+                let _same = term.f_add_(&sum)?;
+                term
+            }
+            Some(sum) => sum.f_add(&term)?,
+        });
         Ok(())
     }
 
     pub(super) fn get(&self) -> Option<&Tensor> {
-        match self {
-            Sum::Nothing => None,
-            Sum::One(sum) | Sum::Several(sum) => Some(sum),
-        }
+        self.0.as_ref()
     }
 
     pub(super) fn into_tensor(self) -> Option<Tensor> {
-        match self {
-            Sum::Nothing => None,
-            Sum::One(sum) | Sum::Several(sum) => Some(sum),
-        }
+        self.0
     }
 }
 
@@ -53,7 +46,6 @@ mod tests {
         // 1e8 + 1 - 1e8 in f32 is 0 from the left and 1 from the right.
         let terms = [1e8f32, 1.0, -1e8].map(|value| Tensor::from_slice(&[value]));
         let mut sum = Sum::default();
-        assert!(sum.get().is_none());
         for term in &terms {
             sum.add(term.shallow_clone()).unwrap();
         }

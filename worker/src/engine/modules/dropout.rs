@@ -1,20 +1,57 @@
-use super::{Call, Module};
+use super::{of_one, one, update, Back, Call, Kept, Op, Run};
 use layerspec::layers::Dropout;
 use tch::Tensor;
 use tensor::TensorError;
 
-impl Module for Dropout {
-    fn forward(&self, call: &Call<'_>) -> Result<Vec<Tensor>, TensorError> {
-        let input = call.input()?;
-        if !call.training() || self.p == 0.0 {
-            return Ok(vec![input.shallow_clone()]);
-        }
-        let keep = 1.0 - self.p;
-        let mut mask = call.random("dropout")?.bernoulli_mask(&input.size(), input.f_kind()?, keep)?;
-        // With everything dropped the mask is zero, and there is nothing to scale.
-        if keep > 0.0 {
-            let _same = mask.f_div_scalar_(keep)?;
-        }
-        Ok(vec![input.f_mul(&mask)?])
+/// A dropout; a layer with several has another word for each.
+#[derive(Debug)]
+pub(super) struct Drop {
+    p: f64,
+    purpose: &'static str,
+}
+
+impl Drop {
+    pub(super) fn of(layer: &Dropout) -> Self {
+        Self::new(layer.p, "dropout")
     }
+
+    /// With what the random numbers are for, as their key has it.
+    pub(super) fn new(p: f64, purpose: &'static str) -> Self {
+        Drop { p, purpose }
+    }
+}
+
+impl Op for Drop {
+    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
+        let input = one(inputs)?;
+        if !call.training() || self.p == 0.0 {
+            return Ok(Run::keeping(input, Vec::new()));
+        }
+        let mask = mask(call, self.purpose, &input, self.p)?;
+        let output = update(input, |x| x.f_mul_(&mask), |x| x.f_mul(&mask))?;
+        Ok(Run::keeping(output, if call.keeps() { vec![mask] } else { Vec::new() }))
+    }
+
+    fn backward(&self, _: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
+        let grad = of_one(grads)?;
+        match kept.tensors.first() {
+            Some(mask) => Ok(Back::to(update(grad, |g| g.f_mul_(mask), |g| g.f_mul(mask))?)),
+            None => Ok(Back::to(grad)),
+        }
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+/// Zeros with probability `p`, and otherwise what makes up for them.
+pub(super) fn mask(call: &Call<'_>, purpose: &str, like: &Tensor, p: f64) -> Result<Tensor, TensorError> {
+    let keep = 1.0 - p;
+    let mut mask = call.random(purpose)?.bernoulli_mask(&like.size(), like.f_kind()?, keep)?;
+    // With everything dropped the mask is zero, and there is nothing to scale.
+    if keep > 0.0 {
+        let _same = mask.f_div_scalar_(keep)?;
+    }
+    Ok(mask)
 }

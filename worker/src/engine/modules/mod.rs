@@ -1,10 +1,16 @@
 //! What each kind of layer computes: one file each (or one for a family), and one line in the table below.
+//!
+//! A layer is made of ops, most of one. An op goes forward, and back in two halves: the gradients of its inputs, and later
+//! those of its parameters. What it keeps in between is listed ([`Kept`]), so that nothing is kept without need.
 
 mod activation;
+mod attention;
 mod batch_norm;
+mod by_autograd;
 mod conv;
 mod dropout;
 mod embedding;
+mod encoder;
 mod join;
 mod layer_norm;
 mod linear;
@@ -12,104 +18,191 @@ mod pool;
 mod shape;
 mod softmax;
 
-use super::stage::{Mode, Pass};
-use super::Engine;
+use super::call::Call;
+use super::gradient::Gradients;
+use by_autograd::ByAutograd;
 use layerspec::LayerKind;
-use tch::{Device, Tensor};
-use tensor::random::{Key, Stream};
-use tensor::TensorError;
+use std::fmt;
+use tch::Tensor;
+use tensor::{memory, TensorError};
 
-/// What a kind of layer computes. Its arguments are the spec's; its parameters come with the call.
-pub(super) trait Module {
-    /// The layer's outputs. They may share memory with the inputs, which are never written to.
-    fn forward(&self, call: &Call<'_>) -> Result<Vec<Tensor>, TensorError>;
+/// A piece of a layer that goes forward and back by itself. Its arguments are the spec's; its parameters come with the call.
+pub(super) trait Op: fmt::Debug + Send {
+    /// The outputs, and what backward needs, which is nothing where [`Call::keeps`] says so.
+    ///
+    /// An input may be written to where nobody else refers to it ([`memory::is_alone`]). Outputs may share memory with
+    /// inputs.
+    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError>;
+
+    /// The first half of backward: the gradients of the inputs that want one, from those of the outputs (at least one of
+    /// them). The same goes for writing to `grads` as for inputs of the forward pass.
+    fn backward(&self, call: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError>;
+
+    /// The second half: the gradients of the parameters, from what the first one left, added to those of earlier
+    /// microbatches.
+    fn backward_weight(&self, _: &Call<'_>, _: Vec<Tensor>, _: &mut Gradients<'_>) -> Result<(), TensorError> {
+        Ok(())
+    }
+
+    /// Where what it keeps comes from.
+    fn keeps(&self) -> Keeps {
+        Keeps::OfItsRun
+    }
+
+    /// What it keeps, for an op with [`Keeps::Inputs`].
+    fn keep(&self, _: &Call<'_>, _: &[Tensor]) -> Result<Kept, TensorError> {
+        Ok(Kept::default())
+    }
+
+    /// Whether computing it a second time takes little beside the memory of its output.
+    fn is_cheap(&self) -> bool {
+        false
+    }
+}
+
+/// What an op leaves in its forward pass.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) outputs: Vec<Tensor>,
+    pub(super) kept: Kept,
+}
+
+/// What an op keeps for its backward pass.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) sizes: Vec<Vec<i64>>,
+}
+
+/// What the first half of a backward pass leaves.
+#[derive(Debug, Default)]
+pub(super) struct Back {
+    /// By port; none where no gradient is wanted, or none arrives.
+    pub(super) inputs: Vec<Option<Tensor>>,
+    /// What the second half needs; nothing where there is nothing left to do.
+    pub(super) rest: Vec<Tensor>,
+}
+
+/// Where what an op keeps comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keeps {
+    /// From running it.
+    OfItsRun,
+    /// From its inputs alone, by [`Op::keep`].
+    Inputs,
+    /// It keeps nothing.
+    Nothing,
+}
+
+/// A layer as ops, over numbered slots: first its inputs, then what the ops make, in order.
+#[derive(Debug)]
+pub(super) struct Lowered {
+    pub(super) nodes: Vec<Lower>,
+    /// The slots of the layer's outputs.
+    pub(super) outputs: Vec<usize>,
+}
+
+/// One op of a layer and what it is connected with.
+#[derive(Debug)]
+pub(super) struct Lower {
+    pub(super) op: Box<dyn Op>,
+    /// Slots.
+    pub(super) inputs: Vec<usize>,
+    /// How many slots it makes.
+    pub(super) outputs: usize,
+    /// The op's names of its parameters and buffers, and the layer's.
+    pub(super) params: Vec<(&'static str, &'static str)>,
 }
 
 /// The table: a new kind of layer is a file above and a line here.
-pub(super) fn module(kind: &LayerKind) -> &dyn Module {
-    match kind {
-        LayerKind::Linear(layer) => layer,
-        LayerKind::ReLU(layer) => layer,
-        LayerKind::GELU(layer) => layer,
-        LayerKind::SiLU(layer) => layer,
-        LayerKind::Sigmoid(layer) => layer,
-        LayerKind::Tanh(layer) => layer,
-        LayerKind::Softmax(layer) => layer,
-        LayerKind::LogSoftmax(layer) => layer,
-        LayerKind::Dropout(layer) => layer,
-        LayerKind::LayerNorm(layer) => layer,
-        LayerKind::Embedding(layer) => layer,
-        LayerKind::Conv2d(layer) => layer,
-        LayerKind::BatchNorm2d(layer) => layer,
-        LayerKind::MaxPool2d(layer) => layer,
-        LayerKind::AvgPool2d(layer) => layer,
-        LayerKind::AdaptiveAvgPool2d(layer) => layer,
-        LayerKind::Flatten(layer) => layer,
-        LayerKind::Reshape(layer) => layer,
-        LayerKind::Transpose(layer) => layer,
-        LayerKind::Add(layer) => layer,
-        LayerKind::Mul(layer) => layer,
-        LayerKind::Concat(layer) => layer,
-        LayerKind::Identity(layer) => layer,
+pub(super) fn lower(kind: &LayerKind, inputs: usize) -> Lowered {
+    let op: Box<dyn Op> = match kind.clone() {
+        LayerKind::TransformerEncoderLayer(layer) => return encoder::lower(&layer),
+        LayerKind::Linear(layer) => Box::new(layer),
+        LayerKind::ReLU(layer) => Box::new(layer),
+        LayerKind::GELU(layer) => Box::new(layer),
+        LayerKind::SiLU(layer) => Box::new(layer),
+        LayerKind::Sigmoid(layer) => Box::new(layer),
+        LayerKind::Tanh(layer) => Box::new(layer),
+        LayerKind::Softmax(layer) => Box::new(layer),
+        LayerKind::LogSoftmax(layer) => Box::new(layer),
+        LayerKind::Dropout(layer) => Box::new(dropout::Drop::of(&layer)),
+        LayerKind::LayerNorm(layer) => Box::new(layer),
+        LayerKind::Embedding(layer) => Box::new(layer),
+        LayerKind::Conv2d(layer) => Box::new(layer),
+        LayerKind::BatchNorm2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::MaxPool2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::AvgPool2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::AdaptiveAvgPool2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Flatten(layer) => Box::new(layer),
+        LayerKind::Reshape(layer) => Box::new(layer),
+        LayerKind::Transpose(layer) => Box::new(layer),
+        LayerKind::Add(layer) => Box::new(layer),
+        LayerKind::Mul(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Concat(layer) => Box::new(layer),
+        LayerKind::Identity(layer) => Box::new(layer),
+    };
+    let params = kind.params().iter().map(|param| (param.name, param.name)).collect();
+    // A layer of one op; every kind has one output.
+    Lowered { nodes: vec![Lower { op, inputs: (0..inputs).collect(), outputs: 1, params }], outputs: vec![inputs] }
+}
+
+impl Run {
+    /// Of an op with one output that keeps these tensors.
+    fn keeping(output: Tensor, tensors: Vec<Tensor>) -> Self {
+        Run { outputs: vec![output], kept: Kept { tensors, sizes: Vec::new() } }
+    }
+
+    /// Of an op with one output whose backward pass needs these sizes.
+    fn knowing(output: Tensor, sizes: Vec<Vec<i64>>) -> Self {
+        Run { outputs: vec![output], kept: Kept { tensors: Vec::new(), sizes } }
     }
 }
 
-/// One call of one layer: its inputs, parameters and circumstances.
-pub(super) struct Call<'a> {
-    engine: &'a Engine,
-    place: usize,
-    pass: &'a Pass,
-    inputs: &'a [Tensor],
+impl Back {
+    /// Of an op with one input, where all is done.
+    fn to(input: Tensor) -> Self {
+        Back { inputs: vec![Some(input)], rest: Vec::new() }
+    }
 }
 
-impl<'a> Call<'a> {
-    pub(super) fn new(engine: &'a Engine, place: usize, pass: &'a Pass, inputs: &'a [Tensor]) -> Self {
-        Call { engine, place, pass, inputs }
+impl Kept {
+    /// The tensors of an op that keeps so many.
+    fn tensors<const N: usize>(self) -> Result<[Tensor; N], TensorError> {
+        let count = self.tensors.len();
+        self.tensors.try_into().map_err(|_| missing(format!("{N} tensors were to be kept, {count} are")))
     }
+}
 
-    /// All inputs, by port; at least one.
-    fn inputs(&self) -> Result<(&'a Tensor, &'a [Tensor]), TensorError> {
-        self.inputs.split_first().ok_or_else(|| TensorError::invalid("the layer", "expected an input, got none"))
+/// The input of an op that takes one.
+fn one(inputs: Vec<Tensor>) -> Result<Tensor, TensorError> {
+    let count = inputs.len();
+    match <[Tensor; 1]>::try_from(inputs) {
+        Ok([input]) => Ok(input),
+        Err(_) => Err(missing(format!("expected one input, got {count}"))),
     }
+}
 
-    /// The input of a layer that takes one.
-    fn input(&self) -> Result<&'a Tensor, TensorError> {
-        match self.inputs {
-            [input] => Ok(input),
-            inputs => Err(TensorError::invalid("the layer", format!("expected one input, got {}", inputs.len()))),
-        }
-    }
+/// The gradient of an op with one output.
+fn of_one(grads: Vec<Option<Tensor>>) -> Result<Tensor, TensorError> {
+    grads.into_iter().next().flatten().ok_or_else(|| missing("no gradient arrived"))
+}
 
-    /// A parameter or buffer that the layer has under this name, if its arguments give it one.
-    fn optional(&self, name: &str) -> Option<&'a Tensor> {
-        let params = &self.engine.params;
-        let binding = params.bindings[self.place].iter().find(|binding| binding.name == name)?;
-        Some(&params.all[binding.index].tensor)
-    }
+fn missing(problem: impl Into<String>) -> TensorError {
+    TensorError::invalid("the layer", problem)
+}
 
-    /// A parameter that the layer always has.
-    fn param(&self, name: &str) -> Result<&'a Tensor, TensorError> {
-        self.optional(name).ok_or_else(|| TensorError::invalid("the layer", format!("has no parameter {name}")))
+/// `in_place` where nobody else refers to the tensor, else `fresh`.
+fn update<T>(
+    mut tensor: Tensor,
+    in_place: impl FnOnce(&mut Tensor) -> Result<T, tch::TchError>,
+    fresh: impl FnOnce(&Tensor) -> Result<Tensor, tch::TchError>,
+) -> Result<Tensor, TensorError> {
+    if memory::is_alone(&tensor) {
+        in_place(&mut tensor)?;
+        return Ok(tensor);
     }
-
-    fn training(&self) -> bool {
-        self.pass.mode == Mode::Train
-    }
-
-    /// Random numbers that depend on the run's seed, the step, the microbatch and the layer alone.
-    fn random(&self, purpose: &str) -> Result<Stream, TensorError> {
-        let stage = &self.engine.stage;
-        Key::new(stage.seed)
-            .text(purpose)
-            .number(self.pass.step)
-            .number(u64::from(self.pass.key.index))
-            .text(&stage.layers[self.place].name)
-            .stream(self.device())
-    }
-
-    fn device(&self) -> Device {
-        self.engine.stage.device
-    }
+    Ok(fresh(&tensor)?)
 }
 
 /// Sizes as libtorch takes them.
@@ -117,6 +210,11 @@ pub(super) fn sizes(sizes: &[u64]) -> Result<Vec<i64>, TensorError> {
     sizes.iter().map(|&size| self::size(size)).collect()
 }
 
+/// Height and width as libtorch takes them.
+fn pair([height, width]: [u64; 2]) -> Result<[i64; 2], TensorError> {
+    Ok([size(height)?, size(width)?])
+}
+
 fn size(size: u64) -> Result<i64, TensorError> {
-    i64::try_from(size).map_err(|_| TensorError::invalid("the layer", format!("a size of {size} is out of range")))
+    i64::try_from(size).map_err(|_| missing(format!("a size of {size} is out of range")))
 }

@@ -44,8 +44,7 @@ impl Chain {
         }
         for engine in &mut self.engines {
             assert_eq!(engine.waiting(), 0);
-            engine.optim_step().unwrap();
-            engine.zero_grad();
+            optim_step(engine, 1e-2).unwrap();
         }
         total
     }
@@ -120,5 +119,5 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel 
         graph.outputs().contains(value) || graph.users(*value).iter().any(|user| !inside(user.layer.index()))
     };
     let outputs = made.into_iter().filter(leaves).collect();
-    StageModel { layers, inputs, outputs, seed: 11, device: Device::Cpu }
+    StageModel { layers, inputs, outputs, borrowed: Vec::new(), lent: Vec::new(), seed: 11, device: Device::Cpu }
 }

@@ -6,15 +6,18 @@ mod dropout;
 mod errors;
 mod formulas;
 mod gradients;
+mod halves;
 mod models;
 mod norms;
 mod states;
+mod ties;
 mod whole_graph;
 
 use super::*;
-use layerspec::LayerGraph;
+use layerspec::{LayerGraph, Recompute};
 use pipeline::loss::LossSpec;
-use tch::{Device, Kind};
+use pipeline::task::Update;
+use tch::{Device, Kind, Tensor};
 use tensor::random::Key;
 
 fn graph(yaml: &str) -> LayerGraph {
@@ -34,6 +37,8 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
         layers: graph.layers().to_vec(),
         inputs: inputs.collect(),
         outputs: graph.outputs().to_vec(),
+        borrowed: Vec::new(),
+        lent: Vec::new(),
         seed: 11,
         device: Device::Cpu,
     }
@@ -72,6 +77,11 @@ fn assert_same(left: &[(String, Tensor)], right: &[(String, Tensor)], what: &str
     }
 }
 
-fn copies(gradients: Vec<(&str, Option<&Tensor>)>) -> Vec<(String, Tensor)> {
-    gradients.into_iter().filter_map(|(name, grad)| Some((name.to_owned(), grad?.copy()))).collect()
+fn copies(gradients: Result<Vec<(&str, Option<Tensor>)>, EngineError>) -> Vec<(String, Tensor)> {
+    gradients.unwrap().into_iter().filter_map(|(name, grad)| Some((name.to_owned(), grad?.copy()))).collect()
+}
+
+/// A plain step with this learning rate.
+fn optim_step(engine: &mut Engine, lr: f64) -> Result<(), EngineError> {
+    engine.optim_step(&Update { lr, scale: 1.0, clip: 1.0 }, Vec::new()).map(drop)
 }

@@ -9,8 +9,7 @@ fn steps(engine: &mut Engine, first: u32, count: u32) -> Vec<f32> {
         let prediction = engine.forward(&pass, vec![normal("x", &[4, 3])]).unwrap().remove(0);
         let loss = engine.loss(pass.key, &mse(&prediction, &normal("y", &[4, 2]), 1.0), Mode::Train).unwrap();
         engine.backward(pass.key, vec![vec![]]).unwrap();
-        engine.optim_step().unwrap();
-        engine.zero_grad();
+        optim_step(engine, 0.1).unwrap();
         loss
     };
     (first..first + count).map(step).collect()

@@ -1,0 +1,190 @@
+//! Backward functions of single operations, as libtorch's autograd calls them, for those that go back without autograd.
+
+use crate::{ffi, TensorError};
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+/// Which gradients a backward function is to compute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of the input.
+    pub input: bool,
+    /// Of the weight.
+    pub weight: bool,
+    /// Of the bias.
+    pub bias: bool,
+}
+
+/// What a backward function gives: what was wanted.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    /// Of the input.
+    pub input: Option<Tensor>,
+    /// Of the weight.
+    pub weight: Option<Tensor>,
+    /// Of the bias.
+    pub bias: Option<Tensor>,
+}
+
+/// The arguments of a layer norm, and what its forward pass (`native_layer_norm`) left.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerNorm<'a> {
+    /// What was normalised.
+    pub input: &'a Tensor,
+    /// The last dimensions' sizes.
+    pub shape: &'a [i64],
+    /// The mean of each row.
+    pub mean: &'a Tensor,
+    /// One over the standard deviation of each row.
+    pub rstd: &'a Tensor,
+    /// The learned scale.
+    pub weight: Option<&'a Tensor>,
+    /// The learned shift.
+    pub bias: Option<&'a Tensor>,
+}
+
+impl LayerNorm<'_> {
+    /// The gradients, given that of the output.
+    pub fn backward(&self, grad: &Tensor, wanted: Wanted) -> Result<Gradients, TensorError> {
+        let mut out = [std::ptr::null_mut(); 3];
+        // SAFETY: all tensors are borrowed for the call, `shape` is as long as said, `out` has three places.
+        let status = unsafe {
+            ffi::bm_layer_norm_backward(
+                grad.as_ptr(),
+                self.input.as_ptr(),
+                self.mean.as_ptr(),
+                self.rstd.as_ptr(),
+                pointer(self.weight),
+                pointer(self.bias),
+                self.shape.as_ptr(),
+                self.shape.len(),
+                wanted.bits(),
+                out.as_mut_ptr(),
+            )
+        };
+        ffi::check("backward of a layer norm", status)?;
+        // SAFETY: the shim has filled the three places.
+        Ok(unsafe { Gradients::from_raw(out) })
+    }
+}
+
+/// The arguments of a convolution of images, less its bias.
+#[derive(Debug, Clone, Copy)]
+pub struct Conv2d<'a> {
+    /// `[batch, channels, height, width]`.
+    pub input: &'a Tensor,
+    /// `[out channels, channels of a group, height, width]`.
+    pub weight: &'a Tensor,
+    /// By height and width.
+    pub stride: [i64; 2],
+    /// By height and width.
+    pub padding: [i64; 2],
+    /// By height and width.
+    pub dilation: [i64; 2],
+    /// Groups of channels.
+    pub groups: i64,
+}
+
+impl Conv2d<'_> {
+    /// The gradients, given that of the output.
+    pub fn backward(&self, grad: &Tensor, wanted: Wanted) -> Result<Gradients, TensorError> {
+        if self.weight.dim() != 4 {
+            return Err(TensorError::invalid("backward of a convolution", "the weight must have four dimensions"));
+        }
+        let [stride, padding, dilation] = [self.stride, self.padding, self.dilation];
+        let sizes = [stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1]];
+        let mut out = [std::ptr::null_mut(); 3];
+        // SAFETY: all tensors are borrowed for the call, `sizes` are the six that the shim reads, `out` has three places.
+        let status = unsafe {
+            ffi::bm_conv2d_backward(
+                grad.as_ptr(),
+                self.input.as_ptr(),
+                self.weight.as_ptr(),
+                sizes.as_ptr(),
+                self.groups,
+                wanted.bits(),
+                out.as_mut_ptr(),
+            )
+        };
+        ffi::check("backward of a convolution", status)?;
+        // SAFETY: the shim has filled the three places.
+        Ok(unsafe { Gradients::from_raw(out) })
+    }
+}
+
+impl Wanted {
+    fn bits(self) -> u8 {
+        u8::from(self.input) | u8::from(self.weight) << 1 | u8::from(self.bias) << 2
+    }
+}
+
+impl Gradients {
+    /// # Safety
+    /// Each pointer is null or a new C++ tensor that nobody else owns.
+    unsafe fn from_raw(pointers: [*mut C_tensor; 3]) -> Self {
+        let [input, weight, bias] =
+            // SAFETY: the caller's promise.
+            pointers.map(|pointer| (!pointer.is_null()).then(|| unsafe { Tensor::from_ptr(pointer) }));
+        Gradients { input, weight, bias }
+    }
+}
+
+fn pointer(tensor: Option<&Tensor>) -> *const C_tensor {
+    tensor.map_or(std::ptr::null(), Tensor::as_ptr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grad;
+    use tch::{Device, Kind};
+
+    const ALL: Wanted = Wanted { input: true, weight: true, bias: true };
+
+    fn leaf(shape: &[i64]) -> Tensor {
+        Tensor::randn(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true)
+    }
+
+    fn same(ours: &Gradients, theirs: &[Option<Tensor>]) {
+        for (ours, theirs) in [&ours.input, &ours.weight, &ours.bias].into_iter().zip(theirs) {
+            assert!(ours.as_ref().unwrap().equal(theirs.as_ref().unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_layer_norm_goes_back_as_under_autograd() {
+        let (x, weight, bias, g) = (leaf(&[3, 4, 5]), leaf(&[5]), leaf(&[5]), Tensor::ones_like(&leaf(&[3, 4, 5])));
+        let y = x.layer_norm([5], Some(&weight), Some(&bias), 1e-5, true);
+        let theirs = grad::backward(&[&y], &[&g], &[&x, &weight, &bias]).unwrap();
+        let x = x.detach();
+        let (_, mean, rstd) = tch::no_grad(|| x.native_layer_norm([5], Some(&weight), Some(&bias), 1e-5));
+        let (weight, bias) = (Some(&weight), Some(&bias));
+        let norm = LayerNorm { input: &x, shape: &[5], mean: &mean, rstd: &rstd, weight, bias };
+        same(&norm.backward(&g, ALL).unwrap(), &theirs);
+        let input_only = norm.backward(&g, Wanted { input: true, ..Wanted::default() }).unwrap();
+        assert!(input_only.input.unwrap().equal(theirs[0].as_ref().unwrap()) && input_only.weight.is_none());
+    }
+
+    #[test]
+    fn a_convolution_goes_back_in_halves_as_under_autograd_at_once() {
+        let (x, weight, bias) = (leaf(&[2, 4, 6, 6]), leaf(&[6, 2, 3, 3]), leaf(&[6]));
+        let y = x.conv2d(&weight, Some(&bias), [2, 1], [1, 0], [1, 2], 2);
+        let g = Tensor::randn(y.size(), (Kind::Float, Device::Cpu));
+        let theirs = grad::backward(&[&y], &[&g], &[&x, &weight, &bias]).unwrap();
+        let (input, weight) = (&x.detach(), &weight.detach());
+        let conv = Conv2d { input, weight, stride: [2, 1], padding: [1, 0], dilation: [1, 2], groups: 2 };
+        let half = conv.backward(&g, Wanted { input: true, ..Wanted::default() }).unwrap();
+        let other = conv.backward(&g, Wanted { input: false, ..ALL }).unwrap();
+        assert!(half.weight.is_none() && other.input.is_none());
+        same(&Gradients { input: half.input, ..other }, &theirs);
+    }
+
+    #[test]
+    fn mistakes_are_errors() {
+        let x = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
+        let norm = LayerNorm { input: &x, shape: &[7], mean: &x, rstd: &x, weight: None, bias: None };
+        assert!(norm.backward(&x, ALL).is_err());
+        let flat = Conv2d { input: &x, weight: &x, stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
+        assert!(flat.backward(&x, ALL).unwrap_err().to_string().contains("four dimensions"));
+    }
+}

@@ -1,0 +1,138 @@
+//! A look at tensors' memory: whose it is, how it lies, how much there is.
+
+use crate::{ffi, TensorError};
+use std::collections::HashSet;
+use tch::Tensor;
+
+/// Whether this is the only reference to the tensor and its memory, so that nobody notices when it is written to.
+///
+/// False for memory that was made elsewhere ([`crate::payload::from_bytes`]): who else reads it cannot be told.
+pub fn is_alone(tensor: &Tensor) -> bool {
+    // SAFETY: the tensor is borrowed for the call.
+    unsafe { ffi::bm_is_alone(tensor.as_ptr()) }
+}
+
+/// Whether the tensor's strides are those that fresh memory would have: row-major, also where sizes are 1.
+pub fn is_plain(tensor: &Tensor) -> bool {
+    // SAFETY: the tensor is borrowed for the call.
+    unsafe { ffi::bm_is_plain(tensor.as_ptr()) }
+}
+
+/// Bytes of memory that tensors keep; memory that several of them share counts once.
+#[derive(Debug, Default)]
+pub struct Held {
+    seen: HashSet<usize>,
+    bytes: u64,
+}
+
+impl Held {
+    /// Counts the memory behind a tensor, all of it, though the tensor may be a view of a part.
+    pub fn count(&mut self, tensor: &Tensor) {
+        let (mut data, mut bytes) = (std::ptr::null(), 0);
+        // SAFETY: the tensor is borrowed for the call, and both pointers are to live places.
+        unsafe { ffi::bm_storage(tensor.as_ptr(), &mut data, &mut bytes) };
+        if bytes > 0 && self.seen.insert(data as usize) {
+            self.bytes += bytes;
+        }
+    }
+
+    /// Leaves the memory behind a tensor out of the count.
+    pub fn ignore(&mut self, tensor: &Tensor) {
+        let counted = self.bytes;
+        self.count(tensor);
+        self.bytes = counted;
+    }
+
+    /// The sum.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// The sum of the squares of a floating-point tensor's elements, in f64 and in one order, whatever the number of threads.
+pub fn sum_of_squares(tensor: &Tensor) -> Result<f64, TensorError> {
+    let mut sum = 0.0;
+    // SAFETY: the tensor is borrowed for the call, and the pointer is to a live place.
+    ffi::check("a gradient's norm", unsafe { ffi::bm_sum_of_squares(tensor.as_ptr(), &mut sum) })?;
+    Ok(sum)
+}
+
+/// Makes freed memory stay with the process, where it is found warm again, rather than go back to the kernel, which would
+/// hand out cold pages and fill them with zeros: tensors come and go by the thousand in a training step.
+///
+/// Call it first thing in `main`. Blocks above 64 MiB still come from the kernel and go back to it, and so does what is
+/// free at the heap's end beyond 128 MiB. Does nothing where the C library is not glibc.
+pub fn keep_freed_memory() {
+    const LARGEST_BLOCK: usize = 64 << 20;
+    const KEEP: usize = 128 << 20;
+    // SAFETY: the arguments are plain numbers, and `mallopt` may be called at any time.
+    unsafe { ffi::bm_keep_freed_memory(LARGEST_BLOCK, KEEP) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload;
+    use tch::{Device, Kind};
+
+    fn numbers() -> Tensor {
+        Tensor::zeros([4, 1, 3], (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn a_tensor_is_alone_until_somebody_else_refers_to_it_or_its_memory() {
+        let tensor = numbers();
+        assert!(is_alone(&tensor));
+        let clone = tensor.shallow_clone();
+        assert!(!is_alone(&tensor) && !is_alone(&clone));
+        drop(clone);
+        assert!(is_alone(&tensor));
+        let view = tensor.select(0, 1);
+        assert!(!is_alone(&tensor) && !is_alone(&view));
+        drop(view);
+        let bytes = payload::to_bytes(&tensor).unwrap();
+        assert!(!is_alone(&tensor));
+        drop(bytes);
+        assert!(is_alone(&tensor));
+    }
+
+    #[test]
+    fn foreign_memory_is_never_alone() {
+        let bytes = payload::to_bytes(&numbers()).unwrap();
+        let tensor = payload::from_bytes(layerspec::DType::Float32, &[12], bytes).unwrap();
+        assert!(!is_alone(&tensor));
+    }
+
+    #[test]
+    fn fresh_memory_is_plain_and_other_strides_are_not() {
+        let tensor = numbers();
+        assert!(is_plain(&tensor) && is_plain(&Tensor::from(1.0f32)));
+        assert!(!is_plain(&tensor.transpose(0, 2)));
+        assert!(!is_plain(&tensor.transpose(0, 1)), "sizes of 1 count");
+        assert!(is_plain(&Tensor::zeros([2, 0, 3], (Kind::Float, Device::Cpu))));
+    }
+
+    #[test]
+    fn squares_are_summed_in_double_precision_whatever_the_layout() {
+        let tensor = Tensor::arange(1001, (Kind::Float, Device::Cpu)) / 7.0;
+        let expected = (tensor.to_kind(Kind::Double).square()).sum(Kind::Double).double_value(&[]);
+        let close = |sum: f64| (sum / expected - 1.0).abs() < 1e-14;
+        assert!(close(sum_of_squares(&tensor).unwrap()));
+        assert_eq!(
+            sum_of_squares(&tensor.reshape([7, 143]).transpose(0, 1).contiguous().transpose(0, 1)).unwrap(),
+            sum_of_squares(&tensor).unwrap()
+        );
+        assert_eq!(sum_of_squares(&Tensor::zeros([0], (Kind::Float, Device::Cpu))).unwrap(), 0.0);
+        assert!(sum_of_squares(&Tensor::from(1i64)).is_err());
+    }
+
+    #[test]
+    fn shared_memory_counts_once() {
+        let tensor = numbers();
+        let mut held = Held::default();
+        for tensor in [&tensor, &tensor.select(0, 2), &numbers()] {
+            held.count(tensor);
+        }
+        assert_eq!(held.bytes(), 2 * 48);
+    }
+}

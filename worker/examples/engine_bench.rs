@@ -1,0 +1,106 @@
+//! The stage engine alone on one thread: 8 encoder layers as one stage, 8 microbatches of 4, Adam; or the model of a file.
+//!
+//! ```text
+//! cargo run --release -p worker --example engine_bench              milliseconds a step, and peak memory
+//! cargo run --release -p worker --example engine_bench -- split     with the backward pass in halves
+//! cargo run --release -p worker --example engine_bench -- examples/models/residual.yaml
+//! ```
+
+use anyhow::{bail, Result};
+use layerspec::{Bindings, LayerGraph};
+use pipeline::ids::MicrobatchKey;
+use pipeline::loss::LossSpec;
+use pipeline::optimizer::OptimizerSpec;
+use pipeline::task::Update;
+use std::time::Instant;
+use tch::{Device, Kind, Tensor};
+use worker::engine::{Engine, LossTask, Mode, Pass, StageInput, StageModel};
+
+const ENCODER: &str = "
+inputs: {x: [batch, 64, 256]}
+layers:
+  - repeat: 8
+    layers:
+      - TransformerEncoderLayer: {d_model: 256, nhead: 4, dim_feedforward: 1024, dropout: 0.0, batch_first: true, norm_first: true}
+";
+const BATCH: u64 = 32;
+const STEPS: usize = 12;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let split = arguments.iter().any(|argument| argument == "split");
+    if !arguments.iter().any(|argument| argument == "cold") {
+        tensor::memory::keep_freed_memory();
+    }
+    tensor::threads::set_count(1);
+    let file = arguments.iter().find(|argument| argument.ends_with(".yaml"));
+    let (graph, microbatches) = match file {
+        Some(file) => (LayerGraph::from_file(file)?, 1),
+        None => (LayerGraph::from_yaml(ENCODER, "encoder")?, 8),
+    };
+    let mut engine = Engine::build(whole(&graph))?;
+    engine.set_optimizer(OptimizerSpec::adam(1e-4));
+    let (x, y) = (random(&graph, graph.inputs()[0])?, random(&graph, graph.outputs()[0])?);
+    let mut times = Vec::new();
+    for number in 0..STEPS as u64 {
+        let begin = Instant::now();
+        step(&mut engine, number, (&x, &y), microbatches, split)?;
+        times.push(begin.elapsed().as_secs_f64() * 1e3);
+    }
+    times.drain(..2);
+    times.sort_by(f64::total_cmp);
+    println!("{:.2} ms a step (median; least {:.2}), {} MiB at most", times[times.len() / 2], times[0], peak()?);
+    Ok(())
+}
+
+fn step(engine: &mut Engine, number: u64, (x, y): (&Tensor, &Tensor), microbatches: i64, split: bool) -> Result<()> {
+    for (index, (x, y)) in (0..).zip(x.f_chunk(microbatches, 0)?.into_iter().zip(y.f_chunk(microbatches, 0)?)) {
+        let pass = Pass { key: MicrobatchKey { batch: number, index }, step: number, mode: Mode::Train };
+        let outputs = engine.forward(&pass, vec![x])?;
+        let task = LossTask {
+            output: 0,
+            prediction: &outputs[0],
+            target: &y,
+            loss: LossSpec::MSELoss,
+            weight: 1.0 / microbatches as f64,
+        };
+        engine.loss(pass.key, &task, pass.mode)?;
+        drop(outputs);
+        if split {
+            engine.backward_input(pass.key, vec![vec![]])?;
+            engine.backward_weight(pass.key)?;
+        } else {
+            engine.backward(pass.key, vec![vec![]])?;
+        }
+    }
+    engine.optim_step(&Update { lr: 1e-4, scale: 1.0, clip: 1.0 }, Vec::new())?;
+    Ok(())
+}
+
+fn whole(graph: &LayerGraph) -> StageModel {
+    let input = |&value: &layerspec::ValueId| StageInput { value, needs_grad: false, sum_here: true };
+    StageModel {
+        layers: graph.layers().to_vec(),
+        inputs: graph.inputs().iter().map(input).collect(),
+        outputs: graph.outputs().to_vec(),
+        borrowed: Vec::new(),
+        lent: Vec::new(),
+        seed: 0,
+        device: Device::Cpu,
+    }
+}
+
+fn random(graph: &LayerGraph, value: layerspec::ValueId) -> Result<Tensor> {
+    let bindings = Bindings::new().with("batch", BATCH);
+    let dims = graph.value(value).ty.dims().iter().map(|dim| dim.eval(&bindings).map(u64::cast_signed));
+    let Some(shape) = dims.collect::<Option<Vec<_>>>() else { bail!("only the batch may be a word") };
+    Ok(Tensor::f_randn(shape, (Kind::Float, Device::Cpu))?)
+}
+
+/// The most memory that this process has had, in MiB.
+fn peak() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.unwrap_or(0) / 1024)
+}

@@ -1,0 +1,104 @@
+//! The gradients of parameters: one for each layer that uses one, summed over microbatches.
+
+use super::layer::Node;
+use tch::Tensor;
+use tensor::{memory, TensorError};
+
+/// The sum over the microbatches so far, in the order of the calls. Its memory stays from step to step.
+#[derive(Debug, Default)]
+pub(super) struct Gradient {
+    memory: Option<Tensor>,
+    /// Whether the memory holds a sum; else it is only kept.
+    filled: bool,
+}
+
+impl Gradient {
+    pub(super) fn get(&self) -> Option<&Tensor> {
+        self.memory.as_ref().filter(|_| self.filled)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.filled = false;
+    }
+
+    /// The sum with its memory; the next one gets new memory.
+    pub(super) fn take(&mut self) -> Option<Tensor> {
+        let filled = std::mem::take(&mut self.filled);
+        self.memory.take().filter(|_| filled)
+    }
+
+    /// Adds a term. After an error the sum is void.
+    pub(super) fn add(&mut self, term: Tensor) -> Result<(), TensorError> {
+        match (&mut self.memory, self.filled) {
+            (Some(sum), true) => drop(sum.f_add_(&term)?),
+            (Some(memory), false) => memory.f_copy_(&term)?,
+            (memory, _) => {
+                *memory = Some(match memory::is_alone(&term) && memory::is_plain(&term) {
+                    true => term,
+                    false => copied(&term)?,
+                });
+            }
+        }
+        self.filled = true;
+        Ok(())
+    }
+
+    /// Adds `leftᵀ · right`, without a temporary of its size.
+    ///
+    /// That is to the bit the product and then the sum, as autograd does it, for inner dimensions up to 256; where they are
+    /// longer libtorch's product adds in several rounds. Vectors and single rows have kernels of their own, which round
+    /// in other places: their product is taken apart.
+    pub(super) fn add_product(&mut self, left: &Tensor, right: &Tensor) -> Result<(), TensorError> {
+        let is_narrow = |tensor: &Tensor| tensor.size().contains(&1);
+        let left_is_narrow = is_narrow(left);
+        let left = left.f_tr()?;
+        if self.filled && (left_is_narrow || is_narrow(right)) {
+            return self.add(left.f_mm(right)?);
+        }
+        match (&mut self.memory, self.filled) {
+            (Some(sum), true) => drop(sum.f_addmm_(&left, right)?),
+            (Some(memory), false) => drop(left.f_mm_out(memory, right)?),
+            (memory, _) => *memory = Some(left.f_mm(right)?),
+        }
+        self.filled = true;
+        Ok(())
+    }
+
+    /// The sum to be added to in place; zeros like `param` where there is none yet.
+    pub(super) fn or_zeros(&mut self, param: &Tensor) -> Result<Tensor, TensorError> {
+        let sum = match &mut self.memory {
+            Some(memory) => memory,
+            memory => memory.insert(param.f_detach()?.f_zeros_like()?),
+        };
+        if !self.filled {
+            let _same = sum.f_zero_()?;
+        }
+        self.filled = true;
+        Ok(sum.shallow_clone())
+    }
+}
+
+fn copied(term: &Tensor) -> Result<Tensor, TensorError> {
+    let mut copy = Tensor::f_empty(term.size(), (term.f_kind()?, term.device()))?;
+    copy.f_copy_(term)?;
+    Ok(copy)
+}
+
+/// The gradients of one op's parameters.
+pub(super) struct Gradients<'a> {
+    node: &'a Node,
+    /// By the layer's own order of parameters.
+    layer: &'a mut [Gradient],
+}
+
+impl<'a> Gradients<'a> {
+    pub(super) fn new(node: &'a Node, layer: &'a mut [Gradient]) -> Self {
+        Gradients { node, layer }
+    }
+
+    /// The gradient of the parameter that the op calls so; none where it is not trained.
+    pub(super) fn of(&mut self, role: &str) -> Option<&mut Gradient> {
+        let param = self.node.params.iter().find(|param| param.role == role && param.trained)?;
+        self.layer.get_mut(param.place)
+    }
+}

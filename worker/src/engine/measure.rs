@@ -1,0 +1,144 @@
+//! How long a layer takes on this machine, by running it alone.
+
+use super::{Engine, EngineError, Mode, Pass, StageInput, StageModel};
+use layerspec::{DType, Layer};
+use pipeline::ids::MicrobatchKey;
+use pipeline::optimizer::OptimizerSpec;
+use pipeline::task::{LayerProbe, LayerTimes, Update};
+use std::time::{Duration, Instant};
+use tch::{Device, Tensor};
+use tensor::{kind_of, TensorError};
+
+/// Enough for a median.
+const REPETITIONS: usize = 3;
+/// A layer is repeated for about so long, unless it takes longer for the least number of repetitions.
+const TIME: Duration = Duration::from_millis(40);
+/// Against layers so quick that their repetitions would not end.
+const MOST_REPETITIONS: usize = 100;
+
+/// Runs a layer with parameters of its own, and gives the median times of its parts.
+pub fn measure(probe: &LayerProbe, device: Device) -> Result<LayerTimes, EngineError> {
+    let mut bench = Bench::new(probe, device)?;
+    // Once for memory that is not yet there and code that is not yet loaded.
+    bench.whole()?;
+    bench.halves()?;
+    let begin = Instant::now();
+    let mut rounds: Vec<LayerTimes> = Vec::new();
+    while rounds.len() < REPETITIONS || (begin.elapsed() < TIME && rounds.len() < MOST_REPETITIONS) {
+        let (whole, halves) = (bench.whole()?, bench.halves()?);
+        rounds.push(LayerTimes { forward: whole.forward, backward: whole.backward, ..halves });
+    }
+    let median = |of: fn(&LayerTimes) -> u64| {
+        let mut all: Vec<u64> = rounds.iter().map(of).collect();
+        all.sort_unstable();
+        all[all.len() / 2]
+    };
+    Ok(LayerTimes {
+        forward: median(|times| times.forward),
+        backward: median(|times| times.backward),
+        backward_input: median(|times| times.backward_input),
+        backward_weight: median(|times| times.backward_weight),
+        optim_step: median(|times| times.optim_step),
+        held: median(|times| times.held),
+        held_between: median(|times| times.held_between),
+    })
+}
+
+/// One layer as a stage.
+struct Bench {
+    engine: Engine,
+    inputs: Vec<Tensor>,
+}
+
+const KEY: MicrobatchKey = MicrobatchKey { batch: 0, index: 0 };
+
+impl Bench {
+    fn new(probe: &LayerProbe, device: Device) -> Result<Self, EngineError> {
+        // What it shares with other layers is made for it alone here.
+        let layer = Layer { share: None, ..probe.layer.clone() };
+        let inputs = layer.inputs.iter().zip(&probe.inputs).map(|(value, meta)| StageInput {
+            value: *value,
+            needs_grad: probe.input_grads && meta.dtype.is_floating(),
+            sum_here: true,
+        });
+        let model = StageModel {
+            inputs: inputs.collect(),
+            outputs: layer.outputs.clone(),
+            borrowed: Vec::new(),
+            lent: Vec::new(),
+            layers: vec![layer],
+            seed: 0,
+            device,
+        };
+        let mut engine = Engine::build(model)?;
+        engine.set_optimizer(OptimizerSpec::adam(0.0));
+        let inputs = probe.inputs.iter().map(|meta| filled(meta.dtype, &meta.shape, device));
+        Ok(Bench { engine, inputs: inputs.collect::<Result<_, _>>()? })
+    }
+
+    /// Forward and backward.
+    fn whole(&mut self) -> Result<LayerTimes, EngineError> {
+        let (forward, outputs) = self.forward()?;
+        let grads = grads_like(&outputs)?;
+        let (backward, done) = timed(|| self.engine.backward(KEY, grads));
+        done?;
+        Ok(LayerTimes { forward, backward, ..LayerTimes::default() })
+    }
+
+    /// Forward, backward in halves, and a step.
+    fn halves(&mut self) -> Result<LayerTimes, EngineError> {
+        let (forward, outputs) = self.forward()?;
+        let grads = grads_like(&outputs)?;
+        let held = self.engine.held().forward;
+        let (backward_input, done) = timed(|| self.engine.backward_input(KEY, grads));
+        drop((done?, outputs));
+        let held_between = self.engine.held().between;
+        let (backward_weight, done) = timed(|| self.engine.backward_weight(KEY));
+        done?;
+        let update = Update { lr: 0.0, scale: 1.0, clip: 1.0 };
+        let (optim_step, done) = timed(|| self.engine.optim_step(&update, Vec::new()));
+        done?;
+        Ok(LayerTimes {
+            forward,
+            backward_input,
+            backward_weight,
+            optim_step,
+            held,
+            held_between,
+            ..LayerTimes::default()
+        })
+    }
+
+    fn forward(&mut self) -> Result<(u64, Vec<Tensor>), EngineError> {
+        let pass = Pass { key: KEY, step: 0, mode: Mode::Train };
+        let inputs = self.inputs.iter().map(Tensor::shallow_clone).collect();
+        let (time, outputs) = timed(|| self.engine.forward(&pass, inputs));
+        Ok((time, outputs?))
+    }
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let begin = Instant::now();
+    let result = work();
+    (u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX), result)
+}
+
+/// Numbers that any layer can take: small ones, and where they count rows, the first row.
+fn filled(dtype: DType, shape: &[u64], device: Device) -> Result<Tensor, TensorError> {
+    let kind = kind_of(dtype);
+    let shape = super::modules::sizes(shape)?;
+    if !dtype.is_floating() {
+        return Ok(Tensor::f_zeros(shape, (kind, device))?);
+    }
+    let count = shape.iter().try_fold(1i64, |product, size| product.checked_mul(*size));
+    let count = count.ok_or_else(|| TensorError::invalid("measuring", format!("the shape {shape:?} is too large")))?;
+    Ok(Tensor::f_arange(count, (kind, device))?
+        .f_remainder(17)?
+        .f_div_scalar(17.0)?
+        .f_sub_scalar(0.5)?
+        .f_reshape(shape)?)
+}
+
+fn grads_like(outputs: &[Tensor]) -> Result<Vec<Vec<Tensor>>, TensorError> {
+    outputs.iter().map(|output| Ok(vec![output.f_ones_like()?])).collect()
+}

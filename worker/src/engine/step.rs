@@ -1,0 +1,71 @@
+//! From gradients to new parameters.
+
+use super::error::EngineError;
+use super::optimizer::Due;
+use super::tied::ByStage;
+use super::Engine;
+use layerspec::LayerId;
+use pipeline::task::Update;
+use tch::Tensor;
+use tensor::{memory, TensorError};
+
+impl Engine {
+    /// Adds the gradients of shared parameters that came from other stages, and gives the sum of squares of every
+    /// parameter's gradient, by layer and place among the layer's parameters and buffers. It depends neither on the cut
+    /// nor on the number of threads. What another stage owns is that one's to report.
+    pub fn grad_norm(&mut self, tied: ByStage) -> Result<Vec<(LayerId, u32, f64)>, EngineError> {
+        self.add_tied(tied)?;
+        let own = self.totals()?.into_iter().zip(&self.params.all).filter(|(_, param)| param.lender.is_none());
+        let squares = own.filter_map(|(gradient, param)| Some((param.owner, param.number, gradient?)));
+        squares.map(|(layer, number, gradient)| Ok((layer, number, memory::sum_of_squares(&gradient)?))).collect()
+    }
+
+    /// One step of the optimizer over the gradients so far, which are cleared; a parameter without one is left alone,
+    /// as in PyTorch. `tied` is as for [`Engine::grad_norm`], and empty where that has been. In the result, the new
+    /// values of the parameters that the stage lends, for every stage that uses some, descending.
+    pub fn optim_step(&mut self, update: &Update, tied: ByStage) -> Result<ByStage, EngineError> {
+        if self.optimizer.is_none() {
+            return Err(EngineError::NoOptimizer);
+        }
+        self.add_tied(tied)?;
+        let mut totals = self.totals()?;
+        for factor in [update.scale, update.clip].into_iter().filter(|factor| *factor != 1.0) {
+            for gradient in totals.iter_mut().flatten() {
+                let _same = gradient.f_mul_scalar_(factor).map_err(TensorError::from)?;
+            }
+        }
+        let all = self.params.all.iter().zip(&totals).enumerate();
+        let due = all.filter_map(|(index, (param, grad))| {
+            let grad = grad.as_ref().filter(|_| param.trained && param.lender.is_none())?;
+            Some(Due { index, tensor: &param.tensor, grad })
+        });
+        self.version += 1;
+        if let Some(optimizer) = &mut self.optimizer {
+            optimizer.step(due.collect(), update.lr)?;
+        }
+        self.zero_own_grad();
+        self.lent_values()
+    }
+
+    /// Forgets all gradients. Their memory is kept for the next ones.
+    pub fn zero_grad(&mut self) {
+        self.from_others.clear();
+        self.gradients.iter_mut().flatten().for_each(super::gradient::Gradient::clear);
+    }
+
+    /// Forgets the gradients of what the stage owns; those of what it borrows are for others to take.
+    fn zero_own_grad(&mut self) {
+        self.from_others.clear();
+        for param in self.params.all.iter().filter(|param| param.lender.is_none()) {
+            for &(place, number) in &param.uses {
+                self.gradients[place][number].clear();
+            }
+        }
+    }
+
+    /// The gradients so far by parameter name, none for a parameter that has none yet.
+    pub fn gradients(&self) -> Result<Vec<(&str, Option<Tensor>)>, EngineError> {
+        let all = self.params.all.iter().zip(self.totals()?).filter(|(param, _)| param.trained);
+        Ok(all.map(|(param, gradient)| (param.name.as_str(), gradient)).collect())
+    }
+}
