@@ -1,12 +1,18 @@
 //! The boss: a model spread over workers, as an object.
 
+use crate::by_hand::UnderWay;
 use crate::host::Workers;
+use crate::scheduling::{LastStep, Scheduling};
+use crate::step::Gathered;
 use crate::{BossManError, Model};
+use layerspec::Recompute;
 use link::Handle;
 use pipeline::boss::Request;
 use pipeline::effect::Answer;
+use pipeline::lr_schedule::LrSchedule;
 use pipeline::message::Mode;
-use pipeline::{Cuts, LossSpec, OptimizerSpec, Plan, ScheduleKind};
+use pipeline::plan::PlanError;
+use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind};
 use tokio::process::ChildStdin;
 
 /// A model spread over workers.
@@ -22,18 +28,33 @@ pub struct BossMan {
     pub(crate) mode: Mode,
     /// The number of the last batch.
     pub(crate) batch: u64,
-    /// The number of the training step at work, from 1.
+    /// How many batches went forward in training mode; dropout depends on it.
     pub(crate) step: u64,
-    /// A training-mode forward whose backward has not come.
-    pub(crate) outstanding: Option<u64>,
+    /// How many optimizer steps were done; the learning rate depends on it.
+    pub(crate) updates: u64,
+    /// The optimizer that the workers have.
+    pub(crate) optimizer: Option<OptimizerSpec>,
+    /// Batches whose backward pass has not come.
+    pub(crate) under_way: UnderWay,
+    /// Gradients of steps without an update.
+    pub(crate) gathered: Gathered,
+    /// Which schedule runs, and why.
+    pub(crate) scheduling: Scheduling,
+    /// Parameters were loaded.
+    pub(crate) loaded: bool,
+    /// The last whole step.
+    pub(crate) last: Option<LastStep>,
     /// Keeps local workers running.
     _local: Vec<ChildStdin>,
 }
 
 pub(crate) struct Settings {
-    pub(crate) schedule: ScheduleKind,
     pub(crate) microbatches: u32,
     pub(crate) loss: Option<LossSpec>,
+    pub(crate) accumulate: u32,
+    pub(crate) max_norm: Option<f64>,
+    pub(crate) lr_schedule: LrSchedule,
+    pub(crate) in_flight: usize,
 }
 
 /// How a model is cut and trained; every setting has a default.
@@ -63,8 +84,13 @@ pub struct Builder {
     model: Model,
     cuts: Cuts,
     seed: u64,
+    schedule: Option<ScheduleKind>,
+    chunks: usize,
     settings: Settings,
 }
+
+/// Batches by hand that may wait for their backward pass, where nothing else is asked for.
+const IN_FLIGHT: usize = 8;
 
 impl Builder {
     /// Where the model is cut; by default one stage a worker, balanced by FLOPs.
@@ -74,10 +100,58 @@ impl Builder {
         self
     }
 
-    /// The order of work in [`BossMan::train_step`]; by default 1F1B.
+    /// The order of work in [`BossMan::train_step`]. By default the first call measures the layers on the workers,
+    /// predicts a step for every schedule, and takes the fastest that fits the workers' memory; [`BossMan::candidates`]
+    /// tells what was predicted. The schedule changes how long a step takes, never its result.
     #[must_use]
-    pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
-        self.settings.schedule = schedule;
+    pub fn schedule(mut self, schedule: impl Into<Option<ScheduleKind>>) -> Self {
+        self.schedule = schedule.into();
+        self
+    }
+
+    /// Stages on each worker for [`ScheduleKind::Interleaved`]; by default 2.
+    #[must_use]
+    pub fn chunks(mut self, chunks: usize) -> Self {
+        self.chunks = chunks;
+        self
+    }
+
+    /// Which activations are computed again in the backward pass rather than kept, for layers whose model file does not
+    /// say; by default none. It saves memory, costs time, and never changes a bit.
+    #[must_use]
+    pub fn recompute(mut self, recompute: Recompute) -> Self {
+        self.model.set_recompute(recompute);
+        self
+    }
+
+    /// The optimizer step comes with every `steps`-th [`BossMan::train_step`] only, over the mean of all samples since
+    /// the last one; by default 1.
+    #[must_use]
+    pub fn accumulate(mut self, steps: u32) -> Self {
+        self.settings.accumulate = steps.max(1);
+        self
+    }
+
+    /// Gradients are shortened so that their norm over all layers is at most `max_norm`, as
+    /// `torch.nn.utils.clip_grad_norm_` does. The norm is summed in the order of the model, so that it does not depend on
+    /// the cut.
+    #[must_use]
+    pub fn clip_grad_norm(mut self, max_norm: f64) -> Self {
+        self.settings.max_norm = Some(max_norm);
+        self
+    }
+
+    /// By what the optimizer's learning rate is multiplied in each optimizer step; by default 1.
+    #[must_use]
+    pub fn lr_schedule(mut self, schedule: LrSchedule) -> Self {
+        self.settings.lr_schedule = schedule;
+        self
+    }
+
+    /// How many batches of [`BossMan::forward_batch`] may wait for their backward pass; by default 8.
+    #[must_use]
+    pub fn in_flight(mut self, batches: usize) -> Self {
+        self.settings.in_flight = batches.max(1);
         self
     }
 
@@ -109,7 +183,13 @@ impl Builder {
     /// # Errors
     /// As for [`Builder::build`].
     pub fn check(&self, workers: usize) -> Result<(), BossManError> {
-        Ok(Plan::new(self.model.graph(), &self.cuts, workers).map(drop)?)
+        Ok(self.plan(workers).map(drop)?)
+    }
+
+    fn plan(&self, workers: usize) -> Result<Plan, PlanError> {
+        let kind = self.schedule.unwrap_or_default();
+        let placement = Placement::of(kind, u16::try_from(self.chunks).unwrap_or(u16::MAX));
+        Plan::new(self.model.graph(), &self.cuts, workers, placement)
     }
 
     /// Cuts the model for these workers.
@@ -117,9 +197,9 @@ impl Builder {
     /// # Errors
     /// It cannot be cut as asked; the error says why.
     pub fn build(self, workers: Workers) -> Result<BossMan, BossManError> {
-        let Builder { model, cuts, seed, mut settings } = self;
         let Workers { lobby, local, runtime, count, quiet } = workers;
-        let plan = Plan::new(model.graph(), &cuts, count)?;
+        let plan = self.plan(count)?;
+        let Builder { model, cuts, seed, schedule: asked, mut settings, .. } = self;
         if settings.microbatches == 0 {
             settings.microbatches = u32::try_from(count).unwrap_or(u32::MAX);
         }
@@ -129,7 +209,7 @@ impl Builder {
                 eprintln!("{text}");
             }
         };
-        let handle = lobby.start(plan.clone(), seed, notice)?;
+        let handle = lobby.start(plan.clone(), seed, settings.in_flight, notice)?;
         let local = local.map(|local| local.watch(handle.clone())).unwrap_or_default();
         Ok(BossMan {
             model,
@@ -139,7 +219,13 @@ impl Builder {
             mode: Mode::Train,
             batch: 0,
             step: 0,
-            outstanding: None,
+            updates: 0,
+            optimizer: None,
+            under_way: UnderWay::default(),
+            gathered: Gathered::default(),
+            scheduling: Scheduling::new(asked, cuts),
+            loaded: false,
+            last: None,
             _local: local,
         })
     }
@@ -156,14 +242,22 @@ impl BossMan {
 
     /// Settings first.
     pub fn builder(model: Model) -> Builder {
-        let settings = Settings { schedule: ScheduleKind::default(), microbatches: 0, loss: None };
-        Builder { model, cuts: Cuts::Auto, seed: 0, settings }
+        let settings = Settings {
+            microbatches: 0,
+            loss: None,
+            accumulate: 1,
+            max_norm: None,
+            lr_schedule: LrSchedule::default(),
+            in_flight: IN_FLIGHT,
+        };
+        Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: 2, settings }
     }
 
     /// Gives every worker its stage, with parameters initialised from the seed, and connects workers
     /// that exchange tensors.
     pub async fn distribute_model(&mut self) -> Result<(), BossManError> {
-        self.outstanding = None;
+        self.under_way = UnderWay::default();
+        self.gathered.clear();
         self.call(Request::Distribute).await.map(drop)
     }
 
@@ -173,7 +267,10 @@ impl BossMan {
     /// A setting that PyTorch would refuse, as a negative learning rate.
     pub async fn send_optimizer(&mut self, optimizer: OptimizerSpec) -> Result<(), BossManError> {
         optimizer.check().map_err(BossManError::Usage)?;
-        self.call(Request::SetOptimizer(optimizer)).await.map(drop)
+        self.settings.lr_schedule.check().map_err(BossManError::Usage)?;
+        self.call(Request::SetOptimizer(optimizer)).await?;
+        self.optimizer = Some(optimizer);
+        Ok(())
     }
 
     /// From now on layers behave as in training: dropout drops, batch norm learns.

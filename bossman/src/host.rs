@@ -2,7 +2,7 @@
 
 use crate::local::LocalWorkers;
 use crate::{BossMan, BossManError};
-use link::{Identity, Lobby, LobbyEvent};
+use link::{Identity, Lobby, LobbyEvent, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::runtime::Handle as Runtime;
 
@@ -19,6 +19,7 @@ pub struct Host {
     local: usize,
     threads: Option<usize>,
     port: Option<u16>,
+    transport: Transport,
     quiet: bool,
 }
 
@@ -54,7 +55,7 @@ impl BossMan {
 impl Host {
     /// Waits for `workers` workers.
     pub fn new(workers: usize) -> Self {
-        Host { workers, local: 0, threads: None, port: None, quiet: false }
+        Host { workers, local: 0, threads: None, port: None, transport: Transport::default(), quiet: false }
     }
 
     /// Starts that many of the workers on this machine.
@@ -69,6 +70,13 @@ impl Host {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
+        self
+    }
+
+    /// How tensors travel between processes of one machine; by default through shared memory.
+    #[must_use]
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = transport;
         self
     }
 
@@ -103,7 +111,7 @@ impl Host {
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
         let mut local = match self.local {
             0 => None,
-            count => Some(LocalWorkers::start(count, self.threads, dial, identity.ticket())?),
+            count => Some(LocalWorkers::start(count, self.threads, self.transport, dial, identity.ticket())?),
         };
         let say = |text: String| {
             if !self.quiet {

@@ -10,8 +10,10 @@ use tch::Tensor;
 /// Tensors that fit the model's inputs.
 pub(crate) struct Inputs {
     tensors: Vec<(ValueId, Tensor, bool)>,
-    /// Samples in the batch; nothing where the model has no batch dimension.
-    samples: Option<u64>,
+    /// What the words of the model's shapes are in this batch.
+    sizes: Bindings,
+    /// The word for the batch size and how many samples there are; nothing where the model has no batch dimension.
+    samples: Option<(String, u64)>,
 }
 
 impl Inputs {
@@ -44,22 +46,31 @@ impl Inputs {
             let batched = graph.batch().is_some() && first.as_deref() == graph.batch();
             tensors.push((*id, tensor.shallow_clone(), batched));
         }
-        let samples = graph.batch().and_then(|word| bindings.get(word));
-        if samples == Some(0) {
+        let samples = graph.batch().and_then(|word| Some((word.to_string(), bindings.get(word)?)));
+        if samples.as_ref().is_some_and(|(_, samples)| *samples == 0) {
             return Err(BossManError::Usage("the batch is empty; give at least one sample".into()));
         }
-        Ok(Inputs { tensors, samples })
+        Ok(Inputs { tensors, sizes: bindings, samples })
     }
 
     /// Samples in the batch, or 1 where the model knows no batch.
     pub(crate) fn samples(&self) -> u64 {
-        self.samples.unwrap_or(1)
+        self.samples.as_ref().map_or(1, |(_, samples)| *samples)
+    }
+
+    /// What the words of the model's shapes are in a microbatch.
+    pub(crate) fn sizes_of(&self, range: &Range) -> Bindings {
+        let mut sizes = self.sizes.clone();
+        if let Some((word, _)) = &self.samples {
+            sizes.set(word, range.len);
+        }
+        sizes
     }
 
     /// Cuts the batch into `count` microbatches as `torch.tensor_split` does: the first ones are one
     /// sample larger where it does not go up evenly. Fewer where there are fewer samples.
     pub(crate) fn microbatches(&self, count: u32) -> Result<Vec<Range>, BossManError> {
-        let Some(samples) = self.samples else {
+        let Some((_, samples)) = self.samples else {
             return match count {
                 1 => Ok(vec![Range { start: 0, len: 1 }]),
                 _ => Err(BossManError::Usage(
@@ -94,7 +105,7 @@ impl Inputs {
     pub(crate) fn targets(&self, target: &Tensor, ranges: &[Range]) -> Result<Vec<(u32, Payload)>, BossManError> {
         let size = target.size();
         let samples = size.first().copied().unwrap_or(0).unsigned_abs();
-        if self.samples.is_some_and(|expected| expected != samples) {
+        if self.samples.is_some() && self.samples() != samples {
             let problem = format!("expected {} samples as in the inputs, got {size:?}", self.samples());
             return Err(BossManError::Input { name: "target".into(), problem });
         }

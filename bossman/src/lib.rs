@@ -30,26 +30,37 @@
 
 mod batch;
 mod boss;
+mod by_hand;
 pub mod data;
 mod error;
+pub mod fleet;
 mod host;
 mod inputs;
 mod local;
 pub mod metrics;
 mod model;
+mod observed;
 mod payload;
+pub mod plan;
 mod progress;
 pub mod run_file;
+mod scheduling;
 mod state_dict;
 mod step;
+pub mod trace;
 pub mod train;
 
 pub use batch::{Batch, Variables};
 pub use boss::{BossMan, Builder};
+pub use by_hand::BatchId;
 pub use error::BossManError;
 pub use host::{Host, Workers};
+pub use layerspec::Recompute;
+pub use link::Transport;
 pub use model::Model;
+pub use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
 pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind};
+pub use scheduling::{Candidates, Timelines};
 pub use state_dict::StateDict;
 pub use step::StepReport;
 

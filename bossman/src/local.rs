@@ -1,7 +1,7 @@
 //! Worker processes on this machine, which end when the boss does, whatever way it ends.
 
 use crate::BossManError;
-use link::{Handle, Ticket};
+use link::{Handle, Ticket, Transport};
 use pipeline::ids::WorkerId;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,6 +24,7 @@ impl LocalWorkers {
     pub(crate) fn start(
         count: usize,
         threads: Option<usize>,
+        transport: Transport,
         address: SocketAddr,
         ticket: &Ticket,
     ) -> Result<Self, BossManError> {
@@ -34,7 +35,7 @@ impl LocalWorkers {
         let mut pipes = Vec::new();
         for _ in 0..count {
             let mut command = Command::new(&program);
-            command.args(["--end-with-stdin", "--threads", &threads]);
+            command.args(["--end-with-stdin", "--threads", &threads, "--transport", &transport.to_string()]);
             // The ticket goes by the environment: arguments can be read by every user of the machine.
             command.env("MODEL_HOST", address.ip().to_string());
             command.env("MODEL_PORT", address.port().to_string());

@@ -1,10 +1,14 @@
 //! The `bossman` command.
 
 use anyhow::{Context, Result};
+use bossman::fleet::FleetSettings;
+use bossman::plan;
 use bossman::run_file::RunFile;
 use bossman::train::{self, Score, Settings};
+use bossman::{BossManError, Transport};
 use clap::{Parser, Subcommand};
 use layerspec::{Bindings, LayerGraph};
+use std::future::Future;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -20,7 +24,8 @@ const EXAMPLES: &str = "\
 Examples:
   bossman check model.yaml                    shapes, parameters, FLOPs; or what is wrong where
   bossman train run.yaml --local 2            train on this machine with two worker processes
-  bossman train run.yaml --workers 2          wait for two workers on other machines";
+  bossman train run.yaml --workers 2          wait for two workers on other machines
+  bossman plan run.yaml --local 2 --timeline  what each schedule would take on these workers";
 
 #[derive(Subcommand)]
 enum Command {
@@ -34,14 +39,15 @@ enum Command {
     },
     /// Train as a run file says.
     Train(Train),
+    /// Measure a run's layers on its workers and print what each schedule would take.
+    Plan(Plan),
     /// Print this user's join ticket, made at the first call.
     Ticket,
 }
 
+/// Which workers.
 #[derive(clap::Args)]
-struct Train {
-    /// The run file.
-    run: PathBuf,
+struct Fleet {
     /// Start this many workers on this machine; they end with the boss.
     #[arg(long, value_name = "N", default_value_t = 0)]
     local: usize,
@@ -54,9 +60,34 @@ struct Train {
     /// UDP port to listen on [default: MODEL_PORT, else 1024; any free one where all workers are local]
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
+    /// How tensors travel between processes of one machine: `auto` uses shared memory, `quic` the network path
+    #[arg(long, value_name = "WAY", default_value = "auto")]
+    transport: Transport,
+}
+
+#[derive(clap::Args)]
+struct Plan {
+    /// The run file.
+    run: PathBuf,
+    #[command(flatten)]
+    fleet: Fleet,
+    /// Draw the timeline of the schedule that would run.
+    #[arg(long)]
+    timeline: bool,
+}
+
+#[derive(clap::Args)]
+struct Train {
+    /// The run file.
+    run: PathBuf,
+    #[command(flatten)]
+    fleet: Fleet,
     /// Write a line of JSON for every step.
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
+    /// Write the timelines of the last steps, as measured and as predicted, for Perfetto or chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Start from these weights (.safetensors, PyTorch's names).
     #[arg(long, value_name = "FILE")]
     init: Option<PathBuf>,
@@ -73,6 +104,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Check { model, dims } => check(&model, dims),
         Command::Train(train) => self::train(train),
+        Command::Plan(plan) => self::plan(plan),
         Command::Ticket => ticket(),
     };
     match result {
@@ -109,18 +141,10 @@ fn check(model: &PathBuf, dims: Vec<(String, u64)>) -> Result<()> {
 }
 
 fn train(arguments: Train) -> Result<()> {
-    let Train { run, local, workers, threads, port, metrics, init, save, no_shuffle } = arguments;
+    let Train { run, fleet, metrics, trace, init, save, no_shuffle } = arguments;
     let file = RunFile::from_file(run)?;
-    let threads = threads.map(usize::from);
-    let settings = Settings { workers, local, threads, port, metrics, init, save, no_shuffle };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let outcome = runtime.block_on(async {
-        tokio::select! {
-            outcome = train::run(&file, &settings) => outcome.map(Some),
-            _ = tokio::signal::ctrl_c() => Ok(None),
-        }
-    });
-    let outcome = outcome?.context("interrupted; nothing was saved")?;
+    let settings = Settings { fleet: fleet.settings(), metrics, trace, init, save, no_shuffle };
+    let outcome = until_interrupted(train::run(&file, &settings))?.context("interrupted; nothing was saved")?;
     println!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64());
     match outcome.test {
         Some(Score::Accuracy(share)) => println!("test accuracy {:.2} %", share * 100.0),
@@ -131,6 +155,41 @@ fn train(arguments: Train) -> Result<()> {
         println!("weights written to {}", path.display());
     }
     Ok(())
+}
+
+fn plan(arguments: Plan) -> Result<()> {
+    let Plan { run, fleet, timeline } = arguments;
+    let file = RunFile::from_file(run)?;
+    let report = until_interrupted(plan::run(&file, &fleet.settings()))?.context("interrupted")?;
+    print!("{report}");
+    if timeline {
+        print!("\n{}", report.timeline());
+    }
+    Ok(())
+}
+
+/// Carries work out; nothing where Ctrl-C came first.
+fn until_interrupted<T>(work: impl Future<Output = Result<T, BossManError>>) -> Result<Option<T>> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = work => result.map(Some),
+            _ = tokio::signal::ctrl_c() => Ok(None),
+        }
+    });
+    Ok(result?)
+}
+
+impl Fleet {
+    fn settings(&self) -> FleetSettings {
+        FleetSettings {
+            workers: self.workers,
+            local: self.local,
+            threads: self.threads.map(usize::from),
+            port: self.port,
+            transport: self.transport,
+        }
+    }
 }
 
 fn ticket() -> Result<()> {

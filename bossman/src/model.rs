@@ -32,6 +32,11 @@ impl Model {
         Ok(Model { graph: LayerGraph::from_yaml(text, "model")? })
     }
 
+    /// What layers compute again in their backward pass, where the file does not say.
+    pub(crate) fn set_recompute(&mut self, recompute: layerspec::Recompute) {
+        self.graph.default_recompute(recompute);
+    }
+
     /// Its layers, variables and shapes.
     pub fn graph(&self) -> &LayerGraph {
         &self.graph

@@ -125,6 +125,7 @@ impl BossMan {
             let hold =
                 |(worker, name, payload): (WorkerId, String, Payload)| (worker, name, self.handle.slots.put(payload));
             let tensors = payloads?.into_iter().map(hold).collect();
+            self.loaded = true;
             self.call(Request::LoadState(tensors)).await.map(drop)
         }
     }
@@ -134,17 +135,17 @@ impl BossMan {
         let mut problems = Vec::new();
         let mut payloads = Vec::new();
         for (name, want) in &expected.owned {
-            let worker = self.plan.home_of_layer(want.layer);
-            match (weights.get(name), worker) {
-                (Some(tensor), Some(worker)) => {
+            match weights.get(name) {
+                Some(tensor) => {
                     let payload = to_payload(tensor)?;
                     if payload.meta == want.meta {
-                        payloads.push((worker, name.clone(), payload));
+                        let holders = self.plan.holders(want.layer, want.parameter).into_iter();
+                        payloads.extend(holders.map(|worker| (worker, name.clone(), payload.clone())));
                     } else {
                         problems.push(format!("`{name}`: expected {}, got {}", want.meta, payload.meta));
                     }
                 }
-                _ => problems.push(format!("`{name}`: missing; expected {}", want.meta)),
+                None => problems.push(format!("`{name}`: missing; expected {}", want.meta)),
             }
         }
         let unknown = weights.iter().filter(|(name, _)| !expected.owned.contains_key(*name));
@@ -174,6 +175,8 @@ struct Expected {
 
 struct Wanted {
     layer: layerspec::LayerId,
+    /// Its name within the layer.
+    parameter: &'static str,
     meta: TensorMeta,
 }
 
@@ -182,7 +185,8 @@ fn expected(graph: &LayerGraph) -> Expected {
     for layer in graph.layers() {
         for param in graph.own_params(layer.id) {
             let meta = TensorMeta { dtype: param.dtype, shape: param.shape };
-            expected.owned.insert(format!("{}.{}", layer.name, param.name), Wanted { layer: layer.id, meta });
+            let wanted = Wanted { layer: layer.id, parameter: param.name, meta };
+            expected.owned.insert(format!("{}.{}", layer.name, param.name), wanted);
         }
         for name in graph.shared_params(layer.id) {
             let mut owner = layer.id;

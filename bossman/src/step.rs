@@ -1,27 +1,23 @@
-//! Steps: by hand, and whole.
+//! A whole training step in one call.
 
-use crate::batch::{Batch, Variables};
+use crate::batch::Batch;
 use crate::boss::BossMan;
-use crate::inputs::Inputs;
-use crate::payload::{from_payload, to_payload};
+use crate::inputs::{Inputs, Range};
+use crate::scheduling::LastStep;
 use crate::BossManError;
 use layerspec::ValueId;
 use link::Payload;
-use pipeline::boss::{Request, RunRequest};
-use pipeline::effect::Answer;
-use pipeline::ids::Slot;
-use pipeline::message::{Mode, RoundLoss};
-use pipeline::plan::StageSpec;
-use pipeline::schedule::Action;
+use pipeline::boss::RunRequest;
+use pipeline::ids::{Slot, StageId, WorkerId};
+use pipeline::message::{Mode, RoundLoss, RoundUpdate};
+use pipeline::schedule::{Action, Order};
 use std::future::Future;
 use std::time::{Duration, Instant};
-use tch::Tensor;
-use tensor::TensorError;
 
 /// What a training step did.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
-    /// Which training step, from 1.
+    /// Which call of [`BossMan::train_step`], from 1.
     pub step: u64,
     /// The mean loss over the batch, before the update.
     pub loss: f32,
@@ -29,119 +25,37 @@ pub struct StepReport {
     pub samples: u64,
     /// From call to answer.
     pub time: Duration,
+    /// The learning rate of the update; nothing where the gradients were only gathered ([`crate::Builder::accumulate`]).
+    pub lr: Option<f64>,
+    /// The norm of all gradients before clipping; nothing where it was not asked for ([`crate::Builder::clip_grad_norm`]).
+    pub grad_norm: Option<f64>,
+}
+
+/// Gradients gathered over several steps and not yet used.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    steps: u32,
+    samples: u64,
+    /// What the losses were divided by: the samples that the steps would have, were they all as large as the first.
+    divisor: f64,
+}
+
+impl Gathered {
+    pub(crate) fn clear(&mut self) {
+        *self = Gathered::default();
+    }
 }
 
 impl BossMan {
-    /// The batch through all stages; gives the model's first output, on the CPU. In training mode it is
-    /// a leaf that requires grad, so that a loss computed on it leaves `grad()` for
-    /// [`BossMan::backward`], and a second call forgets the first.
-    ///
-    /// `x` is the model's first input; others are in `variables`.
-    ///
-    /// # Errors
-    /// An input does not fit the model, or a worker failed.
-    pub fn forward<'a>(
-        &'a mut self,
-        x: &Tensor,
-        variables: Variables,
-    ) -> impl Future<Output = Result<Tensor, BossManError>> + Send + 'a {
-        let outputs = self.forward_all(x, variables);
-        async {
-            let first = outputs.await?.into_iter().next();
-            first.ok_or_else(|| BossManError::Usage("the model has no output".into()))
-        }
-    }
-
-    /// As [`BossMan::forward`], with all outputs of the model in their order.
-    pub fn forward_all<'a>(
-        &'a mut self,
-        x: &Tensor,
-        variables: Variables,
-    ) -> impl Future<Output = Result<Vec<Tensor>, BossManError>> + Send + 'a {
-        let payloads = Inputs::check(self.model.graph(), x, &variables)
-            .and_then(|inputs| inputs.payloads(&inputs.microbatches(1)?));
-        async move {
-            let payloads = payloads?;
-            let training = self.mode == Mode::Train;
-            if training {
-                self.forget_outstanding().await?;
-            }
-            self.batch += 1;
-            let mut run = self.round(|stage| Action::Forward { stage, microbatch: 0 });
-            run.outputs = true;
-            run.step = self.step + 1;
-            run.inputs = self.hold_all(payloads);
-            if training {
-                // Set before the wait: whoever drops this future leaves the workers with a batch to forget.
-                self.outstanding = Some(self.batch);
-            }
-            let answer = self.call(Request::Run(Box::new(run))).await;
-            if answer.is_err() {
-                self.outstanding = None; // the workers have forgotten it
-            }
-            self.outputs(answer?, training)
-        }
-    }
-
-    /// The gradient of the model's first output back through all stages; parameter gradients add up
-    /// until [`BossMan::optim_step`].
-    ///
-    /// # Errors
-    /// No forward in training mode came before, or the shape is not the output's.
-    pub fn backward<'a>(&'a mut self, grad: &Tensor) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
-        self.backward_all(std::slice::from_ref(grad))
-    }
-
-    /// As [`BossMan::backward`], with a gradient for each of the model's outputs, in their order. A
-    /// missing or undefined one counts as zero.
-    pub fn backward_all<'a>(
-        &'a mut self,
-        grads: &[Tensor],
-    ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
-        let payloads: Result<Vec<Option<Payload>>, _> =
-            grads.iter().map(|grad| grad.defined().then(|| to_payload(grad)).transpose()).collect();
-        async move {
-            let payloads = payloads?;
-            let graph = self.model.graph();
-            if payloads.len() > graph.outputs().len() {
-                let message = format!("{} gradients for {} outputs", payloads.len(), graph.outputs().len());
-                return Err(BossManError::Usage(message));
-            }
-            if payloads.iter().all(Option::is_none) {
-                let message =
-                    "backward needs the gradient of the output: call loss.backward() first, then prediction.grad()";
-                return Err(BossManError::Usage(message.into()));
-            }
-            let mut payloads = payloads;
-            payloads.resize_with(graph.outputs().len(), || None);
-            let batch = self.outstanding.take().ok_or_else(|| {
-                BossManError::Usage("backward without a forward in training mode; call forward() first".into())
-            })?;
-            let mut run = self.round(|stage| Action::Backward { stage, microbatch: 0 });
-            run.batch = batch;
-            run.step = self.step + 1;
-            let grads =
-                graph.outputs().iter().zip(payloads).map(|(value, payload)| {
-                    (0, *value, payload.into_iter().map(|p| self.handle.slots.put(p)).collect())
-                });
-            run.grads = Some(grads.collect());
-            self.call(Request::Run(Box::new(run))).await.map(drop)
-        }
-    }
-
-    /// Applies the gradients gathered since the last step on every worker, and clears them.
-    pub async fn optim_step(&mut self) -> Result<(), BossManError> {
-        let mut run = self.round(|stage| Action::OptimStep { stage });
-        self.step += 1;
-        run.step = self.step;
-        self.call(Request::Run(Box::new(run))).await.map(drop)
-    }
-
     /// A whole training step: the batch cut into microbatches, forward and backward as the schedule
     /// says, the loss where the last layer is, and the optimizer step.
     ///
     /// The loss is the mean over the batch however unevenly it is cut: each microbatch counts by its
-    /// samples.
+    /// samples. With [`crate::Builder::accumulate`] the optimizer step comes with every n-th call, over the mean of the
+    /// gradients of all samples since the last.
+    ///
+    /// The first call measures the layers on the workers where the schedule is chosen by itself (see
+    /// [`crate::Builder::schedule`]).
     ///
     /// # Errors
     /// No loss was set, a tensor does not fit the model, or a worker failed; the step is then void on
@@ -153,59 +67,92 @@ impl BossMan {
         let started = Instant::now();
         let prepared = self.prepare(batch);
         async move {
-            let Prepared { samples, mut run, inputs, targets } = prepared?;
-            self.forget_outstanding().await?;
-            self.batch += 1;
-            self.step += 1;
-            (run.batch, run.step) = (self.batch, self.step);
-            run.inputs = self.hold_all(inputs);
-            run.targets = targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
-            let answer = self.call(Request::Run(Box::new(run))).await?;
-            let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
-            Ok(StepReport { step: self.step, loss, samples, time: started.elapsed() })
+            let prepared = prepared?;
+            self.forget_unnamed().await?;
+            self.choose_schedule(&prepared.sizes, prepared.ranges.len() as u32).await?;
+            self.carry_out(prepared, started).await
         }
+    }
+
+    async fn carry_out(&mut self, prepared: Prepared, started: Instant) -> Result<StepReport, BossManError> {
+        let Prepared { ranges, samples, inputs, targets, .. } = prepared;
+        let spec = self.loss()?;
+        let mut gathered = std::mem::take(&mut self.gathered);
+        if gathered.steps == 0 {
+            gathered.divisor = samples as f64 * f64::from(self.settings.accumulate);
+        }
+        gathered.steps += 1;
+        gathered.samples += samples;
+        let updates = gathered.steps == self.settings.accumulate;
+
+        let schedule = self.schedule_of_step(ranges.len() as u32, updates)?;
+        self.batch += 1;
+        self.step += 1;
+        let mut run = self.round(|_| None);
+        run.mode = Mode::Train;
+        run.actions = schedule.workers.clone();
+        run.order = schedule.order.clone();
+        run.update = updates.then(|| self.update(gathered.divisor / gathered.samples as f64)).transpose()?;
+        let weights = ranges.iter().map(|range| range.len as f64 / gathered.divisor).collect();
+        run.loss = Some(RoundLoss { spec, weights });
+        run.inputs = self.hold_all(inputs);
+        run.targets = targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
+        let update = run.update;
+        let began = Instant::now();
+        let answer = self.run(run).await?;
+
+        let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
+        let loss = match self.settings.accumulate {
+            1 => loss,
+            _ => (f64::from(loss) * gathered.divisor / samples as f64) as f32,
+        };
+        match updates {
+            true => self.updates += 1,
+            false => self.gathered = gathered,
+        }
+        self.scheduling.observed.step(&answer.spans, began.elapsed());
+        self.last = Some(LastStep { schedule, spans: answer.spans });
+        let (lr, grad_norm) = (update.map(|u| u.lr), answer.grad_norm);
+        Ok(StepReport { step: self.step, loss, samples, time: started.elapsed(), lr, grad_norm })
+    }
+
+    fn loss(&self) -> Result<pipeline::LossSpec, BossManError> {
+        let missing = || BossManError::Usage("train_step needs a loss: Builder::loss or BossMan::set_loss".into());
+        self.settings.loss.ok_or_else(missing)
     }
 
     fn prepare(&self, batch: &Batch) -> Result<Prepared, BossManError> {
-        let spec = self
-            .settings
-            .loss
-            .ok_or_else(|| BossManError::Usage("train_step needs a loss: Builder::loss or BossMan::set_loss".into()))?;
+        self.loss()?;
         let inputs = Inputs::check(self.model.graph(), &batch.x, &batch.variables)?;
         let ranges = inputs.microbatches(self.settings.microbatches)?;
-        let samples = inputs.samples();
-        let weights = ranges.iter().map(|range| range.len as f64 / samples as f64).collect();
-        let schedule = self.plan.schedule(self.settings.schedule, ranges.len() as u32)?;
-        let mut run = self.round(|stage| Action::OptimStep { stage });
-        run.mode = Mode::Train;
-        run.actions = schedule.workers;
-        run.loss = Some(RoundLoss { spec, weights });
         Ok(Prepared {
-            samples,
-            run,
+            samples: inputs.samples(),
+            sizes: inputs.sizes_of(&ranges[0]),
             inputs: inputs.payloads(&ranges)?,
             targets: inputs.targets(&batch.target, &ranges)?,
+            ranges,
         })
     }
 
-    /// Frees what the workers keep of a forward whose backward will not come.
-    async fn forget_outstanding(&mut self) -> Result<(), BossManError> {
-        match self.outstanding.take() {
-            Some(batch) => self.call(Request::Discard { batch }).await.map(drop),
-            None => Ok(()),
-        }
+    /// How parameters change in the next update, with gradients multiplied by `scale`.
+    pub(crate) fn update(&self, scale: f64) -> Result<RoundUpdate, BossManError> {
+        let missing = || BossManError::Usage("there is no optimizer yet: call send_optimizer() first".into());
+        let optimizer = self.optimizer.ok_or_else(missing)?;
+        let lr = optimizer.lr() * self.settings.lr_schedule.factor(self.updates);
+        Ok(RoundUpdate { lr, scale, max_norm: self.settings.max_norm })
     }
 
-    /// A round in which every stage does one thing.
-    fn round(&self, action: impl Fn(pipeline::ids::StageId) -> Action) -> RunRequest {
-        let workers = 0..self.plan.workers() as u16;
-        let stages = |worker| self.plan.stages_of(pipeline::ids::WorkerId(worker));
-        let each = |specs: Vec<StageSpec>| specs.iter().map(|spec| action(spec.stage)).collect();
+    /// A round in which every stage does one thing, or none.
+    pub(crate) fn round(&self, action: impl Fn(StageId) -> Option<Action>) -> RunRequest {
+        let stages = |worker| self.plan.stages_of(WorkerId(worker));
+        let each = |worker| stages(worker).iter().filter_map(|spec| action(spec.stage)).collect();
         RunRequest {
             batch: self.batch,
             step: self.step,
             mode: self.mode,
-            actions: workers.map(|worker| each(stages(worker))).collect(),
+            actions: (0..self.plan.workers() as u16).map(each).collect(),
+            order: Order::Listed,
+            update: None,
             loss: None,
             outputs: false,
             inputs: Vec::new(),
@@ -214,33 +161,16 @@ impl BossMan {
         }
     }
 
-    fn hold_all(&self, payloads: Vec<(u32, ValueId, Payload)>) -> Vec<(u32, ValueId, Slot)> {
+    pub(crate) fn hold_all(&self, payloads: Vec<(u32, ValueId, Payload)>) -> Vec<(u32, ValueId, Slot)> {
         payloads.into_iter().map(|(index, value, payload)| (index, value, self.handle.slots.put(payload))).collect()
-    }
-
-    fn outputs(&self, answer: Answer, training: bool) -> Result<Vec<Tensor>, BossManError> {
-        let mut tensors = Vec::new();
-        for (_, value, slot) in answer.outputs {
-            let payload = self.handle.slots.take(slot);
-            let payload = payload.ok_or_else(|| BossManError::Usage(format!("{slot} is empty; please report it")))?;
-            let tensor = from_payload(&payload)?;
-            // Received memory may be shared with the network layer; the user may write to theirs.
-            let tensor = tensor.f_detach_copy().map_err(TensorError::from)?;
-            let tensor = match training && tensor.is_floating_point() {
-                true => tensor.f_set_requires_grad(true).map_err(TensorError::from)?,
-                false => tensor,
-            };
-            tensors.push((value, tensor));
-        }
-        let place = |value: &ValueId| self.model.graph().outputs().iter().position(|o| o == value);
-        tensors.sort_by_key(|(value, _)| place(value));
-        Ok(tensors.into_iter().map(|(_, tensor)| tensor).collect())
     }
 }
 
 struct Prepared {
+    ranges: Vec<Range>,
     samples: u64,
-    run: RunRequest,
+    /// What the words of the model's shapes are in the first microbatch, which is the largest.
+    sizes: layerspec::Bindings,
     inputs: Vec<(u32, ValueId, Payload)>,
     targets: Vec<(u32, Payload)>,
 }

@@ -1,11 +1,13 @@
 //! What `bossman train` does, for programs that want the same.
 
 use crate::data::{order, Dataset};
+use crate::fleet::FleetSettings;
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::run_file::{Length, RunFile};
-use crate::{Batch, BossMan, BossManError, Host, Model, StateDict};
-use pipeline::{Cuts, LossSpec};
+use crate::trace::Trace;
+use crate::{Batch, BossMan, BossManError, Model, StateDict};
+use pipeline::LossSpec;
 use std::path::PathBuf;
 use std::time::Duration;
 use tch::{Kind, Reduction, Tensor};
@@ -13,20 +15,18 @@ use tensor::TensorError;
 
 /// Samples in a batch where nothing is kept for backward.
 const TEST_BATCH: usize = 256;
+/// Steps in a trace: the last ones.
+const TRACED: usize = 8;
 
 /// What the command line says beside the run file.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Workers in all; by default as many as there are local ones, or as the cuts ask for.
-    pub workers: Option<usize>,
-    /// Workers to start on this machine.
-    pub local: usize,
-    /// Compute threads of each local worker; by default the cores are shared out.
-    pub threads: Option<usize>,
-    /// UDP port; by default `MODEL_PORT`, else 1024, or any where all workers are local.
-    pub port: Option<u16>,
+    /// Which workers.
+    pub fleet: FleetSettings,
     /// A line of JSON a step goes here.
     pub metrics: Option<PathBuf>,
+    /// The timelines of the last steps go here.
+    pub trace: Option<PathBuf>,
     /// Weights to start from.
     pub init: Option<PathBuf>,
     /// Where the final weights go.
@@ -67,19 +67,14 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     let train = Dataset::read(&file.train, model.graph(), file.loss)?;
     let test = file.test.as_ref().map(|path| Dataset::read(path, model.graph(), file.loss)).transpose()?;
     let init = settings.init.as_ref().map(StateDict::load).transpose()?;
-    let workers = worker_count(file, settings)?;
-    let builder = BossMan::builder(model)
-        .cuts(file.cuts.clone())
-        .schedule(file.schedule)
-        .microbatches(file.microbatches)
-        .loss(file.loss)
-        .seed(file.seed);
+    let workers = settings.fleet.count(file)?;
+    let builder = file.builder(model);
     builder.check(workers)?;
     if let Some(path) = &settings.save {
         StateDict::can_save(path)?;
     }
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
-    let mut boss = builder.build(host(workers, settings).wait().await?)?;
+    let mut boss = builder.build(settings.fleet.host(workers).wait().await?)?;
     boss.distribute_model().await?;
     if let Some(init) = &init {
         boss.load_state_dict(init).await?;
@@ -89,14 +84,22 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     let steps = steps(file, train.samples());
     let mut batches = Batches::new(&train, file, settings);
     let mut progress = Progress::start(steps);
+    let mut traced = Vec::new();
     for _ in 0..steps {
         let report = boss.train_step(&batches.next()?).await?;
         progress.step(&report);
         if let Some(metrics) = &mut metrics {
             metrics.write(&report)?;
         }
+        if settings.trace.is_some() {
+            traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
+            traced.drain(..traced.len().saturating_sub(TRACED));
+        }
     }
     let time = progress.end();
+    if let Some(path) = &settings.trace {
+        Trace::of(&traced).save(path)?;
+    }
     if let Some(path) = &settings.save {
         boss.state_dict().await?.save(path)?;
     }
@@ -106,31 +109,6 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     };
     boss.shutdown().await;
     Ok(Outcome { steps, time, test })
-}
-
-fn host(workers: usize, settings: &Settings) -> Host {
-    let mut host = Host::new(workers).local(settings.local);
-    if let Some(port) = settings.port {
-        host = host.port(port);
-    }
-    if let Some(threads) = settings.threads {
-        host = host.threads(threads);
-    }
-    host
-}
-
-fn worker_count(file: &RunFile, settings: &Settings) -> Result<usize, BossManError> {
-    match (settings.workers, settings.local, &file.cuts) {
-        (Some(workers), local, _) if workers == 0 || local > workers => Err(BossManError::Usage(format!(
-            "--workers {workers} --local {local}: --workers counts all workers, the local ones among them"
-        ))),
-        (Some(workers), ..) => Ok(workers),
-        (None, local, _) if local > 0 => Ok(local),
-        (None, _, Cuts::At(names)) => Ok(names.len() + 1),
-        (None, _, Cuts::Auto) => Err(BossManError::Usage(
-            "how many workers? --local N starts N on this machine, --workers N waits for N on other machines".into(),
-        )),
-    }
 }
 
 fn steps(file: &RunFile, samples: u64) -> u64 {

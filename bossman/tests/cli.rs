@@ -50,11 +50,18 @@ impl Drop for Draft {
 #[test]
 fn help_lists_what_the_pages_promise() {
     let (text, _) = said(bossman(&["--help"], &[]), 0);
-    for promised in ["check", "train", "ticket"] {
+    for promised in ["check", "train", "plan", "ticket"] {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
     let (text, _) = said(bossman(&["train", "--help"], &[]), 0);
     for promised in ["--local", "--workers", "--port", "--metrics", "--init", "--save", "--no-shuffle", "MODEL_PORT"] {
+        assert!(text.contains(promised), "no {promised} in\n{text}");
+    }
+    for promised in ["--trace", "--transport", "--threads"] {
+        assert!(text.contains(promised), "no {promised} in\n{text}");
+    }
+    let (text, _) = said(bossman(&["plan", "--help"], &[]), 0);
+    for promised in ["--local", "--workers", "--timeline", "--transport"] {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
     let (text, _) = said(bossman(&["check", "--help"], &[]), 0);
@@ -159,4 +166,36 @@ fn a_class_that_is_no_whole_number_has_its_line_named() {
     let run = Draft::new("classes-run.yaml", &text);
     let (_, errors) = said(bossman(&["train", run.path(), "--local", "1"], &[]), 1);
     assert!(errors.contains("line 2, column 65: `3.7` is not a class"), "{errors}");
+}
+
+/// What a run file with this line says, without its path.
+fn run_file_error(line: &str) -> String {
+    let name = format!("run-{}.yaml", line.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+    let text = std::fs::read_to_string(example("digits/run.yaml")).unwrap();
+    let key = line.split(':').next().unwrap();
+    let others = text.lines().filter(|other| other.split(':').next() != Some(key));
+    let text: Vec<&str> = others.chain([line]).collect();
+    let run = Draft::new(&name, &text.join("\n"));
+    let (_, errors) = said(bossman(&["train", run.path(), "--local", "1"], &[("BOSSMAN_WORKER", "/no/such")]), 1);
+    let (place, message) = errors.strip_prefix(&format!("bossman: {}:", run.path())).unwrap().split_once(": ").unwrap();
+    assert!(place.contains(':'), "no line and column: {errors}");
+    message.trim_end().to_string()
+}
+
+#[test]
+fn mistakes_in_a_run_file_are_named() {
+    let golden = [
+        ("schedule: zbv", "unknown schedule `zbv`; expected one of gpipe, 1f1b, interleaved, zb-h1, zb-v, ready, auto; did you mean `zb-v`?"),
+        ("accumulate: 0", "`accumulate`: expected a whole number, 1 or more, found `0`"),
+        ("clip_grad_norm: -1", "`clip_grad_norm`: expected a number, 0 or more, found `-1`"),
+        ("recompute: ful", "`recompute`: expected `none`, `selective` or `full`, found `ful`; did you mean `full`?"),
+        ("lr_schedule: cosin", "unknown learning-rate schedule `cosin`; did you mean `cosine`?"),
+        ("lr_schedule: cosine", "missing argument `total_steps`: expected a whole number, 1 or more"),
+        ("lr_schedule: {linear: {total_steps: 10, warmup: 20}}", "invalid total_steps: 10; expected more than the 20 of warm-up"),
+        ("lr_schedule: {step: {step_size: 5, gama: 0.5}}", "unknown argument `gama`; did you mean `gamma`?"),
+        ("acumulate: 2", "unknown key `acumulate`; did you mean `accumulate`?"),
+    ];
+    let found: Vec<_> = golden.iter().map(|(line, _)| (*line, run_file_error(line))).collect();
+    let found: Vec<_> = found.iter().map(|(line, error)| (*line, error.as_str())).collect();
+    assert_eq!(found, golden);
 }

@@ -1,9 +1,12 @@
 //! The run file: what `bossman train` is told, as checked values.
 
+mod learning;
+
 use crate::BossManError;
-use layerspec::yaml::{self, Choice, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, NUMBER, PROBABILITY, SIZE, TEXT};
-use layerspec::Fault;
-use pipeline::optimizer::AdamArgs;
+use layerspec::yaml::{self, Mapping, Node, COUNT, NON_NEGATIVE, RECOMPUTE, SIZE, TEXT};
+use layerspec::{Fault, Recompute};
+use learning::{loss, lr_schedule, optimizer};
+use pipeline::lr_schedule::LrSchedule;
 use pipeline::{Cuts, LossSpec, OptimizerSpec, ScheduleKind};
 use std::path::{Path, PathBuf};
 
@@ -36,8 +39,16 @@ pub struct RunFile {
     pub length: Length,
     /// What weights, dropout and the order of samples are drawn from.
     pub seed: u64,
-    /// The order of work.
-    pub schedule: ScheduleKind,
+    /// The order of work; nothing where the fastest is to be found.
+    pub schedule: Option<ScheduleKind>,
+    /// Steps whose gradients one optimizer step takes.
+    pub accumulate: u32,
+    /// The limit of the gradients' norm.
+    pub clip_grad_norm: Option<f64>,
+    /// How the learning rate changes.
+    pub lr_schedule: LrSchedule,
+    /// What layers compute again in the backward pass, where the model file does not say.
+    pub recompute: Recompute,
     /// Where the model is cut.
     pub cuts: Cuts,
 }
@@ -51,8 +62,23 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 11] =
-    ["model", "data", "loss", "optimizer", "batch_size", "microbatches", "epochs", "steps", "seed", "schedule", "cuts"];
+const KEYS: [&str; 15] = [
+    "model",
+    "data",
+    "loss",
+    "optimizer",
+    "lr_schedule",
+    "clip_grad_norm",
+    "batch_size",
+    "microbatches",
+    "accumulate",
+    "epochs",
+    "steps",
+    "seed",
+    "schedule",
+    "cuts",
+    "recompute",
+];
 
 impl RunFile {
     /// Reads a run file. Paths in it are relative to it.
@@ -82,7 +108,11 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         loss: loss(&run.need("loss")?.choice("`loss`", "a loss")?)?,
         optimizer,
         batch_size: run.required("batch_size", &SIZE)?,
-        microbatches: microbatches(&run)?,
+        microbatches: small_count(&run, "microbatches")?.unwrap_or(0),
+        accumulate: small_count(&run, "accumulate")?.unwrap_or(1),
+        clip_grad_norm: run.optional("clip_grad_norm", &NON_NEGATIVE)?,
+        lr_schedule: lr_schedule(&run)?,
+        recompute: recompute(&run)?,
         length: length(&run, &root)?,
         seed: run.optional("seed", &COUNT)?.unwrap_or(0),
         schedule: schedule(&run)?,
@@ -90,10 +120,17 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
     })
 }
 
-fn microbatches(run: &Mapping<'_>) -> Result<u32, Fault> {
-    let Some(count) = run.optional("microbatches", &SIZE)? else { return Ok(0) };
-    let node = run.need("microbatches")?;
-    u32::try_from(count).map_err(|_| node.unexpected("`microbatches`", "a smaller number"))
+fn small_count(run: &Mapping<'_>, key: &str) -> Result<Option<u32>, Fault> {
+    let Some(count) = run.optional(key, &SIZE)? else { return Ok(None) };
+    let node = run.need(key)?;
+    u32::try_from(count).map(Some).map_err(|_| node.unexpected(&format!("`{key}`"), "a smaller number"))
+}
+
+fn recompute(run: &Mapping<'_>) -> Result<Recompute, Fault> {
+    match run.get("recompute") {
+        None => Ok(Recompute::None),
+        Some(node) => node.read("`recompute`", &RECOMPUTE),
+    }
 }
 
 fn length(run: &Mapping<'_>, root: &Node) -> Result<Length, Fault> {
@@ -105,11 +142,12 @@ fn length(run: &Mapping<'_>, root: &Node) -> Result<Length, Fault> {
     }
 }
 
-fn schedule(run: &Mapping<'_>) -> Result<ScheduleKind, Fault> {
-    let Some(name) = run.optional("schedule", &TEXT)? else { return Ok(ScheduleKind::default()) };
+fn schedule(run: &Mapping<'_>) -> Result<Option<ScheduleKind>, Fault> {
+    let Some(name) = run.optional("schedule", &TEXT)?.filter(|name| name != "auto") else { return Ok(None) };
     let place = run.need("schedule")?.place;
-    let names = ScheduleKind::NAMES.map(|(name, _)| name);
-    name.parse().map_err(|why: String| Fault::new(place, why).suggesting(layerspec::nearest(&name, names)))
+    let names = ScheduleKind::NAMES.map(|(name, _)| name).into_iter().chain(["auto"]);
+    let kind = name.parse().map(Some);
+    kind.map_err(|why: String| Fault::new(place, format!("{why}, auto")).suggesting(layerspec::nearest(&name, names)))
 }
 
 fn cuts(run: &Mapping<'_>) -> Result<Cuts, Fault> {
@@ -120,54 +158,4 @@ fn cuts(run: &Mapping<'_>) -> Result<Cuts, Fault> {
     let expected = "`auto` or a list of layer names";
     let names = node.list("`cuts`", expected)?.iter().map(|name| name.read("a cut", &TEXT));
     Ok(Cuts::At(names.collect::<Result<_, _>>()?))
-}
-
-fn loss(choice: &Choice<'_>) -> Result<LossSpec, Fault> {
-    match choice.name {
-        "MSELoss" => {
-            choice.arguments(&[])?;
-            Ok(LossSpec::MSELoss)
-        }
-        "CrossEntropyLoss" => {
-            let arguments = choice.arguments(&["label_smoothing"])?;
-            let label_smoothing = arguments.optional("label_smoothing", &PROBABILITY)?.unwrap_or(0.0);
-            Ok(LossSpec::CrossEntropyLoss { label_smoothing })
-        }
-        _ => Err(choice.unknown("loss", &["MSELoss", "CrossEntropyLoss"])),
-    }
-}
-
-fn optimizer(choice: &Choice<'_>) -> Result<OptimizerSpec, Fault> {
-    let adam = |default_decay: f64| {
-        let args = choice.arguments(&["lr", "betas", "eps", "weight_decay"])?;
-        Ok(AdamArgs {
-            lr: args.optional("lr", &NON_NEGATIVE)?.unwrap_or(1e-3),
-            betas: betas(&args)?,
-            eps: args.optional("eps", &NON_NEGATIVE)?.unwrap_or(1e-8),
-            weight_decay: args.optional("weight_decay", &NON_NEGATIVE)?.unwrap_or(default_decay),
-        })
-    };
-    match choice.name {
-        "SGD" => {
-            let args = choice.arguments(&["lr", "momentum", "dampening", "weight_decay", "nesterov"])?;
-            Ok(OptimizerSpec::SGD {
-                lr: args.optional("lr", &NON_NEGATIVE)?.unwrap_or(1e-3),
-                momentum: args.optional("momentum", &NON_NEGATIVE)?.unwrap_or(0.0),
-                dampening: args.optional("dampening", &NUMBER)?.unwrap_or(0.0),
-                weight_decay: args.optional("weight_decay", &NON_NEGATIVE)?.unwrap_or(0.0),
-                nesterov: args.optional("nesterov", &FLAG)?.unwrap_or(false),
-            })
-        }
-        "Adam" => Ok(OptimizerSpec::Adam(adam(0.0)?)),
-        "AdamW" => Ok(OptimizerSpec::AdamW(adam(0.01)?)),
-        _ => Err(choice.unknown("optimizer", &["SGD", "Adam", "AdamW"])),
-    }
-}
-
-fn betas(args: &Mapping<'_>) -> Result<(f64, f64), Fault> {
-    let Some(node) = args.get("betas") else { return Ok((0.9, 0.999)) };
-    match node.list("`betas`", "two numbers")? {
-        [first, second] => Ok((first.read("a beta", &NUMBER)?, second.read("a beta", &NUMBER)?)),
-        _ => Err(node.unexpected("`betas`", "two numbers")),
-    }
 }

@@ -1,0 +1,272 @@
+//! Steps by hand: forward, backward and the optimizer step as calls of their own, with one batch or several under way.
+
+use crate::batch::Variables;
+use crate::boss::BossMan;
+use crate::inputs::Inputs;
+use crate::payload::{from_payload, to_payload};
+use crate::BossManError;
+use layerspec::ValueId;
+use link::Payload;
+use pipeline::boss::Request;
+use pipeline::effect::Answer;
+use pipeline::message::Mode;
+use pipeline::schedule::{Action, Ending};
+use std::collections::BTreeSet;
+use std::future::Future;
+use tch::Tensor;
+use tensor::TensorError;
+
+/// A batch that went forward by [`BossMan::forward_batch`] and waits for its backward pass.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchId(u64);
+
+/// Batches that went forward in training mode and wait for their backward pass.
+#[derive(Default)]
+pub(crate) struct UnderWay {
+    batches: BTreeSet<u64>,
+    /// The one of [`BossMan::forward`].
+    unnamed: Option<u64>,
+}
+
+impl BossMan {
+    /// The batch through all stages; gives the model's first output, on the CPU. In training mode it is
+    /// a leaf that requires grad, so that a loss computed on it leaves `grad()` for
+    /// [`BossMan::backward`], and a second call forgets the first; for several batches under way there is
+    /// [`BossMan::forward_batch`].
+    ///
+    /// `x` is the model's first input; others are in `variables`.
+    ///
+    /// # Errors
+    /// An input does not fit the model, or a worker failed.
+    pub fn forward<'a>(
+        &'a mut self,
+        x: &Tensor,
+        variables: Variables,
+    ) -> impl Future<Output = Result<Tensor, BossManError>> + Send + 'a {
+        let outputs = self.forward_all(x, variables);
+        async {
+            let first = outputs.await?.into_iter().next();
+            first.ok_or_else(|| BossManError::Usage("the model has no output".into()))
+        }
+    }
+
+    /// As [`BossMan::forward`], with all outputs of the model in their order.
+    pub fn forward_all<'a>(
+        &'a mut self,
+        x: &Tensor,
+        variables: Variables,
+    ) -> impl Future<Output = Result<Vec<Tensor>, BossManError>> + Send + 'a {
+        let payloads = self.payloads(x, &variables);
+        async move {
+            let payloads = payloads?;
+            if self.mode == Mode::Train {
+                self.forget_unnamed().await?;
+                self.under_way.unnamed = Some(self.batch + 1);
+            }
+            self.send_forward(payloads).await
+        }
+    }
+
+    /// As [`BossMan::forward_all`], and earlier batches stay under way: each has a number, by which
+    /// [`BossMan::backward_batch`] finds it, in any order. In evaluation mode nothing is kept under it.
+    ///
+    /// # Errors
+    /// More batches wait for their backward pass than [`crate::Builder::in_flight`] allows (8 by default: workers keep
+    /// each one's activations); an input does not fit the model; a worker failed.
+    pub fn forward_batch<'a>(
+        &'a mut self,
+        x: &Tensor,
+        variables: Variables,
+    ) -> impl Future<Output = Result<(BatchId, Vec<Tensor>), BossManError>> + Send + 'a {
+        let payloads = self.payloads(x, &variables);
+        async move {
+            let payloads = payloads?;
+            let outputs = self.send_forward(payloads).await?;
+            Ok((BatchId(self.batch), outputs))
+        }
+    }
+
+    /// The gradient of the model's first output back through all stages; parameter gradients add up
+    /// until [`BossMan::optim_step`].
+    ///
+    /// # Errors
+    /// No forward in training mode came before, or the shape is not the output's.
+    pub fn backward<'a>(&'a mut self, grad: &Tensor) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
+        self.backward_all(std::slice::from_ref(grad))
+    }
+
+    /// As [`BossMan::backward`], with a gradient for each of the model's outputs, in their order. A
+    /// missing or undefined one counts as zero.
+    pub fn backward_all<'a>(
+        &'a mut self,
+        grads: &[Tensor],
+    ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
+        let payloads = self.output_grads(grads);
+        async move {
+            let payloads = payloads?;
+            let batch = self.under_way.unnamed.ok_or_else(|| {
+                BossManError::Usage("backward without a forward in training mode; call forward() first".into())
+            })?;
+            self.send_backward(batch, payloads).await
+        }
+    }
+
+    /// As [`BossMan::backward_all`], for a batch of [`BossMan::forward_batch`].
+    ///
+    /// Gradients are summed in the order of these calls.
+    ///
+    /// # Errors
+    /// The batch is not under way: it went backward, was forgotten, or went forward in evaluation mode.
+    pub fn backward_batch<'a>(
+        &'a mut self,
+        batch: BatchId,
+        grads: &[Tensor],
+    ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
+        let payloads = self.output_grads(grads);
+        async move { self.send_backward(batch.0, payloads?).await }
+    }
+
+    /// Frees what the workers keep of a batch whose backward pass will not come.
+    ///
+    /// # Errors
+    /// A worker failed.
+    pub async fn forget_batch(&mut self, batch: BatchId) -> Result<(), BossManError> {
+        self.forget(batch.0).await
+    }
+
+    /// Applies the gradients gathered since the last step on every worker, and clears them.
+    ///
+    /// # Errors
+    /// No optimizer was sent, or a worker failed.
+    pub async fn optim_step(&mut self) -> Result<(), BossManError> {
+        let mut run = self.round(|_| None);
+        let clipped = self.settings.max_norm.is_some();
+        run.actions = self.plan.layout().ending(if clipped { Ending::ClippedStep } else { Ending::Step });
+        run.update = Some(self.update(1.0)?);
+        self.call(Request::Run(Box::new(run))).await?;
+        self.updates += 1;
+        Ok(())
+    }
+
+    /// Frees what the workers keep of the batch of [`BossMan::forward`], whose backward pass will not come.
+    pub(crate) async fn forget_unnamed(&mut self) -> Result<(), BossManError> {
+        match self.under_way.unnamed {
+            Some(batch) => self.forget(batch).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn forget(&mut self, batch: u64) -> Result<(), BossManError> {
+        self.under_way.remove(batch);
+        self.call(Request::Discard { batch }).await.map(drop)
+    }
+
+    fn payloads(&self, x: &Tensor, variables: &Variables) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
+        let inputs = Inputs::check(self.model.graph(), x, variables)?;
+        inputs.payloads(&inputs.microbatches(1)?)
+    }
+
+    /// A payload for each output of the model, nothing for one without a gradient.
+    fn output_grads(&self, grads: &[Tensor]) -> Result<Vec<Option<Payload>>, BossManError> {
+        let payloads = grads.iter().map(|grad| grad.defined().then(|| to_payload(grad)).transpose());
+        let mut payloads: Vec<Option<Payload>> = payloads.collect::<Result<_, _>>()?;
+        let outputs = self.model.graph().outputs().len();
+        if payloads.len() > outputs {
+            return Err(BossManError::Usage(format!("{} gradients for {outputs} outputs", payloads.len())));
+        }
+        if payloads.iter().all(Option::is_none) {
+            let message =
+                "backward needs the gradient of the output: call loss.backward() first, then prediction.grad()";
+            return Err(BossManError::Usage(message.into()));
+        }
+        payloads.resize_with(outputs, || None);
+        Ok(payloads)
+    }
+
+    async fn send_forward(&mut self, payloads: Vec<(u32, ValueId, Payload)>) -> Result<Vec<Tensor>, BossManError> {
+        let training = self.mode == Mode::Train;
+        let limit = self.settings.in_flight;
+        if training && self.under_way.batches.len() >= limit {
+            self.under_way.unnamed = None;
+            return Err(BossManError::Usage(format!(
+                "{limit} batches wait for their backward pass and workers keep the activations of each: call \
+                 backward_batch() or forget_batch() for one, or allow more with Builder::in_flight"
+            )));
+        }
+        self.batch += 1;
+        let mut run = self.round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
+        run.outputs = true;
+        run.inputs = self.hold_all(payloads);
+        if training {
+            self.step += 1;
+            // Known before the wait: whoever drops this future leaves the workers with a batch to forget.
+            self.under_way.batches.insert(self.batch);
+        }
+        run.step = self.step;
+        let answer = self.run(run).await?;
+        self.outputs(answer, training)
+    }
+
+    async fn send_backward(&mut self, batch: u64, payloads: Vec<Option<Payload>>) -> Result<(), BossManError> {
+        if !self.under_way.remove(batch) {
+            return Err(BossManError::Usage(
+                "this batch waits for no backward pass: it had one, was forgotten, or went forward in evaluation mode"
+                    .into(),
+            ));
+        }
+        let mut run = self.round(|stage| Some(Action::Backward { stage, microbatch: 0 }));
+        run.batch = batch;
+        let grads = self
+            .model
+            .graph()
+            .outputs()
+            .iter()
+            .zip(payloads)
+            .map(|(value, payload)| (0, *value, payload.into_iter().map(|p| self.handle.slots.put(p)).collect()));
+        run.grads = Some(grads.collect());
+        self.run(run).await.map(drop)
+    }
+
+    /// Has a round carried out. Where training fails all gradients are void, and so are the batches under way.
+    pub(crate) async fn run(&mut self, run: pipeline::boss::RunRequest) -> Result<Answer, BossManError> {
+        let (batch, training) = (run.batch, run.mode == Mode::Train);
+        let result = self.call(Request::Run(Box::new(run))).await;
+        if result.is_err() && training {
+            self.gathered.clear();
+            for other in std::mem::take(&mut self.under_way).batches.into_iter().filter(|other| *other != batch) {
+                // A worker that is lost is reported by the first error.
+                self.call(Request::Discard { batch: other }).await.ok();
+            }
+        }
+        result
+    }
+
+    fn outputs(&self, answer: Answer, training: bool) -> Result<Vec<Tensor>, BossManError> {
+        let mut tensors = Vec::new();
+        for (_, value, slot) in answer.outputs {
+            let payload = self.handle.slots.take(slot);
+            let payload = payload.ok_or_else(|| BossManError::Usage(format!("{slot} is empty; please report it")))?;
+            let tensor = from_payload(&payload)?;
+            // Received memory may be shared with the network layer; the user may write to theirs.
+            let tensor = tensor.f_detach_copy().map_err(TensorError::from)?;
+            let tensor = match training && tensor.is_floating_point() {
+                true => tensor.f_set_requires_grad(true).map_err(TensorError::from)?,
+                false => tensor,
+            };
+            tensors.push((value, tensor));
+        }
+        let place = |value: &ValueId| self.model.graph().outputs().iter().position(|o| o == value);
+        tensors.sort_by_key(|(value, _)| place(value));
+        Ok(tensors.into_iter().map(|(_, tensor)| tensor).collect())
+    }
+}
+
+impl UnderWay {
+    /// Whether it was there.
+    fn remove(&mut self, batch: u64) -> bool {
+        if self.unnamed == Some(batch) {
+            self.unnamed = None;
+        }
+        self.batches.remove(&batch)
+    }
+}

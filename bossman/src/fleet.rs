@@ -1,0 +1,69 @@
+//! Which workers a run has, as its command line says.
+
+use crate::run_file::RunFile;
+use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
+use pipeline::Cuts;
+
+/// Workers, and how they are reached.
+#[derive(Clone, Debug, Default)]
+pub struct FleetSettings {
+    /// Workers in all; by default as many as there are local ones, or as the cuts ask for.
+    pub workers: Option<usize>,
+    /// Workers to start on this machine.
+    pub local: usize,
+    /// Compute threads of each local worker; by default the cores are shared out.
+    pub threads: Option<usize>,
+    /// UDP port; by default `MODEL_PORT`, else 1024, or any where all workers are local.
+    pub port: Option<u16>,
+    /// How tensors travel between processes of one machine.
+    pub transport: Transport,
+}
+
+impl FleetSettings {
+    /// How many workers the run has.
+    pub(crate) fn count(&self, file: &RunFile) -> Result<usize, BossManError> {
+        match (self.workers, self.local, &file.cuts) {
+            (Some(workers), local, _) if workers == 0 || local > workers => Err(BossManError::Usage(format!(
+                "--workers {workers} --local {local}: --workers counts all workers, the local ones among them"
+            ))),
+            (Some(workers), ..) => Ok(workers),
+            (None, local, _) if local > 0 => Ok(local),
+            (None, _, Cuts::At(names)) => Ok(names.len() + 1),
+            (None, _, Cuts::Auto) => Err(BossManError::Usage(
+                "how many workers? --local N starts N on this machine, --workers N waits for N on other machines"
+                    .into(),
+            )),
+        }
+    }
+
+    /// What waits for them.
+    pub(crate) fn host(&self, workers: usize) -> Host {
+        let mut host = Host::new(workers).local(self.local).transport(self.transport);
+        if let Some(port) = self.port {
+            host = host.port(port);
+        }
+        if let Some(threads) = self.threads {
+            host = host.threads(threads);
+        }
+        host
+    }
+}
+
+impl RunFile {
+    /// The settings of this run for a boss.
+    pub(crate) fn builder(&self, model: Model) -> Builder {
+        let builder = BossMan::builder(model)
+            .cuts(self.cuts.clone())
+            .schedule(self.schedule)
+            .microbatches(self.microbatches)
+            .accumulate(self.accumulate)
+            .lr_schedule(self.lr_schedule)
+            .recompute(self.recompute)
+            .loss(self.loss)
+            .seed(self.seed);
+        match self.clip_grad_norm {
+            Some(max_norm) => builder.clip_grad_norm(max_norm),
+            None => builder,
+        }
+    }
+}

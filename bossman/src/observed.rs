@@ -1,0 +1,126 @@
+//! What the last steps took: predictions are corrected by it, since layers measured alone do not share caches and memory
+//! with their neighbours, nor the machine with other workers.
+
+use pipeline::effect::WorkerSpan;
+use pipeline::ids::StageId;
+use pipeline::schedule::{Action, Costs};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Of each kind of action the newest so many count, and of steps.
+const NEWEST: usize = 64;
+const STEPS: usize = 8;
+
+/// Durations in nanoseconds, newest last.
+#[derive(Debug, Default)]
+pub(crate) struct Observed {
+    actions: BTreeMap<(StageId, Kind), VecDeque<u64>>,
+    /// What a step takes beside its actions: the batch's way to the workers and the answers' way back.
+    around: VecDeque<u64>,
+}
+
+#[derive(Debug, Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Forward,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    OptimStep,
+}
+
+impl Observed {
+    /// Takes a step in: when its actions ran, and what it took from call to answer.
+    pub(crate) fn step(&mut self, spans: &[WorkerSpan], time: Duration) {
+        let begin = spans.iter().map(|span| span.start.0).min().unwrap_or(0);
+        let end = spans.iter().map(|span| span.end.0).max().unwrap_or(0);
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        keep(&mut self.around, time.saturating_sub((end - begin).saturating_mul(1000)), STEPS);
+        for span in spans {
+            let kind = match span.action {
+                Action::Forward { .. } => Kind::Forward,
+                Action::Backward { .. } => Kind::Backward,
+                Action::BackwardInput { .. } => Kind::BackwardInput,
+                Action::BackwardWeight { .. } => Kind::BackwardWeight,
+                Action::OptimStep { .. } => Kind::OptimStep,
+                _ => continue,
+            };
+            let durations = self.actions.entry((span.action.stage(), kind)).or_default();
+            keep(durations, span.end.0.saturating_sub(span.start.0).saturating_mul(1000), NEWEST);
+        }
+    }
+
+    /// The costs with what was observed in place of what was measured or not known.
+    pub(crate) fn correct(&self, mut costs: Costs) -> Costs {
+        for ((stage, kind), durations) in &self.actions {
+            let Some(times) = costs.stages.get_mut(stage.0 as usize) else { continue };
+            let place = match kind {
+                Kind::Forward => &mut times.forward,
+                Kind::Backward => &mut times.backward,
+                Kind::BackwardInput => &mut times.backward_input,
+                Kind::BackwardWeight => &mut times.backward_weight,
+                Kind::OptimStep => &mut times.optim_step,
+            };
+            *place = mean(durations);
+        }
+        if !self.around.is_empty() {
+            costs.boss = median(&self.around) / 2;
+        }
+        costs
+    }
+}
+
+fn keep(list: &mut VecDeque<u64>, value: u64, most: usize) {
+    list.push_back(value);
+    while list.len() > most {
+        list.pop_front();
+    }
+}
+
+/// A step is as long as its actions are on average, the slow ones among them.
+fn mean(list: &VecDeque<u64>) -> u64 {
+    list.iter().sum::<u64>() / (list.len() as u64).max(1)
+}
+
+fn median(list: &VecDeque<u64>) -> u64 {
+    let mut sorted: Vec<u64> = list.iter().copied().collect();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipeline::effect::Micros;
+    use pipeline::ids::WorkerId;
+    use pipeline::schedule::StageTimes;
+
+    fn span(action: Action, start: u64, end: u64) -> WorkerSpan {
+        WorkerSpan { worker: WorkerId(0), action, start: Micros(start), end: Micros(end) }
+    }
+
+    #[test]
+    fn what_was_observed_takes_the_place_of_what_was_measured() {
+        let stage = StageId(0);
+        let measured = StageTimes { forward: 1, backward: 2, backward_input: 3, backward_weight: 4, optim_step: 5 };
+        let mut observed = Observed::default();
+        let costs = Costs::of_stages(vec![measured]);
+        assert_eq!(observed.correct(costs.clone()), costs);
+        let forwards =
+            [(10, 20), (20, 40)].map(|(start, end)| span(Action::Forward { stage, microbatch: 0 }, start, end));
+        observed.step(&forwards, Duration::from_micros(50));
+        let corrected = observed.correct(costs);
+        assert_eq!(corrected.stages[0], StageTimes { forward: 15_000, ..measured });
+        assert_eq!(corrected.boss, 10_000);
+    }
+
+    #[test]
+    fn old_steps_are_forgotten() {
+        let mut observed = Observed::default();
+        for step in 0..100 {
+            let action = Action::OptimStep { stage: StageId(0) };
+            observed.step(&[span(action, 0, if step < 36 { 1000 } else { 2 })], Duration::from_micros(1000));
+        }
+        let corrected = observed.correct(Costs::unit(1));
+        assert_eq!(corrected.stages[0].optim_step, 2000);
+    }
+}

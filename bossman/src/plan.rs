@@ -1,0 +1,30 @@
+//! What `bossman plan` does: measures a run's layers on its workers and tells what each schedule would take.
+
+use crate::data::{order, Dataset};
+use crate::fleet::FleetSettings;
+use crate::run_file::RunFile;
+use crate::{BossManError, Candidates, Model};
+
+/// Measures the layers of a run on its workers, with the sizes of its first batch. Nothing is trained.
+///
+/// # Errors
+/// Anything in the files, the workers or the network; see [`BossManError`].
+pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates, BossManError> {
+    let model = Model::from_file(&file.model)?;
+    let data = Dataset::read(&file.train, model.graph(), file.loss)?;
+    let workers = settings.count(file)?;
+    let builder = file.builder(model);
+    builder.check(workers)?;
+    // With no line to paste elsewhere, the table is all that is printed.
+    let host = settings.host(workers);
+    let host = if settings.local == workers { host.quiet() } else { host };
+    let mut boss = builder.build(host.wait().await?)?;
+    boss.distribute_model().await?;
+    boss.send_optimizer(file.optimizer).await?;
+    let mut numbers = order(data.samples(), None, 0);
+    numbers.truncate(usize::try_from(file.batch_size).unwrap_or(usize::MAX));
+    let batch = data.batch(&numbers)?;
+    let candidates = boss.candidates(&batch).await?;
+    boss.shutdown().await;
+    Ok(candidates)
+}
