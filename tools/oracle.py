@@ -56,9 +56,12 @@ class Case:
 
 SMALL = [("512", "32")]
 NO_DROPOUT = [("Dropout: {p: 0.1}", "Dropout: {p: 0.0}")]
+NO_ENCODER_DROPOUT = [("batch_first: true", "batch_first: true, dropout: 0.0")]
 NESTEROV = ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True})
 # A batch norm takes the bias before it out again: its gradient is rounding, of which Adam makes whole steps.
 NO_BIAS_BEFORE_NORM = [("padding: same}", "padding: same, bias: false}")]
+# Attention weights stay what they are when all keys have a bias added: its gradient is rounding too.
+NO_BIAS_OF_KEYS = [("batch_first: true", "batch_first: true, dropout: 0.0, bias: false")]
 CASES = [
     Case("residual", ("MSELoss", {}), ("SGD", {"lr": 0.1, "momentum": 0.9}), 4, "gpipe", SMALL, width=32),
     Case("residual", ("MSELoss", {}), ("Adam", {"lr": 3e-3}), 5, "1f1b", SMALL, width=32),
@@ -67,6 +70,8 @@ CASES = [
     Case("convnet", ("CrossEntropyLoss", {"label_smoothing": 0.1}), NESTEROV, 4, "1f1b"),
     Case("convnet", ("CrossEntropyLoss", {}), ("AdamW", {"lr": 1e-3}), 5, "gpipe", NO_BIAS_BEFORE_NORM, bias=False),
     # Layers that share a weight stay on one worker, and here they are the first and the last.
+    Case("encoder", ("MSELoss", {}), ("Adam", {"lr": 1e-3}), 5, "1f1b", NO_BIAS_OF_KEYS, bias=False),
+    Case("encoder", ("MSELoss", {}), ("SGD", {"lr": 0.01, "momentum": 0.9}), 4, "gpipe", NO_ENCODER_DROPOUT),
     Case("tied", ("MSELoss", {}), ("Adam", {"lr": 1e-3}), 4, "1f1b", workers=[1]),
 ]
 

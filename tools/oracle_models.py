@@ -92,7 +92,21 @@ def models(torch):
 
         return nn.ModuleDict(layers), forward
 
-    return {"residual": residual, "branchy": branchy, "skip": skip, "convnet": convnet, "tied": tied}
+    def encoder(bias=True):
+        def layer(**arguments):
+            return nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, bias=bias, **arguments)
+
+        blocks = nn.ModuleList(nn.ModuleDict({"encoder": layer(norm_first=True)}) for _ in range(2))
+        layers = {"blocks": blocks, "last": layer(activation="gelu"), "head": nn.Linear(16, 1)}
+
+        def forward(layer, x):
+            for block in layer["blocks"]:
+                x = block["encoder"](x)
+            return layer["head"](layer["last"](x))
+
+        return nn.ModuleDict(layers), forward
+
+    return {"residual": residual, "branchy": branchy, "skip": skip, "convnet": convnet, "tied": tied, "encoder": encoder}
 
 
 def data(torch, name):
@@ -108,6 +122,8 @@ def data(torch, name):
         return picture.view(SAMPLES, 2, 4, 2, 4).mean(dim=(2, 4)).view(SAMPLES, 4), label.view(SAMPLES, 1) / 10
     if name == "convnet":
         return picture.view(SAMPLES, 1, 8, 8), label
+    if name == "encoder":
+        return pixels.unfold(1, 16, 11), pixels[:, 16::11].unsqueeze(2)  # five windows, and the pixel after each
     tokens = (picture[:, 2:6].reshape(SAMPLES, 32)[:, :9] * 16).long()  # a model of language, of a kind: what comes next?
     return tokens[:, :-1], torch.nn.functional.one_hot(tokens[:, 1:], 32).float()
 

@@ -19,11 +19,59 @@ pub struct Case {
     pub optimizer: Optimizer,
     /// What parameters and dropout are drawn from.
     pub seed: u64,
+    /// What else there is to a step.
+    pub steps: Steps,
     /// Every sample's input.
     x: Tensor,
     /// Every sample's target.
     target: Tensor,
 }
+
+/// What a training step is, beside forward and backward.
+#[derive(Copy, Clone)]
+pub struct Steps {
+    /// Samples of each step, in turns.
+    pub samples: &'static [i64],
+    /// The length of each step's sequences, in turns; none where samples are no sequences.
+    pub lengths: &'static [i64],
+    /// Steps whose gradients one update takes.
+    pub accumulate: usize,
+    /// The limit of the gradients' norm.
+    pub max_norm: Option<f64>,
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        Steps { samples: &[BATCH], lengths: &[], accumulate: 1, max_norm: None }
+    }
+}
+
+impl Steps {
+    /// Whether the update comes after this step, counted from 0.
+    pub fn update(&self, step: usize) -> bool {
+        (step + 1).is_multiple_of(self.accumulate)
+    }
+
+    /// What the losses of a step are divided by: the samples that an update would take, were all its steps as large as
+    /// the first.
+    pub fn divisor(&self, step: usize) -> f64 {
+        let first = step - step % self.accumulate;
+        self.samples_of(first) as f64 * self.accumulate as f64
+    }
+
+    /// What the gradients of the update after a step are multiplied by, so that they are the mean over all samples.
+    pub fn scale(&self, step: usize) -> f64 {
+        let first = step - step % self.accumulate;
+        self.divisor(step) / (first..=step).map(|step| self.samples_of(step)).sum::<i64>() as f64
+    }
+
+    fn samples_of(&self, step: usize) -> i64 {
+        self.samples[step % self.samples.len()]
+    }
+}
+
+/// The longest sequence.
+const LENGTH: i64 = 8;
 
 const DECAYING: AdamArgs = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
 
@@ -64,14 +112,45 @@ impl Case {
         )
     }
 
+    /// The first layer's weight is the last one's too.
+    pub fn tied() -> Self {
+        let target = uniform("target", &[LENGTH, 32], -1.0, 1.0);
+        let x = uniform("x", &[LENGTH], 0.0, 32.0).to_kind(Kind::Int64);
+        Case {
+            steps: Steps { lengths: &[LENGTH], ..Steps::default() },
+            ..Self::new("tied", Loss::MSELoss, Optimizer::adam(3e-3), x, target)
+        }
+    }
+
+    /// The same with other steps.
+    #[must_use]
+    pub fn with(self, steps: Steps) -> Self {
+        Case { steps, ..self }
+    }
+
+    /// The same with a change in the text of the model.
+    #[must_use]
+    pub fn changed(self, from: &str, to: &str) -> Self {
+        let text = std::fs::read_to_string(Self::file(self.name)).unwrap();
+        assert!(text.contains(from), "{from} is not in {}", self.name);
+        Case { model: Model::from_yaml(&text.replace(from, to)).unwrap(), ..self }
+    }
+
     fn new(name: &'static str, loss: Loss, optimizer: Optimizer, x: Tensor, target: Tensor) -> Self {
         let model = Model::from_file(Self::file(name)).unwrap();
-        Case { name, model, loss, optimizer, seed: 7, x, target }
+        Case { name, model, loss, optimizer, seed: 7, steps: Steps::default(), x, target }
     }
 
     /// The input and target of a step, counted from 0.
     pub fn batch(&self, step: usize) -> (Tensor, Tensor) {
-        let part = |all: &Tensor| all.narrow(0, step as i64 * BATCH, BATCH);
+        let lengths = self.steps.lengths;
+        let part = |all: &Tensor| {
+            let samples = all.narrow(0, step as i64 * BATCH, self.steps.samples_of(step));
+            match lengths {
+                [] => samples,
+                lengths => samples.narrow(1, 0, lengths[step % lengths.len()]).contiguous(),
+            }
+        };
         (part(&self.x), part(&self.target))
     }
 

@@ -2,7 +2,7 @@
 
 use bossman::Model;
 use layerspec::LayerGraph;
-use pipeline::{Cuts, Plan};
+use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 
 /// Every cut into that many stages, as the names of the layers that start the stages after the first.
 pub fn into_stages(graph: &LayerGraph, stages: usize) -> Vec<Vec<String>> {
@@ -18,9 +18,26 @@ pub fn into_stages(graph: &LayerGraph, stages: usize) -> Vec<Vec<String>> {
     cuts.into_iter().map(|cut| cut.into_iter().map(|i| names[i].to_string()).collect()).collect()
 }
 
-/// The plan for a list of layers that start stages.
-pub fn plan(model: &Model, starts: &[String]) -> Plan {
-    Plan::new(model.graph(), &Cuts::At(starts.to_vec()), starts.len() + 1).unwrap()
+/// The plans for a list of layers that start stages: one for each way to place the stages on workers.
+pub fn plans(model: &Model, starts: &[String]) -> Vec<(Placement, Plan)> {
+    let stages = starts.len() + 1;
+    let placements = [Placement::Plain, Placement::Interleaved { chunks: 2 }, Placement::V];
+    let fitting = placements.into_iter().filter(|placement| stages.is_multiple_of(placement.chunks()));
+    let plan = |placement: Placement| {
+        let workers = stages / placement.chunks();
+        Plan::new(model.graph(), &Cuts::At(starts.to_vec()), workers, placement).unwrap()
+    };
+    fitting.map(|placement| (placement, plan(placement))).collect()
+}
+
+/// The kinds of schedule that stages placed so can run.
+pub fn kinds(placement: Placement) -> &'static [ScheduleKind] {
+    use ScheduleKind::{GPipe, Interleaved, OneFOneB, Ready, ZbH1, ZbV};
+    match placement {
+        Placement::Plain => &[GPipe, OneFOneB, ZbH1, Ready],
+        Placement::Interleaved { .. } => &[Interleaved, Ready],
+        Placement::V => &[ZbV, Ready],
+    }
 }
 
 #[cfg(test)]

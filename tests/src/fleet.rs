@@ -1,11 +1,12 @@
 //! Training on workers, whatever way these are reached.
 
-use crate::{Case, Training, BATCH, STEPS};
+use crate::{Case, Training, STEPS};
 use link::{Payload, Slots};
 use pipeline::boss::{Request, RunRequest};
 use pipeline::effect::Answer;
 use pipeline::ids::Slot;
-use pipeline::message::{Failure, Mode, RoundLoss};
+use pipeline::message::{Failure, Mode, RoundLoss, RoundUpdate};
+use pipeline::schedule::{Ending, Terms};
 use pipeline::{Plan, ScheduleKind, TensorMeta};
 use tch::Tensor;
 use tensor::payload;
@@ -48,14 +49,24 @@ fn step_request(
     let (x, target) = case.batch(step);
     let input = case.model.graph().inputs()[0];
     let parts = |whole: Tensor| (0..).zip(whole.tensor_split(i64::from(microbatches), 0));
+    let steps = case.steps;
+    let ending = match (steps.update(step), steps.max_norm) {
+        (false, _) => Ending::Gather,
+        (true, None) => Ending::Step,
+        (true, Some(_)) => Ending::ClippedStep,
+    };
+    let schedule = plan.schedule_for(&Terms { ending, ..Terms::new(kind, microbatches) }).unwrap();
+    let update = RoundUpdate { lr: case.optimizer.lr(), scale: steps.scale(step), max_norm: steps.max_norm };
     RunRequest {
         batch: step as u64 + 1,
         step: step as u64 + 1,
         mode: Mode::Train,
-        actions: plan.schedule(kind, microbatches).unwrap().workers,
+        actions: schedule.workers,
+        order: schedule.order,
+        update: steps.update(step).then_some(update),
         loss: Some(RoundLoss {
             spec: case.loss,
-            weights: parts(x.shallow_clone()).map(|(_, part)| part.size()[0] as f64 / BATCH as f64).collect(),
+            weights: parts(x.shallow_clone()).map(|(_, part)| part.size()[0] as f64 / steps.divisor(step)).collect(),
         }),
         outputs: false,
         inputs: parts(x).map(|(index, part)| (index, input, put(slots, &part))).collect(),

@@ -12,11 +12,11 @@ mod reference;
 mod sockets;
 mod training;
 
-pub use case::Case;
+pub use case::{Case, Steps};
 pub use fleet::{train, Fleet};
 pub use memory::Memory;
 pub use reference::one_process;
-pub use sockets::Sockets;
+pub use sockets::{Reach, Sockets};
 pub use training::Training;
 
 /// Training steps in every comparison.

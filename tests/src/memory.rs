@@ -3,7 +3,7 @@
 
 use crate::Fleet;
 use link::{Compute, Payload, Slots};
-use pipeline::boss::{BossSession, Request, Setup};
+use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use pipeline::ids::{Slot, Ticket, WorkerId};
 use pipeline::message::Failure;
@@ -59,7 +59,12 @@ impl Memory {
             tasks: VecDeque::new(),
         };
         Memory {
-            boss: BossSession::new(Setup { plan, seed, addresses: vec![Some(somewhere); count] }),
+            boss: BossSession::new(Setup {
+                plan,
+                seed,
+                addresses: vec![Some(somewhere); count],
+                most_waiting: MOST_WAITING,
+            }),
             workers: (0..count).map(worker).collect(),
             slots: Slots::default(),
             frames: Vec::new(),
@@ -136,7 +141,7 @@ impl Memory {
                 let worker = &mut self.workers[number];
                 let (ticket, task) = worker.tasks.pop_front().unwrap();
                 let result = worker.compute.run(task).map(|outcome| outcome.map(|tensor| self.slots.put(tensor)));
-                worker.session.on_done(NOW, ticket, result);
+                worker.session.on_done(NOW, ticket, result, (NOW, NOW));
             }
         }
     }

@@ -1,11 +1,16 @@
 //! The slow plain way that everything is compared with: one process, the whole model as one autograd
 //! graph, each layer by libtorch's own function, gradients added up by autograd itself.
+//!
+//! Where it would leave open in which order sums are taken, it follows the engine's definition: each layer that uses a
+//! tied weight has a leaf of its own, and these are added up once a step, the last layer's first; the rows that an
+//! embedding's gradient is made of are added to it one by one.
 
-use crate::{Case, Training, BATCH, STEPS};
+use crate::{Case, Training, STEPS};
 use bossman::Loss;
 use layerspec::layers::{Approximate, Padding};
 use layerspec::{Init, Layer, LayerGraph, LayerKind, Role, ValueId};
 use pipeline::OptimizerSpec;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use tch::{Device, Kind, Reduction, Tensor};
 use tensor::optim::{self, Adam, AdamState, Sgd};
@@ -21,15 +26,19 @@ pub fn one_process(case: &Case, microbatches: u32) -> Training {
             let parts = i64::from(microbatches);
             let parts = x.tensor_split(parts, 0).into_iter().zip(target.tensor_split(parts, 0));
             let losses = (0u64..).zip(parts).map(|(microbatch, (x, target))| {
-                let weight = x.size()[0] as f64 / BATCH as f64;
+                let weight = x.size()[0] as f64 / case.steps.divisor(step);
                 let prediction = net.forward(&x, step as u64 + 1, microbatch);
                 let loss = loss(case.loss, &prediction, &target) * weight;
                 loss.backward();
+                net.add_rows();
                 loss.double_value(&[]) as f32
             });
             let loss = losses.reduce(|sum, loss| sum + loss).unwrap();
-            optimizer.step(&net.trained());
-            net.forget_gradients();
+            if case.steps.update(step) {
+                let grads = net.gradients(case.steps.scale(step), case.steps.max_norm);
+                optimizer.step(&net.trained(), &grads.iter().collect::<Vec<_>>());
+                net.forget_gradients();
+            }
             loss
         })
         .collect();
@@ -45,11 +54,20 @@ fn loss(loss: Loss, prediction: &Tensor, target: &Tensor) -> Tensor {
     }
 }
 
+/// An embedding's weight, the ids that were looked up, the rows that came out, and the padding row.
+type LookedUp = (String, Tensor, Tensor, Option<i64>);
+
 /// The model with its parameters and buffers by name.
 struct Net<'a> {
     graph: &'a LayerGraph,
     seed: u64,
-    params: BTreeMap<String, (Tensor, Role)>,
+    params: BTreeMap<String, (Tensor, bool)>,
+    /// Leaves on the memory of tied parameters, by the user's name of it, with the owner's.
+    tied: BTreeMap<String, (Tensor, String)>,
+    /// The sums of embeddings' gradients.
+    tables: BTreeMap<String, Tensor>,
+    /// What came out of embeddings in this microbatch: the weight, ids, rows and the padding row.
+    looked_up: RefCell<Vec<LookedUp>>,
 }
 
 impl<'a> Net<'a> {
@@ -66,24 +84,86 @@ impl<'a> Net<'a> {
                     Init::Uniform { low, high } => {
                         key.stream(Device::Cpu).unwrap().uniform(&shape, kind, low, high).unwrap()
                     }
-                    other => panic!("no layer of these models starts with {other:?}"),
+                    Init::Normal { mean, std } => {
+                        key.stream(Device::Cpu).unwrap().normal(&shape, kind, mean, std).unwrap()
+                    }
+                    Init::NormalZeroRow { mean, std, zero_row } => {
+                        let tensor = key.stream(Device::Cpu).unwrap().normal(&shape, kind, mean, std).unwrap();
+                        let _row = tensor.select(0, zero_row.cast_signed()).zero_();
+                        tensor
+                    }
                 };
-                let tensor = tensor.set_requires_grad(spec.role == Role::Parameter);
-                params.insert(format!("{}.{}", layer.name, spec.name), (tensor, spec.role));
+                let trained = spec.role == Role::Parameter && !layer.frozen;
+                let tensor = tensor.set_requires_grad(trained);
+                params.insert(format!("{}.{}", layer.name, spec.name), (tensor, trained));
             }
         }
-        Net { graph, seed, params }
+        let (tables, looked_up) = (BTreeMap::new(), RefCell::default());
+        let mut net = Net { graph, seed, params, tied: BTreeMap::new(), tables, looked_up };
+        net.forget_gradients();
+        net
     }
 
     fn trained(&self) -> Vec<&Tensor> {
-        self.params.values().filter(|(_, role)| *role == Role::Parameter).map(|(tensor, _)| tensor).collect()
+        self.params.values().filter(|(_, trained)| *trained).map(|(tensor, _)| tensor).collect()
+    }
+
+    /// Adds what the microbatch says of embeddings to their gradients.
+    fn add_rows(&mut self) {
+        for (name, ids, rows, padding) in self.looked_up.take() {
+            let weight = &self.params[&name].0;
+            let sum = self.tables.entry(name).or_insert_with(|| weight.detach().zeros_like());
+            let (ids, rows) = (ids.flatten(0, -1), rows.grad().reshape([-1, weight.size()[1]]));
+            let _same = sum.index_add_(0, &ids, &rows);
+            if let Some(row) = padding {
+                let _row = sum.select(0, row).zero_();
+            }
+        }
+    }
+
+    /// The gradients of trained parameters: those of each use, the last layer's first, scaled and shortened.
+    fn gradients(&self, scale: f64, max_norm: Option<f64>) -> Vec<Tensor> {
+        let sum = |name: &String, tensor: &Tensor| {
+            let users = self.graph.layers().iter().rev().flat_map(|layer| {
+                self.tied
+                    .iter()
+                    .filter(move |(user, (_, owner))| owner == name && user.rsplit_once('.').unwrap().0 == layer.name)
+            });
+            let users = users.map(|(_, (leaf, _))| leaf.grad());
+            let own = self.tables.get(name).map_or_else(|| tensor.grad(), Tensor::copy);
+            users.chain([own]).reduce(|sum, grad| sum + grad).unwrap()
+        };
+        let trained = self.params.iter().filter(|(_, (_, trained))| *trained);
+        let grads: BTreeMap<&String, Tensor> = trained.map(|(name, (tensor, _))| (name, sum(name, tensor))).collect();
+        let clip = max_norm.map_or(1.0, |most| {
+            // In the order of the model.
+            let names = self.graph.layers().iter().flat_map(|layer| {
+                self.graph.own_params(layer.id).into_iter().map(|spec| format!("{}.{}", layer.name, spec.name))
+            });
+            let square = |grad: &Tensor| tensor::memory::sum_of_squares(grad).unwrap();
+            let squares = names.filter_map(|name| grads.get(&name).map(square)).sum::<f64>();
+            (most / (squares.sqrt() * scale.abs() + 1e-6)).min(1.0)
+        });
+        let factors = [scale, clip].map(|factor| Some(factor).filter(|factor| *factor != 1.0));
+        let scaled = |grad: Tensor| factors.iter().flatten().fold(grad, |grad, factor| grad * *factor);
+        grads.into_values().map(scaled).collect()
     }
 
     /// New leaves on the same memory, so that the next microbatch's gradient is the first.
     fn forget_gradients(&mut self) {
-        for (tensor, role) in self.params.values_mut() {
-            *tensor = tensor.detach().set_requires_grad(*role == Role::Parameter);
+        for (tensor, trained) in self.params.values_mut() {
+            *tensor = tensor.detach().set_requires_grad(*trained);
         }
+        for layer in self.graph.layers() {
+            let Some(owner) = layer.share.map(|owner| &self.graph.layer(owner).name) else { continue };
+            for param in self.graph.shared_params(layer.id) {
+                let owner = format!("{owner}.{param}");
+                let (tensor, trained) = &self.params[&owner];
+                let leaf = tensor.detach().set_requires_grad(*trained);
+                self.tied.insert(format!("{}.{param}", layer.name), (leaf, owner));
+            }
+        }
+        self.tables.clear();
     }
 
     fn forward(&self, x: &Tensor, step: u64, microbatch: u64) -> Tensor {
@@ -98,7 +178,8 @@ impl<'a> Net<'a> {
     }
 
     fn param(&self, layer: &Layer, name: &str) -> Option<&Tensor> {
-        self.params.get(&format!("{}.{name}", layer.name)).map(|(tensor, _)| tensor)
+        let name = format!("{}.{name}", layer.name);
+        self.params.get(&name).map(|(tensor, _)| tensor).or_else(|| self.tied.get(&name).map(|(leaf, _)| leaf))
     }
 
     fn apply(&self, layer: &Layer, inputs: &[&Tensor], mask: impl Fn() -> Key) -> Tensor {
@@ -111,6 +192,15 @@ impl<'a> Net<'a> {
             LayerKind::Sigmoid(_) => x.sigmoid(),
             LayerKind::Tanh(_) => x.tanh(),
             LayerKind::GELU(l) if l.approximate == Approximate::Tanh => x.gelu("tanh"),
+            LayerKind::GELU(_) => x.gelu("none"),
+            LayerKind::Embedding(l) => {
+                let padding = l.padding_row().map(u64::cast_signed);
+                let rows = Tensor::embedding(&weight.unwrap().detach(), x, padding.unwrap_or(-1), false, false);
+                let rows = rows.set_requires_grad(true);
+                let name = format!("{}.weight", layer.name);
+                self.looked_up.borrow_mut().push((name, x.shallow_clone(), rows.shallow_clone(), padding));
+                rows
+            }
             LayerKind::LayerNorm(l) => x.layer_norm(sizes(&l.normalized_shape), weight, bias, l.eps, true),
             LayerKind::Dropout(l) => {
                 let keep = 1.0 - l.p;
@@ -176,20 +266,18 @@ impl Optimizer {
         Optimizer::Adam { args, averages: zeros(), squares: zeros(), step }
     }
 
-    fn step(&mut self, params: &[&Tensor]) {
-        let grads: Vec<Tensor> = params.iter().map(|param| param.grad()).collect();
-        let grads: Vec<&Tensor> = grads.iter().collect();
+    fn step(&mut self, params: &[&Tensor], grads: &[&Tensor]) {
         match self {
             Optimizer::Sgd { args, buffers, started } => {
                 let buffers: Vec<&Tensor> = buffers.iter().collect();
-                optim::sgd(params, &grads, &buffers, !*started, args).unwrap();
+                optim::sgd(params, grads, &buffers, !*started, args).unwrap();
                 *started = true;
             }
             Optimizer::Adam { args, averages, squares, step } => {
                 step.iter_mut().for_each(|step| drop(step.g_add_scalar_(1)));
                 let [averages, squares, step] = [averages, squares, step].map(|list| list.iter().collect::<Vec<_>>());
                 let state = AdamState { exp_avg: &averages, exp_avg_sq: &squares, step: &step };
-                optim::adam(params, &grads, state, args).unwrap();
+                optim::adam(params, grads, state, args).unwrap();
             }
         }
     }

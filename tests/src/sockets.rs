@@ -1,8 +1,8 @@
 //! A boss and its workers in one process, over real QUIC on the loopback interface.
 
 use crate::Fleet;
-use link::{ComputeThread, Handle, Identity, Lobby, LobbyEvent, Slots, WorkerInfo};
-use pipeline::boss::Request;
+use link::{ComputeThread, Handle, Identity, Lobby, LobbyEvent, Slots, Transport, WorkerInfo};
+use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::effect::Answer;
 use pipeline::message::Failure;
 use pipeline::Plan;
@@ -10,6 +10,17 @@ use std::net::{Ipv4Addr, SocketAddr};
 use tch::Device;
 use tokio::runtime::Runtime;
 use worker::StageCompute;
+
+/// How workers reach each other.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// Through memory that they share.
+    SharedMemory,
+    /// Over QUIC.
+    Quic,
+    /// By way of the boss.
+    Relayed,
+}
 
 /// Workers behind sockets.
 pub struct Sockets {
@@ -19,8 +30,8 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Workers for a plan. Where `direct` is false the boss relays between them.
-    pub fn new(plan: Plan, seed: u64, direct: bool) -> Self {
+    /// Workers for a plan, reached so.
+    pub fn new(plan: Plan, seed: u64, reach: Reach) -> Self {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
         let runtime = Runtime::new().unwrap();
@@ -28,30 +39,34 @@ impl Sockets {
             let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
             let mut lobby = Lobby::open(&identity, here, plan.workers()).unwrap();
             for _ in 0..plan.workers() {
-                tokio::spawn(work(lobby.address(), identity.ticket().clone(), direct));
+                tokio::spawn(work(lobby.address(), identity.ticket().clone(), reach));
             }
             while lobby.missing() > 0 {
                 let event = lobby.next().await;
                 assert!(matches!(event, LobbyEvent::Joined { .. }), "{event:?}");
             }
-            lobby.start(plan, seed, |_notice| ()).unwrap()
+            lobby.start(plan, seed, MOST_WAITING, |_notice| ()).unwrap()
         });
         Sockets { handle, runtime, _keys: keys }
     }
 }
 
-async fn work(boss: SocketAddr, ticket: link::Ticket, direct: bool) {
+async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach) {
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
     let info = WorkerInfo {
         device: "cpu".into(),
         threads: 1,
         memory_bytes: None,
         version: "test".into(),
-        direct,
+        direct: reach != Reach::Relayed,
         host: "here".into(),
         process: 0,
     };
     let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
+    let membership = match reach {
+        Reach::SharedMemory => membership,
+        Reach::Quic | Reach::Relayed => membership.transport(Transport::Quic),
+    };
     let compute = ComputeThread::start(|| {
         tensor::threads::set_count(1);
         StageCompute::new(Device::Cpu)

@@ -8,12 +8,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
-use pipeline::{Cuts, Plan, ScheduleKind};
+use pipeline::{Cuts, Placement, Plan, ScheduleKind};
+use std::collections::BTreeMap;
 use std::fmt;
 use tests::programs::by_hand;
-use tests::{cuts, one_process, train, Case, Fleet, Memory, Sockets, Training, MICROBATCHES, STEPS};
-
-const SCHEDULES: [ScheduleKind; 2] = [ScheduleKind::GPipe, ScheduleKind::OneFOneB];
+use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Training, MICROBATCHES, STEPS};
 
 /// One way to train a case, to name it where it differs.
 struct Way<'a> {
@@ -40,44 +39,60 @@ impl fmt::Display for Way<'_> {
     }
 }
 
-/// Every cut into 1, 2 and 3 stages with every schedule and number of microbatches, in memory.
+/// Cuts into four stages are many; so many of them are tried.
+const OF_FOUR_STAGES: usize = 40;
+
+/// Every cut into 1, 2 and 3 stages and some into 4, every placement, with every number of microbatches, in memory.
+/// The kinds of schedule take turns, so that each meets every number of stages and of microbatches many times.
 fn every_cut(case: &Case) {
     tensor::threads::set_count(1);
     let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
     assert_eq!(expected[0].steps(), STEPS);
-    for stages in 1..=3 {
-        let cuts = cuts::into_stages(case.model.graph(), stages);
-        let mut runs = 0;
+    for stages in 1..=4 {
+        let mut cuts = cuts::into_stages(case.model.graph(), stages);
+        if stages == 4 {
+            let each = cuts.len().div_ceil(OF_FOUR_STAGES);
+            cuts = cuts.into_iter().step_by(each).collect();
+        }
+        let mut runs = BTreeMap::new();
         for starts in &cuts {
-            let plan = &cuts::plan(&case.model, starts);
-            for (expected, microbatches) in expected.iter().zip(MICROBATCHES) {
-                for kind in SCHEDULES {
-                    runs += 1;
+            for (placement, plan) in &cuts::plans(&case.model, starts) {
+                for (expected, microbatches) in expected.iter().zip(MICROBATCHES) {
+                    let kinds = cuts::kinds(*placement);
+                    let number: u64 = runs.values().sum();
+                    let kind = kinds[number as usize % kinds.len()];
                     let way = Way { case, plan, kind, microbatches, over: "in memory" };
-                    way.check(expected, Memory::new(plan.clone(), case.seed, runs));
+                    way.check(expected, Memory::new(plan.clone(), case.seed, number));
+                    *runs.entry(kind).or_insert(0) += 1;
                 }
             }
         }
-        row(case, "in memory", stages, cuts.len(), runs, &expected[0]);
+        row(case, "in memory", stages, cuts.len(), &runs, &expected[0]);
     }
 }
 
-/// The automatic cut with every schedule and number of microbatches, over QUIC: straight between the
-/// workers, and by way of the boss.
+/// The automatic cut with every kind of schedule and number of microbatches over real connections: through memory that
+/// the workers share, over QUIC, and over QUIC by way of the boss.
 fn over_sockets(case: &Case) {
     tensor::threads::set_count(1);
     let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
-    for stages in 2..=3 {
-        let plan = &Plan::new(case.model.graph(), &Cuts::Auto, stages).unwrap();
-        for (direct, over) in [(true, "QUIC"), (false, "QUIC, relayed")] {
-            for kind in SCHEDULES {
+    for (way_of, over) in
+        [(Reach::SharedMemory, "shared memory"), (Reach::Quic, "QUIC"), (Reach::Relayed, "QUIC, relayed")]
+    {
+        let mut runs = BTreeMap::new();
+        for (workers, placement) in
+            [(2, Placement::Plain), (3, Placement::Plain), (2, Placement::Interleaved { chunks: 2 }), (2, Placement::V)]
+        {
+            let plan = &Plan::new(case.model.graph(), &Cuts::Auto, workers, placement).unwrap();
+            for kind in cuts::kinds(placement) {
                 for (expected, microbatches) in expected.iter().zip(MICROBATCHES) {
-                    let way = Way { case, plan, kind, microbatches, over };
-                    way.check(expected, Sockets::new(plan.clone(), case.seed, direct));
+                    let way = Way { case, plan, kind: *kind, microbatches, over };
+                    way.check(expected, Sockets::new(plan.clone(), case.seed, way_of));
+                    *runs.entry(*kind).or_insert(0) += 1;
                 }
             }
-            row(case, over, stages, 1, (SCHEDULES.len() * MICROBATCHES.len()) as u64, &expected[0]);
         }
+        row(case, over, 4, 1, &runs, &expected[0]);
     }
 }
 
@@ -85,15 +100,16 @@ fn over_sockets(case: &Case) {
 fn in_processes(case: &Case) {
     tensor::threads::set_count(1);
     let (mut workers, mut runs) = (2, 0);
-    for microbatches in MICROBATCHES {
+    for (microbatches, kinds) in
+        MICROBATCHES.into_iter().zip([["1f1b", "zb-v"], ["auto", "ready"], ["interleaved", "zb-h1"]])
+    {
         let expected = one_process(case, microbatches);
-        for kind in SCHEDULES {
-            let plan = &Plan::new(case.model.graph(), &Cuts::Auto, workers).unwrap();
-            let way = Way { case, plan, kind, microbatches, over: "processes" };
+        for kind in kinds {
             let more = format!("microbatches: {microbatches}\nschedule: {kind}");
             let runtime = tokio::runtime::Runtime::new().unwrap();
             let run = runtime.block_on(by_hand(case, workers, &more, &[]));
-            expected.assert_same(&run.training, &way);
+            let what = format!("{} on {workers} workers, {kind}, {microbatches} microbatches, processes", case.name);
+            expected.assert_same(&run.training, &what);
             workers = 5 - workers;
             runs += 1;
         }
@@ -101,11 +117,13 @@ fn in_processes(case: &Case) {
     println!("{:8} processes     2 or 3 workers: {runs} runs, equal to one process", case.name);
 }
 
-fn row(case: &Case, over: &str, stages: usize, cuts: usize, runs: u64, expected: &Training) {
+fn row(case: &Case, over: &str, stages: usize, cuts: usize, runs: &BTreeMap<ScheduleKind, u64>, expected: &Training) {
+    let runs: Vec<String> = runs.iter().map(|(kind, runs)| format!("{runs} {kind}")).collect();
     println!(
-        "{:8} {over:13} {stages} stages, {cuts:3} cuts x 2 schedules x 1, 4, 5 microbatches: {runs:3} runs, {STEPS} losses and \
-         {} bytes of weights each, equal to one process",
+        "{:8} {over:13} {stages} stages, {cuts:3} cuts, 1, 4, 5 microbatches: {}: {STEPS} losses and {} bytes of weights each, \
+         equal to one process",
         case.name,
+        runs.join(", "),
         expected.bytes()
     );
 }

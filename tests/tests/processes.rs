@@ -204,3 +204,42 @@ async fn mistakes_in_files_are_one_line_before_any_worker_starts() {
     let line = train(&place.file("absent.yaml")).end().await.error_line();
     assert!(line.contains("absent.yaml"), "{line}");
 }
+
+#[tokio::test]
+async fn a_plan_names_every_schedule_and_draws_the_first() {
+    let place = Place::new();
+    let run = place.short_run(&Case::residual(), "microbatches: 4");
+    let plan = ["plan", run.to_str().unwrap(), "--local", "2", "--timeline"];
+    let ended = place.start("bossman", &plan).end().await.well();
+    let table: Vec<&str> = ended.output.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
+    assert!(table[0].starts_with("schedule") && table[0].contains("step"), "{table:?}");
+    for (name, _) in pipeline::ScheduleKind::NAMES {
+        assert!(table.iter().any(|line| line.split_whitespace().next() == Some(name)), "no {name} in {table:?}");
+    }
+    let picture = ended.output.split(String::is_empty).nth(1).unwrap();
+    assert!(picture.len() >= 2, "no line for each worker: {picture:?}");
+}
+
+/// Chrome's format: a list of events, each with a phase, a process and a thread.
+#[tokio::test]
+async fn a_trace_has_what_was_measured_and_what_was_predicted() {
+    let place = Place::new();
+    let run = place.run_file(&Case::residual(), 3, "microbatches: 4\nschedule: auto");
+    let trace = place.file("trace.json");
+    let train = ["train", run.to_str().unwrap(), "--local", "2", "--trace", trace.to_str().unwrap()];
+    place.start("bossman", &train).end().await.well();
+    let events: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+    let events = events.as_array().unwrap();
+    for (process, side) in [(0, "measured"), (1, "predicted")] {
+        let of_side = |event: &&serde_json::Value| event["pid"] == process;
+        let named = |event: &&serde_json::Value| event["name"] == "process_name" && event["args"]["name"] == side;
+        assert!(events.iter().filter(of_side).any(|event| named(&event)), "no {side}");
+        for (worker, step) in [(0, 1), (1, 2), (0, 3)] {
+            let works = |event: &&serde_json::Value| {
+                event["ph"] == "X" && event["tid"] == worker && event["args"]["step"] == step && event["dur"].is_u64()
+            };
+            let count = events.iter().filter(of_side).filter(works).count();
+            assert!(count >= 9, "{side}, worker {worker}, step {step}: {count} actions");
+        }
+    }
+}

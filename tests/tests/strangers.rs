@@ -4,10 +4,10 @@
 
 use link::testing::{dial, greet, listen};
 use link::{ComputeThread, Handle, Identity, Lobby, LobbyEvent, WorkerInfo};
-use pipeline::boss::Request;
+use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::frame::{encode, Envelope};
 use pipeline::message::{Head, PROTOCOL_VERSION};
-use pipeline::{Cuts, Plan, TensorMeta};
+use pipeline::{Cuts, Placement, Plan, TensorMeta};
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -40,7 +40,10 @@ async fn a_worker_of_another_version_is_told_both_versions() {
     let reply = recv.read_to_end(1 << 16).await.unwrap();
     assert_eq!(reply[..12], words_of_version(PROTOCOL_VERSION)[..12]);
     quic.close(0u32.into(), b"");
-    boss.line("turned away 127.0.0.1: protocol versions differ: this program speaks 1, the other end 99").await;
+    let line = format!(
+        "turned away 127.0.0.1: protocol versions differ: this program speaks {PROTOCOL_VERSION}, the other end 99"
+    );
+    boss.line(&line).await;
 }
 
 #[tokio::test]
@@ -53,9 +56,10 @@ async fn a_boss_of_another_version_is_named_with_both_versions() {
     let (mut send, _recv) = quic.accept_bi().await.unwrap();
     send.write_all(&words_of_version(99)).await.unwrap();
     let line = worker.end().await.error_line();
-    let expected =
-        "worker: protocol versions differ: this program speaks 1, the other end 99; install the same BossMan";
-    assert!(line.starts_with(expected), "{line}");
+    let expected = format!(
+        "worker: protocol versions differ: this program speaks {PROTOCOL_VERSION}, the other end 99; install the same"
+    );
+    assert!(line.starts_with(&expected), "{line}");
 }
 
 #[tokio::test]
@@ -158,8 +162,8 @@ impl Rogue {
             link::serve(membership, &endpoint, &ticket, compute).await
         });
         assert!(matches!(lobby.next().await, LobbyEvent::Joined { .. }));
-        let plan = Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2).unwrap();
-        let handle = lobby.start(plan, 0, |_notice| ()).unwrap();
+        let plan = Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2, Placement::Plain).unwrap();
+        let handle = lobby.start(plan, 0, MOST_WAITING, |_notice| ()).unwrap();
         Rogue { handle, quic, control, honest, _keys: keys, _endpoint: endpoint }
     }
 

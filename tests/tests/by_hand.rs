@@ -1,0 +1,226 @@
+//! Steps by hand and settings of whole steps, as a program uses them, on two local workers.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use bossman::{Batch, BossMan, Builder, Cuts, Loss, LrDecay, LrSchedule, Model, Optimizer, StateDict, StepReport};
+use bossman::{Variables, Warmup};
+use std::future::Future;
+use std::time::Duration;
+use tch::{Device, Kind, Reduction, Tensor};
+
+/// Losses and norms by step as bits, and the weights they led to.
+type Found = (Vec<(u32, Option<u64>)>, StateDict);
+
+const MODEL: &str = "
+model: small
+inputs: {x: [batch, 3]}
+layers:
+  - Linear: {in_features: 3, out_features: 6}
+  - Tanh
+  - Linear: {in_features: 6, out_features: 2}
+  - Linear: {in_features: 2, out_features: 1}
+";
+
+fn builder() -> Builder {
+    BossMan::builder(Model::from_yaml(MODEL).unwrap()).loss(Loss::MSELoss).seed(3).microbatches(2)
+}
+
+/// On this many workers, with parameters and an optimizer.
+async fn boss(builder: Builder, workers: usize) -> BossMan {
+    let mut boss = builder.build(BossMan::setup_local(workers).await.unwrap()).unwrap();
+    boss.distribute_model().await.unwrap();
+    boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
+    boss
+}
+
+/// No test takes longer.
+fn soon(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(120), test).await.unwrap() });
+}
+
+fn batch(number: usize, samples: i64) -> Batch {
+    let x = x(number, samples);
+    Batch::new(&x, &x.sum_dim_intlist(1, true, Kind::Float))
+}
+
+fn x(number: usize, samples: i64) -> Tensor {
+    (Tensor::arange(samples * 3, (Kind::Float, Device::Cpu)) * 0.37 + number as f64).sin().reshape([samples, 3])
+}
+
+fn gradient(prediction: &Tensor) -> Tensor {
+    prediction.square().mean(Kind::Float).backward();
+    prediction.grad()
+}
+
+fn worst(left: &StateDict, right: &StateDict) -> f64 {
+    let both = left.iter().map(|(name, tensor)| (tensor - right.get(name).unwrap()).abs().max().double_value(&[]));
+    both.fold(0.0, f64::max)
+}
+
+#[test]
+fn batches_under_way_go_back_in_any_order() {
+    soon(async {
+        let mut states = Vec::new();
+        for order in [[0, 1, 2], [2, 0, 1]] {
+            let mut boss = boss(builder(), 2).await;
+            let mut ids = Vec::new();
+            for number in 0..3 {
+                let (id, outputs) = boss.forward_batch(&x(number, 4), Variables::new()).await.unwrap();
+                ids.push((id, gradient(&outputs[0])));
+            }
+            for place in order {
+                let (id, grad) = &ids[place];
+                boss.backward_batch(*id, std::slice::from_ref(grad)).await.unwrap();
+            }
+            let twice = boss.backward_batch(ids[0].0, std::slice::from_ref(&ids[0].1)).await.unwrap_err();
+            assert!(twice.to_string().contains("waits for no backward pass"), "{twice}");
+            boss.optim_step().await.unwrap();
+            states.push(boss.state_dict().await.unwrap());
+            boss.shutdown().await;
+        }
+        // Sums in another order differ in their last bits.
+        assert!(worst(&states[0], &states[1]) < 1e-6);
+    });
+}
+
+#[test]
+fn more_batches_than_allowed_are_an_error_that_says_what_to_do() {
+    soon(async {
+        let mut boss = boss(builder().in_flight(2), 2).await;
+        let (first, _) = boss.forward_batch(&x(0, 4), Variables::new()).await.unwrap();
+        let (second, outputs) = boss.forward_batch(&x(1, 4), Variables::new()).await.unwrap();
+        let error = boss.forward_batch(&x(2, 4), Variables::new()).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "2 batches wait for their backward pass and workers keep the activations of each: call backward_batch() or \
+             forget_batch() for one, or allow more with Builder::in_flight"
+        );
+        boss.forget_batch(first).await.unwrap();
+        boss.forward_batch(&x(2, 4), Variables::new()).await.unwrap();
+        boss.backward_batch(second, &[gradient(&outputs[0])]).await.unwrap();
+        let error = boss.backward_batch(first, &[Tensor::ones([4, 1], (Kind::Float, Device::Cpu))]).await.unwrap_err();
+        assert!(error.to_string().contains("was forgotten"), "{error}");
+        boss.shutdown().await;
+    });
+}
+
+#[test]
+fn more_may_be_under_way_where_that_is_asked_for() {
+    soon(async {
+        let mut boss = boss(builder().in_flight(12), 2).await;
+        let mut ids = Vec::new();
+        for number in 0..12 {
+            ids.push(boss.forward_batch(&x(number, 4), Variables::new()).await.unwrap());
+        }
+        for (id, outputs) in ids.iter().rev() {
+            boss.backward_batch(*id, &[gradient(&outputs[0])]).await.unwrap();
+        }
+        boss.optim_step().await.unwrap();
+        boss.shutdown().await;
+    });
+}
+
+#[test]
+fn a_forgotten_batch_leaves_no_trace_in_the_gradients() {
+    soon(async {
+        let mut states = Vec::new();
+        for forgotten in [false, true] {
+            let mut boss = boss(builder(), 2).await;
+            let (id, outputs) = boss.forward_batch(&x(0, 4), Variables::new()).await.unwrap();
+            if forgotten {
+                let (other, _) = boss.forward_batch(&x(1, 4), Variables::new()).await.unwrap();
+                boss.forget_batch(other).await.unwrap();
+            }
+            boss.backward_batch(id, &[gradient(&outputs[0])]).await.unwrap();
+            boss.optim_step().await.unwrap();
+            states.push(boss.state_dict().await.unwrap());
+            boss.shutdown().await;
+        }
+        assert_eq!(worst(&states[0], &states[1]), 0.0);
+    });
+}
+
+#[test]
+fn gathered_steps_are_one_step_over_all_samples() {
+    soon(async {
+        let mut gathered = boss(builder().accumulate(3), 2).await;
+        let mut reports = Vec::new();
+        for (number, samples) in [(0, 6), (1, 4), (2, 2)] {
+            reports.push(gathered.train_step(&batch(number, samples)).await.unwrap());
+        }
+        assert_eq!(reports.iter().map(|report| report.lr).collect::<Vec<_>>(), [None, None, Some(0.1)]);
+        let xs = Tensor::cat(&[x(0, 6), x(1, 4), x(2, 2)], 0);
+        let mut whole = boss(builder().microbatches(1), 1).await;
+        let report = whole.train_step(&Batch::new(&xs, &xs.sum_dim_intlist(1, true, Kind::Float))).await.unwrap();
+        let mean = reports.iter().map(|r| f64::from(r.loss) * r.samples as f64).sum::<f64>() / 12.0;
+        assert!((mean - f64::from(report.loss)).abs() < 1e-6, "{mean} {}", report.loss);
+        let states = [gathered.state_dict().await.unwrap(), whole.state_dict().await.unwrap()];
+        assert!(worst(&states[0], &states[1]) < 1e-6);
+        gathered.shutdown().await;
+        whole.shutdown().await;
+    });
+}
+
+#[test]
+fn the_norm_and_the_shortened_step_are_the_same_for_every_cut() {
+    soon(async {
+        let mut found: Vec<Found> = Vec::new();
+        for cuts in [vec![], vec!["1"], vec!["3"], vec!["2", "3"]] {
+            let cut = Cuts::At(cuts.iter().map(ToString::to_string).collect());
+            let mut boss = boss(builder().clip_grad_norm(0.01).cuts(cut), cuts.len() + 1).await;
+            let mut seen = Vec::new();
+            for number in 0..3 {
+                let StepReport { loss, grad_norm, .. } = boss.train_step(&batch(number, 6)).await.unwrap();
+                assert!(grad_norm.unwrap() > 0.01, "the limit does not bite");
+                seen.push((loss.to_bits(), grad_norm.map(f64::to_bits)));
+            }
+            found.push((seen, boss.state_dict().await.unwrap()));
+            boss.shutdown().await;
+        }
+        for (seen, state) in &found[1..] {
+            assert_eq!(*seen, found[0].0);
+            assert_eq!(worst(state, &found[0].1), 0.0);
+        }
+    });
+}
+
+#[test]
+fn by_hand_gradients_are_shortened_too() {
+    soon(async {
+        let mut moved = Vec::new();
+        for limit in [1e-3, 2e-3] {
+            let mut boss = boss(builder().clip_grad_norm(limit), 2).await;
+            let before = boss.state_dict().await.unwrap();
+            let prediction = boss.forward(&x(0, 4), Variables::new()).await.unwrap();
+            prediction.mse_loss(&Tensor::ones_like(&prediction), Reduction::Mean).backward();
+            boss.backward(&prediction.grad()).await.unwrap();
+            boss.optim_step().await.unwrap();
+            let after = boss.state_dict().await.unwrap();
+            let squares = before
+                .iter()
+                .map(|(name, old)| (old - after.get(name).unwrap()).square().sum(Kind::Double).double_value(&[]));
+            // A step of SGD is the learning rate times the gradient.
+            moved.push(squares.sum::<f64>().sqrt() / 0.1);
+            boss.shutdown().await;
+        }
+        assert!((moved[0] - 1e-3).abs() < 1e-5 && (moved[1] - 2e-3).abs() < 1e-5, "{moved:?}");
+    });
+}
+
+#[test]
+fn the_learning_rate_follows_its_schedule_update_by_update() {
+    soon(async {
+        let warmup = Warmup { steps: 2, start_factor: 0.5 };
+        let schedule = LrSchedule { warmup, decay: LrDecay::Step { step_size: 2, gamma: 0.1 } };
+        let mut boss = boss(builder().lr_schedule(schedule).accumulate(2), 1).await;
+        let mut rates = Vec::new();
+        for number in 0..12 {
+            rates.extend(boss.train_step(&batch(number, 4)).await.unwrap().lr);
+        }
+        boss.shutdown().await;
+        let expected: Vec<f64> = (0..6).map(|update| 0.1 * schedule.factor(update)).collect();
+        assert_eq!(rates, expected);
+        assert!(rates[0] < rates[1] && rates[5] < rates[2], "{rates:?}");
+    });
+}

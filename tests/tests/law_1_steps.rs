@@ -1,0 +1,92 @@
+//! Law 1 beyond the plain step: weights that stages share, limited gradients, steps gathered, activations computed
+//! again, frozen layers, batches of changing size. See `law_1.rs`.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use tests::{cuts, one_process, train, Case, Memory, Reach, Sockets, Steps, MICROBATCHES};
+
+/// How many cuts of each number of stages are tried.
+const CUTS: usize = 3;
+
+/// Some cuts into 2, 3 and 4 stages, in every placement, kinds and numbers of microbatches in turns, in memory; and one
+/// over real connections.
+fn no_cut_shows(case: &Case) {
+    tensor::threads::set_count(1);
+    let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
+    let mut number = 0;
+    for stages in 2..=4 {
+        let cuts = cuts::into_stages(case.model.graph(), stages);
+        for starts in cuts.iter().step_by(cuts.len().div_ceil(CUTS)) {
+            for (placement, plan) in cuts::plans(&case.model, starts) {
+                for kind in cuts::kinds(placement) {
+                    let turn = number as usize % MICROBATCHES.len();
+                    let mut fleet = Memory::new(plan.clone(), case.seed, number);
+                    let training = train(case, &plan, *kind, MICROBATCHES[turn], &mut fleet);
+                    let what = format!("{} cut at {starts:?}, {kind}, {} microbatches", case.name, MICROBATCHES[turn]);
+                    expected[turn].assert_same(&training, &what);
+                    number += 1;
+                }
+            }
+        }
+    }
+    let (placement, plan) = cuts::plans(&case.model, &cuts::into_stages(case.model.graph(), 2)[0]).pop().unwrap();
+    for kind in cuts::kinds(placement) {
+        let mut fleet = Sockets::new(plan.clone(), case.seed, Reach::SharedMemory);
+        let training = train(case, &plan, *kind, MICROBATCHES[1], &mut fleet);
+        expected[1].assert_same(&training, &format!("{} over sockets, {kind}", case.name));
+    }
+    println!("{:8} {number} runs in memory, equal to one process", case.name);
+}
+
+/// Small enough to bite in every step.
+const SMALL: Option<f64> = Some(1e-3);
+
+#[test]
+fn with_a_weight_that_stages_share() {
+    no_cut_shows(&Case::tied());
+}
+
+#[test]
+fn with_a_shared_weight_clipping_and_gathered_steps_of_changing_size() {
+    let steps = Steps { samples: &[32, 20, 9], lengths: &[8, 5], accumulate: 3, max_norm: SMALL };
+    no_cut_shows(&Case::tied().with(steps));
+}
+
+#[test]
+fn with_gradients_whose_norm_is_limited() {
+    let limited = Case::residual().with(Steps { max_norm: SMALL, ..Steps::default() });
+    let (with, without) = (one_process(&limited, 4), one_process(&Case::residual(), 4));
+    assert!(with != without, "the limit does not bite");
+    no_cut_shows(&limited);
+    no_cut_shows(&Case::convnet().with(Steps { max_norm: SMALL, ..Steps::default() }));
+}
+
+#[test]
+fn with_gradients_gathered_over_uneven_steps() {
+    no_cut_shows(&Case::skip().with(Steps { samples: &[32, 17, 30], accumulate: 3, ..Steps::default() }));
+}
+
+#[test]
+fn with_batches_and_sequences_of_changing_size() {
+    no_cut_shows(&Case::tied().with(Steps { samples: &[32, 5, 31, 16], lengths: &[3, 8, 1], ..Steps::default() }));
+    no_cut_shows(&Case::convnet().with(Steps { samples: &[7, 32], ..Steps::default() }));
+}
+
+#[test]
+fn with_activations_computed_again() {
+    for how in ["full", "selective"] {
+        let again = Case::skip().changed("repeat: 3", &format!("repeat: 3\n    recompute: {how}"));
+        no_cut_shows(&again);
+        let [plain, again] = [Case::skip(), again].map(|case| one_process(&case, 5));
+        plain.assert_same(&again, &how);
+        no_cut_shows(&Case::convnet().changed("  - BatchNorm2d:", &format!("  - recompute: {how}\n    BatchNorm2d:")));
+    }
+}
+
+#[test]
+fn with_a_frozen_layer() {
+    let frozen = Case::residual().changed("    out_variables: [res_1]", "    freeze: true\n    out_variables: [res_1]");
+    assert!(one_process(&frozen, 4) != one_process(&Case::residual(), 4), "nothing is frozen");
+    no_cut_shows(&frozen);
+    no_cut_shows(&Case::tied().changed("    name: up", "    name: up\n    freeze: true"));
+}
