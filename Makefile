@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo test oracle lint fmt doc fuzz clean
+.PHONY: help tools setup build demo test oracle bench lint fmt doc fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,7 @@ demo: build ## Train digits across two workers on this machine
 
 test: setup ## Run all tests
 	python3 -m unittest discover --start-directory tools --quiet
+	python3 -m unittest discover --start-directory bench --quiet
 	cargo build --workspace --bins
 	cargo test --workspace
 	@python3 tools/oracle.py --where-possible
@@ -27,6 +28,10 @@ test: setup ## Run all tests
 oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in your cache folder)
 	cargo build --workspace --bins
 	"$$(python3 tools/pytorch.py)" tools/oracle.py
+
+bench: build ## Measure beside PyTorch and write docs/performance.md (half an hour on a machine that does nothing else)
+	cargo build --release --package link --example transport_bench
+	"$$(python3 tools/pytorch.py)" bench/run.py
 
 lint: setup ## Check format, lints, documentation and which crate may use which
 	cargo fmt --all --check

@@ -1,0 +1,34 @@
+"""What the measurements were made on."""
+
+import os
+import platform
+from pathlib import Path
+
+
+def describe():
+    """The machine, as the page shows it."""
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def processor():
+    """The processor's name, and what tells apart those of the same name, where Linux says so."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    name = fields.get("model name", platform.machine())
+    wide = [flag for flag in ("avx2", "avx512f", "amx_tile") if flag in fields.get("flags", "").split()]
+    number = f", family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else ""
+    return f"{name}{number}{', ' if wide else ''}{', '.join(wide)}"
+
+
+def load():
+    """How many programs wanted a core in the last minute."""
+    return round(os.getloadavg()[0], 2)

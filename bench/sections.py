@@ -1,0 +1,195 @@
+"""The parts of the page: a heading, what was compared, a table."""
+
+import textwrap
+from statistics import median
+
+import far
+import pictures
+from figures import perfect_1f1b, ratio, spread
+from programs import CHECKOUT
+from workloads import MICROBATCHES, STEPS, TINY_STEPS, TINY_WARM_UP, WARM_UP
+
+NOTES = CHECKOUT / "bench" / "notes"  # what a reader should know of a workload's figures, written by hand
+BATCH = 32
+TIMELINES = """\
+The last step of the last run of P under each schedule, in milliseconds: what each worker did between the first action and the
+last, as it was (`train_step` also sends the batch and hears the losses) and as it was predicted. The pictures are drawn from
+the trace files that `bossman train --trace` writes too; they can be opened in Perfetto."""
+WHO = {"pytorch": "PyTorch", "bossman": "BossMan"}
+ENCODER = f"""\
+8 encoder layers (pre-norm, d 256, 4 heads, feed-forward 1024), sequence 64, batch {BATCH} in {{}} microbatches, mean squared
+error, fused Adam; two workers or ranks, {STEPS} steps of which the first {WARM_UP} do not count. PyTorch's are
+`torch.distributed.pipelining`'s schedules over gloo, two stages a rank where interleaved, timed from barrier to barrier, each
+rank making its own part of the batch. BossMan's time is that of `train_step`: the boss, a process of its own, sends the whole
+batch to the workers within it."""
+TITLES = {
+    "P": ("P: encoder layers, 8 microbatches of 4", ENCODER.format(8)),
+    "P32": ("P32: encoder layers, 32 microbatches of 1", ENCODER.format(32)),
+    "T": (
+        "T: the small residual model, no microbatches",
+        f"`examples/models/residual.yaml`, batch 32, mean squared error, fused Adam; {TINY_STEPS} steps of which the first "
+        f"{TINY_WARM_UP} do not count. By hand is `forward`, a loss and its gradient in the boss's process, `backward` and "
+        "`optim_step`.",
+    ),
+    "S": (
+        "S and M: start and memory",
+        "From the command to the end of the first step of P, all files in the system's cache: PyTorch's script starts its "
+        "ranks with `torch.multiprocessing.spawn` and runs 1F1B, BossMan's program starts its worker processes and runs what "
+        "it runs where no schedule is asked for. Memory is the most that the largest worker or rank had resident (`VmHWM`) "
+        "over three steps.",
+    ),
+    "N": (
+        "N: transport between two processes on this machine",
+        "One tensor after another in one direction, and there and back. gloo sends plain TCP; QUIC is encrypted.",
+    ),
+} | {
+    f"H{ms}": (
+        f"H: P with {ms} ms between the workers",
+        f"As P, the two workers or ranks in network namespaces joined by a line of {ms} ms each way and {far.MBIT} Mbit/s "
+        f"(`bench/src/bin/delay.rs`), {far.STEPS} steps of which the first does not count. BossMan's boss is on the first "
+        "worker's side, so the targets cross the line with the activations; PyTorch's second rank makes its own.",
+    )
+    for ms in far.DELAYS
+}
+
+
+def table(head, rows, words=1):
+    """A Markdown table; the columns after the first `words` are numbers."""
+    lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def machines(results):
+    """What was measured on what, and when."""
+    seen = {}
+    for name in filter(results.get, TITLES):
+        result = results[name]
+        key = tuple(result["machine"].items())
+        seen.setdefault(key, []).append((name, result))
+    lines = []
+    for key, measured in seen.items():
+        machine = dict(key)
+        days = sorted({result["when"] for _, result in measured})
+        loads = [load for _, result in measured for load in result["load"]]
+        names = ", ".join(name for name, _ in measured)
+        busy = f"; its load before a pair was {min(loads)} to {max(loads)}" if loads else ""
+        what = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB of memory"
+        with_what = f"{machine['system']}, Python {machine['python']}"
+        lines.append(wrapped(f"{names}: {what}, {with_what}, on {' and '.join(days)}{busy}."))
+    return "\n\n".join(lines)
+
+
+def section(name, result):
+    """One workload's part."""
+    title, compared = TITLES[name]
+    parts = [f"## {title}", wrapped(f"{compared} Pairs measured: {len(result['pairs'])}.")]
+    if result["pairs"]:
+        pairs = {key: [pair[key] for pair in result["pairs"]] for key in result["pairs"][0]}
+        parts.append(TABLES.get(name, steps_table)(name, pairs))
+    if "problem" in result:
+        reason = result["problem"].splitlines()[0]
+        parts.append(wrapped(f"Not measured{' further' if result['pairs'] else ''}: {reason}."))
+    note = NOTES / f"{name}.md"
+    if note.is_file():
+        parts.append(note.read_text(encoding="utf-8").strip())
+    return "\n\n".join(parts)
+
+
+def wrapped(words):
+    """A paragraph in lines of a page's width."""
+    return textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def ms(seconds):
+    """A time in milliseconds, to three digits or so."""
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.2f}"
+
+
+def steps_table(name, pairs):
+    """Times of a step, by who made it."""
+    rows = []
+    for key, values in pairs.items():
+        who = key.split(" ", 1)[0]
+        if who in WHO:
+            low, high = spread(values)
+            rate = f"{BATCH / median(values):.1f}"
+            rows.append([label(key), ms(median(values)), f"{ms(low)} to {ms(high)}", rate, *predicted(key, pairs)])
+    if name in MICROBATCHES:
+        perfect = perfect_1f1b(median(pairs["pytorch single"]), MICROBATCHES[name])
+        rows.append(["a perfect 1F1B, from PyTorch's single process", ms(perfect), "", f"{BATCH / perfect:.1f}", ""])
+    parts = [table(["", "ms a step", "from, to", "samples a second", "predicted ms"], rows)]
+    if "line round_trip" in pairs:
+        trip, band = median(pairs["line round_trip"]), median(pairs["line bandwidth"])
+        sent = [f"{median(pairs[f'sent {who}']) / 2**20:.1f} MiB ({name})" for who, name in WHO.items()]
+        line = f"{ms(trip)} ms there and back, {band * 8 / 1e6:.0f} Mbit/s over a new TCP connection"
+        over = f"Over it went, both ways together, a mean of {' and '.join(sent)} a step."
+        parts.append(wrapped(f"The line itself: {line}. {over}"))
+    return "\n\n".join(parts)
+
+
+def predicted(key, pairs):
+    """[the predicted time and how far it is off], where there is one."""
+    values = pairs.get(key.replace("bossman", "predicted"))
+    if not key.startswith("bossman") or not values:
+        return [""]
+    return [f"{ms(median(values))} ({ratio(values, pairs[key]) - 1:+.0%})"]
+
+
+def label(key):
+    """How the page calls a series."""
+    who, what = key.split(" ", 1)
+    return f"{WHO[who]} {what}"
+
+
+def start_table(_, pairs):
+    """Start and memory."""
+    rows = []
+    for what, unit, shown in (
+        ("start", "s to the first finished step", lambda value: f"{value:.2f}"),
+        ("memory", "MiB at most", lambda value: f"{value / 2**20:.0f}"),
+    ):
+        for who in ("pytorch", "bossman"):
+            values = pairs.get(f"{who} {what}")
+            if values:
+                low, high = spread(values)
+                rows.append([label(f"{who} {what}"), unit, shown(median(values)), f"{shown(low)} to {shown(high)}"])
+    return table(["", "", "median", "from, to"], rows, words=2)
+
+
+def transport_table(_, pairs):
+    """Bandwidth and round trips."""
+    rows = []
+    for key, values in pairs.items():
+        who, kind, size = key.rsplit(" ", 2)
+        amount = f"{int(size) >> 10} KiB" if int(size) < 1 << 20 else f"{int(size) >> 20} MiB"
+        low, high = spread(values)
+        if kind == "bandwidth":
+            cells = [f"{v / 1e9:.2f}" for v in (median(values), low, high)]
+            rows.append([who, f"GB/s of {amount}", cells[0], f"{cells[1]} to {cells[2]}"])
+        else:
+            cells = [f"{v * 1e6:.0f}" for v in (median(values), low, high)]
+            rows.append([who, f"us there and back, {amount}", cells[0], f"{cells[1]} to {cells[2]}"])
+    return table(["", "", "median", "from, to"], rows, words=2)
+
+
+def timelines(spent):
+    """Where the time of a step of P went, as measured and as predicted, and the pictures of it."""
+    rows = []
+    for name, parts in spent.items():
+        for part, workers in sorted(parts.items()):
+            for worker, times in workers.items():
+                rows.append([name, part, worker, *columns(times)])
+    head = ["schedule", "", "worker", "forward", "backward", "optimizer", "other", "waiting", "in all"]
+    parts = ["## A step of P as measured and as predicted", wrapped(TIMELINES), table(head, rows, words=3)]
+    parts += [f"![A step of P under {name}](timeline-{name}.svg)" for name in spent if name in pictures.DRAWN]
+    return "\n\n".join(parts)
+
+
+def columns(times):
+    """What a worker spent, in milliseconds: forward, backward in all its halves, optimizer, the rest, waiting; in all."""
+    backward = sum(seconds for kind, seconds in times.items() if kind.startswith("backward"))
+    seconds = [times.get("forward", 0), backward, times.get("optimizer", 0), times.get("other", 0), times["waiting"]]
+    return [f"{value * 1e3:.0f}" for value in (*seconds, sum(times.values()))]
+
+
+TABLES = {"S": start_table, "N": transport_table}

@@ -1,0 +1,105 @@
+//! Two TUN devices joined by a line with delay and a rate: what one end is sent comes out at the other, later.
+//! For systems whose kernel has no `netem`. Ends when its standard input does.
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use std::time::Duration;
+
+/// Joins two new TUN devices by a line with delay and a rate, until standard input ends.
+#[derive(Parser)]
+struct Options {
+    /// Names of the two devices; they may be moved to other network namespaces once "ready" is printed.
+    #[arg(num_args = 2, required = true)]
+    devices: Vec<String>,
+    /// Delay each way, in milliseconds.
+    #[arg(long)]
+    ms: f64,
+    /// Rate each way, in megabits a second.
+    #[arg(long)]
+    mbit: f64,
+    /// What may wait in front of the line before packets are dropped, in milliseconds at that rate.
+    #[arg(long, default_value_t = 200.0)]
+    queue_ms: f64,
+}
+
+impl Options {
+    fn link(&self) -> Result<bench::link_model::Link> {
+        anyhow::ensure!(self.mbit > 0.0, "--mbit {}: expected a rate above 0", self.mbit);
+        let time = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).context("expected a time of 0 ms or more");
+        let now = std::time::Instant::now();
+        Ok(bench::link_model::Link::new(time(self.ms)?, self.mbit * 1e6, time(self.queue_ms)?, now))
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let link = options.link()?;
+    line::run(&options.devices[0], &options.devices[1], &link)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() -> Result<()> {
+    Options::parse().link()?;
+    anyhow::bail!("network namespaces are Linux's; there is nothing to join here")
+}
+
+#[cfg(target_os = "linux")]
+mod line {
+    use anyhow::{Context, Result};
+    use bench::link_model::Link;
+    use std::io::Read;
+    use std::sync::mpsc::{self, Receiver, Sender};
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Instant;
+    use tun_rs::{DeviceBuilder, SyncDevice};
+
+    /// Of an Ethernet network, so that transports choose the packets that they would choose there.
+    const MTU: u16 = 1500;
+
+    type Packets = (Sender<(Instant, Vec<u8>)>, Receiver<(Instant, Vec<u8>)>);
+
+    /// Makes the devices, says "ready", and carries packets until standard input ends.
+    pub(crate) fn run(a: &str, b: &str, link: &Link) -> Result<()> {
+        let (a, b) = (Arc::new(device(a)?), Arc::new(device(b)?));
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            let (from, to, mut link) = (Arc::clone(from), Arc::clone(to), link.clone());
+            let (put, take): Packets = mpsc::channel();
+            thread::spawn(move || pick_up(&from, &mut link, &put));
+            thread::spawn(move || hand_over(&to, &take));
+        }
+        println!("ready");
+        std::io::stdin().read_to_end(&mut Vec::new())?;
+        Ok(())
+    }
+
+    fn device(name: &str) -> Result<SyncDevice> {
+        let made = DeviceBuilder::new().name(name).mtu(MTU).build_sync();
+        made.with_context(|| format!("cannot make the TUN device {name}; it takes root and /dev/net/tun"))
+    }
+
+    /// Reads what the system sends by a device and says when it comes out at the other end.
+    fn pick_up(device: &SyncDevice, link: &mut Link, put: &Sender<(Instant, Vec<u8>)>) {
+        let mut packet = [0; MTU as usize];
+        loop {
+            // A device that is being moved to a namespace is down for a moment.
+            let Ok(length) = device.recv(&mut packet) else {
+                thread::yield_now();
+                continue;
+            };
+            let Some(due) = link.send(Instant::now(), length) else { continue };
+            if put.send((due, packet[..length].to_vec())).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Gives packets to the other device when they are due. A packet that the system refuses is lost, as on a line.
+    fn hand_over(device: &SyncDevice, take: &Receiver<(Instant, Vec<u8>)>) {
+        for (due, packet) in take {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            device.send(&packet).ok();
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! What the benchmark's programs share.
+
+pub mod link_model;
+pub mod memory;
