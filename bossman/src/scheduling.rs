@@ -199,14 +199,7 @@ impl BossMan {
     fn predict(&self, sizes: &Bindings, microbatches: u32, cuts: Cuts) -> Result<Vec<Candidate>, BossManError> {
         let Some(Measured { fleet, .. }) = &self.scheduling.measured else { return Ok(Vec::new()) };
         let ending = if self.settings.max_norm.is_some() { Ending::ClippedStep } else { Ending::Step };
-        let wish = Wish {
-            cuts,
-            microbatches,
-            sizes: sizes.clone(),
-            ending,
-            optimizer: self.spec(),
-            kinds: self.scheduling.asked.into_iter().collect(),
-        };
+        let wish = Wish { cuts, microbatches, sizes: sizes.clone(), ending, optimizer: self.spec(), kinds: Vec::new() };
         Ok(choose(self.model.graph(), fleet, &wish)?)
     }
 
