@@ -197,6 +197,9 @@ impl Builder {
     /// # Errors
     /// It cannot be cut as asked; the error says why.
     pub fn build(self, workers: Workers) -> Result<BossMan, BossManError> {
+        if let Some(max_norm) = self.settings.max_norm.filter(|norm| norm.is_nan() || *norm < 0.0) {
+            return Err(BossManError::Usage(format!("clip_grad_norm({max_norm}): expected a number of at least 0")));
+        }
         let Workers { lobby, local, runtime, count, quiet } = workers;
         let plan = self.plan(count)?;
         let Builder { model, cuts, seed, schedule: asked, mut settings, .. } = self;

@@ -135,8 +135,9 @@ impl BossMan {
             return Ok(());
         }
         self.measure(sizes).await?;
-        // Once parameters were trained or loaded the stages stay where they are.
-        let settled = self.updates > 0 || self.loaded;
+        // Once anything was trained or loaded the stages stay where they are: moving them would lose it, gradients that
+        // were gathered by hand among it.
+        let settled = self.step > 0 || self.updates > 0 || self.loaded;
         let cuts = if settled { self.current_cuts() } else { self.scheduling.cuts.clone() };
         let candidates = self.predict(sizes, microbatches, cuts)?;
         let fits = |c: &&Candidate| c.refused.is_none() && (!settled || c.plan == self.plan);
@@ -146,7 +147,7 @@ impl BossMan {
                 "no schedule fits the workers' memory ({why}); use more workers, more microbatches or `recompute`"
             )));
         };
-        self.scheduling.chosen = Some(best.kind);
+        let kind = best.kind;
         if best.plan != self.plan {
             let plan = best.plan.clone();
             self.call(Request::Use(Box::new(plan.clone()))).await?;
@@ -157,6 +158,8 @@ impl BossMan {
                 self.call(Request::SetOptimizer(optimizer)).await?;
             }
         }
+        // Last, so that what failed on the way is tried again.
+        self.scheduling.chosen = Some(kind);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use bossman::{Batch, BossMan, Builder, Cuts, Loss, LrDecay, LrSchedule, Model, Optimizer, StateDict, StepReport};
-use bossman::{Variables, Warmup};
+use bossman::{ScheduleKind, Variables, Warmup};
 use std::future::Future;
 use std::time::Duration;
 use tch::{Device, Kind, Reduction, Tensor};
@@ -222,5 +222,32 @@ fn the_learning_rate_follows_its_schedule_update_by_update() {
         let expected: Vec<f64> = (0..6).map(|update| 0.1 * schedule.factor(update)).collect();
         assert_eq!(rates, expected);
         assert!(rates[0] < rates[1] && rates[5] < rates[2], "{rates:?}");
+    });
+}
+
+#[test]
+fn gradients_gathered_by_hand_outlive_the_choice_of_a_schedule() {
+    soon(async {
+        let mut states = Vec::new();
+        for schedule in [None, Some(ScheduleKind::OneFOneB)] {
+            let mut boss = boss(builder().schedule(schedule), 2).await;
+            let prediction = boss.forward(&x(0, 4), Variables::new()).await.unwrap();
+            boss.backward(&gradient(&prediction)).await.unwrap();
+            boss.train_step(&batch(1, 4)).await.unwrap();
+            states.push(boss.state_dict().await.unwrap());
+            boss.shutdown().await;
+        }
+        assert_eq!(worst(&states[0], &states[1]), 0.0);
+    });
+}
+
+#[test]
+fn a_limit_that_no_norm_can_have_is_refused() {
+    soon(async {
+        for limit in [-1.0, f64::NAN] {
+            let workers = BossMan::setup_local(1).await.unwrap();
+            let error = builder().clip_grad_norm(limit).build(workers).err().unwrap().to_string();
+            assert_eq!(error, format!("clip_grad_norm({limit}): expected a number of at least 0"));
+        }
     });
 }
