@@ -62,10 +62,12 @@ impl Observed {
             };
             *place = mean(durations);
         }
-        if !self.around.is_empty() {
-            costs.boss = median(&self.around) / 2;
-        }
         costs
+    }
+
+    /// What a step takes beside the time from its first action to the end of its last, in nanoseconds.
+    pub(crate) fn around(&self) -> Option<u64> {
+        (!self.around.is_empty()).then(|| median(&self.around))
     }
 }
 
@@ -110,7 +112,7 @@ mod tests {
         observed.step(&forwards, Duration::from_micros(50));
         let corrected = observed.correct(costs);
         assert_eq!(corrected.stages[0], StageTimes { forward: 15_000, ..measured });
-        assert_eq!(corrected.boss, 10_000);
+        assert_eq!(observed.around(), Some(20_000));
     }
 
     #[test]

@@ -6,11 +6,14 @@ use crate::inputs::Inputs;
 use crate::observed::Observed;
 use crate::BossManError;
 use layerspec::{Bindings, LayerGraph, TensorType};
-use pipeline::auto::{choose, table, Candidate, Wish};
+use link::Payload;
+use pipeline::auto::{best, choose, table, Candidate, Wish};
 use pipeline::boss::Request;
 use pipeline::effect::WorkerSpan;
 use pipeline::fleet::Fleet;
-use pipeline::schedule::{picture, timeline, Ending, Interval, Link, Schedule, Terms, Timeline};
+use pipeline::ids::WorkerId;
+use pipeline::message::LinkReport;
+use pipeline::schedule::{picture, timeline, Ending, Interval, Link, Process, Schedule, Terms, Timeline};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{Cuts, OptimizerSpec, ScheduleKind, TensorMeta};
 use std::collections::BTreeMap;
@@ -37,7 +40,14 @@ pub(crate) struct Scheduling {
 /// What the workers measured, and for which sizes of a microbatch.
 struct Measured {
     fleet: Fleet,
-    sizes: Bindings,
+    work: Work,
+}
+
+/// A microbatch, as far as costs depend on it.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) sizes: Bindings,
+    pub(crate) target_bytes: u64,
 }
 
 /// A step's timeline as it was and as it was predicted, times in microseconds from its first action.
@@ -60,18 +70,27 @@ pub(crate) struct LastStep {
 pub struct Candidates {
     /// Each with its predicted step time, waits and memory.
     pub list: Vec<Candidate>,
+    /// The connections as measured: a worker, and another or the boss.
+    pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
 }
 
 impl fmt::Display for Candidates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&table(&self.list))
+        f.write_str(&table(&self.list))?;
+        for (from, to, report) in &self.links {
+            let to = to.map_or_else(|| "the boss".to_string(), |to| to.to_string());
+            let (trip, rate) = (report.rtt.0 as f64 / 1e3, report.bytes_per_second as f64 / 1e6);
+            let way = if report.shared_memory { "shared memory" } else { "quic" };
+            writeln!(f, "{from} to {to}: {trip:.2} ms there and back, {rate:.1} MB/s, {way}")?;
+        }
+        Ok(())
     }
 }
 
 impl Candidates {
     /// The first one's timeline as a picture.
     pub fn timeline(&self) -> String {
-        let Some(best) = self.list.first() else { return String::new() };
+        let Some(best) = best(&self.list, |_| true) else { return String::new() };
         let unit = (best.timeline.end() / COLUMNS).max(1);
         format!("{}, one column for {:.1} ms\n{}", best.kind, unit as f64 / 1e6, picture(&best.timeline.in_units(unit)))
     }
@@ -96,9 +115,12 @@ impl BossMan {
     pub async fn candidates(&mut self, batch: &Batch) -> Result<Candidates, BossManError> {
         let inputs = Inputs::check(self.model.graph(), &batch.x, &batch.variables)?;
         let ranges = inputs.microbatches(self.settings.microbatches)?;
-        let (sizes, microbatches) = (inputs.sizes_of(&ranges[0]), ranges.len() as u32);
-        self.measure(&sizes).await?;
-        Ok(Candidates { list: self.predict(&sizes, microbatches, self.scheduling.cuts.clone())? })
+        let targets = inputs.targets(&batch.target, &ranges)?;
+        let work = Work { sizes: inputs.sizes_of(&ranges[0]), target_bytes: first_bytes(&targets) };
+        let (cuts, microbatches) = (self.scheduling.cuts.clone(), ranges.len() as u32);
+        self.measure(&work).await?;
+        let links = self.call(Request::Links).await?.links;
+        Ok(Candidates { list: self.predict(&work, microbatches, cuts)?, links })
     }
 
     /// The schedule of the next [`BossMan::train_step`]; nothing where it is yet to be chosen.
@@ -121,27 +143,32 @@ impl BossMan {
         let mut measured = Timeline { workers, step_time: 0 };
         measured.step_time = measured.end();
         let costs = self.scheduling.observed.correct(self.costs()?);
-        let predicted = timeline(schedule, &costs).ok().map(|t| t.in_units(1000));
+        let around = self.scheduling.observed.around();
+        let predicted = timeline(schedule, &costs).ok().map(|predicted| {
+            let span = predicted.end() - predicted.begin();
+            let step_time = around.map_or(predicted.step_time, |around| span + around);
+            Timeline { step_time, ..predicted.from_begin() }.in_units(1000)
+        });
         Some(Timelines { measured, predicted })
     }
 
     /// Chooses the schedule where it was left to us, at the first step.
-    pub(crate) async fn choose_schedule(&mut self, sizes: &Bindings, microbatches: u32) -> Result<(), BossManError> {
+    pub(crate) async fn choose_schedule(&mut self, work: &Work, microbatches: u32) -> Result<(), BossManError> {
         if self.scheduling.asked.is_some() && self.scheduling.measured.is_none() {
-            // Layers need not be measured: what the steps take is observed, for the timelines.
-            return self.take_measured(Vec::new(), sizes).await;
+            // Layers need not be measured: what the steps take is observed, for the timelines. Links are.
+            self.call(Request::Measure(Vec::new())).await?;
+            return self.take_measured(Vec::new(), work).await;
         }
         if self.scheduling.asked.is_some() || self.scheduling.chosen.is_some() {
             return Ok(());
         }
-        self.measure(sizes).await?;
+        self.measure(work).await?;
         // Once anything was trained or loaded the stages stay where they are: moving them would lose it, gradients that
         // were gathered by hand among it.
         let settled = self.step > 0 || self.updates > 0 || self.loaded;
         let cuts = if settled { self.current_cuts() } else { self.scheduling.cuts.clone() };
-        let candidates = self.predict(sizes, microbatches, cuts)?;
-        let fits = |c: &&Candidate| c.refused.is_none() && (!settled || c.plan == self.plan);
-        let Some(best) = candidates.iter().find(fits) else {
+        let candidates = self.predict(work, microbatches, cuts)?;
+        let Some(best) = best(&candidates, |c| !settled || c.plan == self.plan) else {
             let why = candidates.into_iter().find_map(|c| c.refused).map(|e| e.to_string()).unwrap_or_default();
             return Err(BossManError::Usage(format!(
                 "no schedule fits the workers' memory ({why}); use more workers, more microbatches or `recompute`"
@@ -195,47 +222,60 @@ impl BossMan {
     }
 
     fn costs(&self) -> Option<pipeline::schedule::Costs> {
-        let Measured { fleet, sizes } = self.scheduling.measured.as_ref()?;
-        Some(fleet.costs(self.model.graph(), &self.plan, sizes))
+        let Measured { fleet, work } = self.scheduling.measured.as_ref()?;
+        Some(fleet.costs(self.model.graph(), &self.plan, &work.sizes, work.target_bytes))
     }
 
-    fn predict(&self, sizes: &Bindings, microbatches: u32, cuts: Cuts) -> Result<Vec<Candidate>, BossManError> {
+    fn predict(&self, work: &Work, microbatches: u32, cuts: Cuts) -> Result<Vec<Candidate>, BossManError> {
         let Some(Measured { fleet, .. }) = &self.scheduling.measured else { return Ok(Vec::new()) };
         let ending = if self.settings.max_norm.is_some() { Ending::ClippedStep } else { Ending::Step };
-        let wish = Wish { cuts, microbatches, sizes: sizes.clone(), ending, optimizer: self.spec(), kinds: Vec::new() };
+        let Work { sizes, target_bytes } = work.clone();
+        let wish = Wish { cuts, microbatches, sizes, target_bytes, ending, optimizer: self.spec(), kinds: Vec::new() };
         Ok(choose(self.model.graph(), fleet, &wish)?)
     }
 
     /// Has every worker measure every layer, those that are alike once.
-    pub(crate) async fn measure(&mut self, sizes: &Bindings) -> Result<(), BossManError> {
-        let (probes, of_layer) = probes(self.model.graph(), sizes);
+    async fn measure(&mut self, work: &Work) -> Result<(), BossManError> {
+        let (probes, of_layer) = probes(self.model.graph(), &work.sizes);
         let answer = self.call(Request::Measure(probes)).await?;
         let times = answer
             .measured
             .iter()
             .map(|(_, times)| of_layer.iter().map(|probe| times.get(*probe).copied().unwrap_or_default()).collect());
         let times = times.collect();
-        self.take_measured(times, sizes).await?;
+        self.take_measured(times, work).await?;
         self.scheduling.made.clear();
         Ok(())
     }
 
     /// What is known of the fleet: layers, where they were measured, memory, and the ways between workers.
-    async fn take_measured(&mut self, times: Vec<Vec<LayerTimes>>, sizes: &Bindings) -> Result<(), BossManError> {
+    async fn take_measured(&mut self, times: Vec<Vec<LayerTimes>>, work: &Work) -> Result<(), BossManError> {
         let links = self.call(Request::Links).await?.links;
         let mut fleet = Fleet { times, per_action: PER_ACTION_NANOS, memory: self.memory(), ..Fleet::default() };
-        for (from, to, report) in links {
+        for (from, to, report) in &links {
             let link = Link::measured(report.rtt.0.saturating_mul(1000), report.bytes_per_second);
             match to {
                 Some(to) => {
-                    fleet.links.insert((from, to), link);
-                    fleet.links.entry((to, from)).or_insert(link);
+                    fleet.links.insert((*from, *to), link);
+                    fleet.links.entry((*to, *from)).or_insert(link);
                 }
-                None => fleet.boss = fleet.boss.max(link.latency),
+                None => drop(fleet.boss_links.insert(*from, link)),
             }
         }
-        self.scheduling.measured = Some(Measured { fleet, sizes: sizes.clone() });
+        self.estimate_links(&mut fleet);
+        fleet.machines = machines(self.plan.workers(), &links);
+        self.scheduling.measured = Some(Measured { fleet, work: work.clone() });
         Ok(())
+    }
+
+    /// A pair of workers that no plan has connected yet, or that the boss relays for: as if by way of the boss.
+    fn estimate_links(&self, fleet: &mut Fleet) {
+        let workers = || (0..self.plan.workers() as u16).map(WorkerId);
+        for (from, to) in workers().flat_map(|from| workers().map(move |to| (from, to))).filter(|(a, b)| a != b) {
+            if let (Some(there), Some(back)) = (fleet.boss_links.get(&from), fleet.boss_links.get(&to)) {
+                fleet.links.entry((from, to)).or_insert(there.then(*back));
+            }
+        }
     }
 
     /// For each worker its memory; workers of one machine share it.
@@ -247,6 +287,19 @@ impl BossMan {
         };
         workers.iter().map(|worker| Some(worker.memory_bytes? / sharing(worker))).collect()
     }
+}
+
+/// Which machine each process is on, by any numbers: those are on one whose links say so.
+fn machines(workers: usize, links: &[(WorkerId, Option<WorkerId>, LinkReport)]) -> BTreeMap<Process, u32> {
+    let processes = (0..workers as u16).map(|w| Process::Worker(WorkerId(w))).chain([Process::Boss]);
+    let mut machines: BTreeMap<Process, u32> = processes.zip(0..).collect();
+    for (from, to, _) in links.iter().filter(|(.., report)| report.same_machine) {
+        let ends = [Process::Worker(*from), to.map_or(Process::Boss, Process::Worker)];
+        if let [Some(one), Some(other)] = ends.map(|end| machines.get(&end).copied()) {
+            machines.values_mut().filter(|machine| **machine == other).for_each(|machine| *machine = one);
+        }
+    }
+    machines
 }
 
 /// A probe for each kind of layer with its sizes, and for each layer which of them is its own.
@@ -271,4 +324,9 @@ fn probes(graph: &LayerGraph, sizes: &Bindings) -> (Vec<LayerProbe>, Vec<usize>)
         }
     }
     (probes, of_layer)
+}
+
+/// The size of the first microbatch's targets.
+pub(crate) fn first_bytes(targets: &[(u32, Payload)]) -> u64 {
+    targets.iter().filter(|(index, _)| *index == 0).map(|(_, payload)| payload.bytes.len() as u64).sum()
 }

@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::boss::BossMan;
 use crate::inputs::{Inputs, Range};
-use crate::scheduling::LastStep;
+use crate::scheduling::{first_bytes, LastStep, Work};
 use crate::BossManError;
 use layerspec::ValueId;
 use link::Payload;
@@ -66,15 +66,19 @@ impl BossMan {
     ) -> impl Future<Output = Result<StepReport, BossManError>> + Send + 'a {
         let started = Instant::now();
         let prepared = self.prepare(batch);
+        let preparing = started.elapsed();
         async move {
             let prepared = prepared?;
             self.forget_unnamed().await?;
-            self.choose_schedule(&prepared.sizes, prepared.ranges.len() as u32).await?;
-            self.carry_out(prepared, started).await
+            let work = Work { sizes: prepared.sizes.clone(), target_bytes: first_bytes(&prepared.targets) };
+            self.choose_schedule(&work, prepared.ranges.len() as u32).await?;
+            let report = self.carry_out(prepared, preparing).await?;
+            Ok(StepReport { time: started.elapsed(), ..report })
         }
     }
 
-    async fn carry_out(&mut self, prepared: Prepared, started: Instant) -> Result<StepReport, BossManError> {
+    async fn carry_out(&mut self, prepared: Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
+        let began = Instant::now();
         let Prepared { ranges, samples, inputs, targets, .. } = prepared;
         let spec = self.loss()?;
         let mut gathered = std::mem::take(&mut self.gathered);
@@ -98,7 +102,6 @@ impl BossMan {
         run.inputs = self.hold_all(inputs);
         run.targets = targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
         let update = run.update;
-        let began = Instant::now();
         let answer = self.run(run).await?;
 
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
@@ -110,10 +113,11 @@ impl BossMan {
             true => self.updates += 1,
             false => self.gathered = gathered,
         }
-        self.scheduling.observed.step(&answer.spans, began.elapsed());
+        let time = preparing + began.elapsed();
+        self.scheduling.observed.step(&answer.spans, time);
         self.last = Some(LastStep { schedule, spans: answer.spans });
         let (lr, grad_norm) = (update.map(|u| u.lr), answer.grad_norm);
-        Ok(StepReport { step: self.step, loss, samples, time: started.elapsed(), lr, grad_norm })
+        Ok(StepReport { step: self.step, loss, samples, time, lr, grad_norm })
     }
 
     fn loss(&self) -> Result<pipeline::LossSpec, BossManError> {

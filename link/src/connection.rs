@@ -39,10 +39,10 @@ pub(crate) enum Event {
         envelope: Envelope,
         payloads: Vec<Payload>,
     },
-    /// How fast the path is; comes once, at the end that dialled.
+    /// How fast the path is, or nothing where it could not be measured; comes once, at the end that dialled.
     Measured {
         from: Peer,
-        report: PathReport,
+        report: Option<PathReport>,
     },
     /// `connection` tells an old connection's end from that of one that took its place.
     Closed {
@@ -183,10 +183,9 @@ async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiv
             tokio::time::timeout(PATIENCE, agreed).await.ok();
         }
     }
-    if let Some(report) = report::measure(&ends, &mut answers).await {
-        *ends.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
-        events.send(Event::Measured { from: ends.peer, report }).await.ok();
-    }
+    let report = report::measure(&ends, &mut answers).await;
+    *ends.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    events.send(Event::Measured { from: ends.peer, report }).await.ok();
 }
 
 /// Reads every stream until the connection ends, and says how it ended.

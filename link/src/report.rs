@@ -56,6 +56,8 @@ pub struct PathReport {
     pub packet_bytes: u16,
     /// What carries tensors.
     pub carrier: Carrier,
+    /// Whether both ends have the same network address.
+    pub same_machine: bool,
 }
 
 impl PathReport {
@@ -75,7 +77,8 @@ pub(crate) async fn measure(ends: &Ends, answers: &mut mpsc::Receiver<Word>) -> 
     };
     let rtt = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX);
     let packet_bytes = ends.quic.stats().path.current_mtu;
-    Some(PathReport { rtt, bytes_per_second: rate as u64, packet_bytes, carrier })
+    let same_machine = ends.path.same_machine;
+    Some(PathReport { rtt, bytes_per_second: rate as u64, packet_bytes, carrier, same_machine })
 }
 
 async fn round_trip(ends: &Ends, answers: &mut mpsc::Receiver<Word>) -> Option<Duration> {

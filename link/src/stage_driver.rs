@@ -55,6 +55,7 @@ pub async fn serve(
         events: sender,
         dials: dial_sender,
     };
+    driver.session.on_measuring(Peer::Boss);
     let result = loop {
         match driver.carry_out() {
             ControlFlow::Continue(()) => {}
@@ -207,7 +208,11 @@ impl Driver {
         let connection = Connection::start(Peer::Worker(peer), quic, control, &self.events);
         match greeting {
             Some(greeting) => connection.send(false, greeting, Vec::new()),
-            None => connection.settle(self.transport), // this end dialled
+            None => {
+                // This end dialled.
+                connection.settle(self.transport);
+                self.session.on_measuring(Peer::Worker(peer));
+            }
         }
         self.peers.insert(peer, connection);
         self.session.on_link_up(self.clock.now(), peer);
@@ -238,13 +243,14 @@ impl Driver {
 
 impl Driver {
     /// A path was measured: the boss predicts schedules with it.
-    fn on_measured(&mut self, peer: Peer, report: PathReport) {
-        let report = LinkReport {
+    fn on_measured(&mut self, peer: Peer, report: Option<PathReport>) {
+        let report = report.map(|report| LinkReport {
             rtt: Micros(report.rtt),
             bytes_per_second: report.bytes_per_second,
             packet_bytes: report.packet_bytes.into(),
             shared_memory: report.carrier == Carrier::SharedMemory,
-        };
+            same_machine: report.same_machine,
+        });
         self.session.on_link_report(peer, report);
     }
 }

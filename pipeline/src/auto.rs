@@ -19,6 +19,8 @@ pub struct Wish {
     pub microbatches: u32,
     /// Sizes of a microbatch, for every word of the model's inputs.
     pub sizes: Bindings,
+    /// Bytes of a microbatch's targets.
+    pub target_bytes: u64,
     /// How a step ends.
     pub ending: Ending,
     /// What the memory of its state depends on.
@@ -50,6 +52,8 @@ pub struct Candidate {
     pub refused: Option<ScheduleError>,
 }
 
+/// Predictions are not exacter than this.
+const AS_FAST: f64 = 1.02;
 /// The most stages a worker that are tried.
 const MOST_CHUNKS: u16 = 4;
 
@@ -72,6 +76,15 @@ pub fn choose(graph: &LayerGraph, fleet: &Fleet, wish: &Wish) -> Result<Vec<Cand
         Some(error) => Err(error),
         None => Ok(candidates),
     }
+}
+
+/// The one to take, of those allowed that fit memory: the fastest, or of those that are as fast as far as can be told the
+/// one that takes the least memory.
+pub fn best(candidates: &[Candidate], allowed: impl Fn(&Candidate) -> bool) -> Option<&Candidate> {
+    let fitting = || candidates.iter().filter(|c| c.refused.is_none() && allowed(c));
+    let fastest = fitting().map(|c| c.step_time).min()?;
+    let alike = fitting().filter(|c| c.step_time as f64 <= fastest as f64 * AS_FAST);
+    alike.min_by_key(|c| c.peak_bytes.iter().max().copied())
 }
 
 /// Kinds with their placements, the simplest first.
@@ -110,7 +123,7 @@ fn candidate(
         })?,
         named => Plan::new(graph, named, workers, placement)?,
     };
-    let costs = fleet.costs(graph, &plan, &wish.sizes);
+    let costs = fleet.costs(graph, &plan, &wish.sizes, wish.target_bytes);
     let bytes = fleet.bytes(&plan, &wish.optimizer);
     let (microbatches, ending) = (wish.microbatches, wish.ending);
     let room = fleet.room(&plan, &bytes);
@@ -130,9 +143,10 @@ fn candidate(
     })
 }
 
-/// Candidates as a table, one a line.
+/// Candidates as a table, one a line, the one to take marked.
 pub fn table(candidates: &[Candidate]) -> String {
-    let mut text = format!("{:<12} {:<40} {:>10} {:>7} {:>10}\n", "schedule", "stages", "step", "waits", "memory");
+    let taken = best(candidates, |_| true).map(std::ptr::from_ref);
+    let mut text = format!("  {:<12} {:<40} {:>10} {:>7} {:>10}\n", "schedule", "stages", "step", "waits", "memory");
     for candidate in candidates {
         let waits = candidate.bubble.iter().sum::<f64>() / candidate.bubble.len().max(1) as f64;
         let memory = candidate.peak_bytes.iter().max().copied().unwrap_or(0);
@@ -140,7 +154,9 @@ pub fn table(candidates: &[Candidate]) -> String {
         let (kind, placement) = (candidate.kind.to_string(), candidate.placement.to_string());
         let waits = waits * 100.0;
         let refused = candidate.refused.as_ref().map(|error| format!("  {error}")).unwrap_or_default();
-        writeln!(text, "{kind:<12} {placement:<40} {step:>7.1} ms {waits:>5.1} % {memory:>6.0} MiB{refused}").ok();
+        let mark = if taken == Some(std::ptr::from_ref(candidate)) { '*' } else { ' ' };
+        writeln!(text, "{mark} {kind:<12} {placement:<40} {step:>7.1} ms {waits:>5.1} % {memory:>6.0} MiB{refused}")
+            .ok();
     }
     text
 }

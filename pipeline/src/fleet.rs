@@ -4,7 +4,7 @@
 use crate::ids::{StageId, WorkerId};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
-use crate::schedule::{Costs, Link, StageBytes, StageTimes};
+use crate::schedule::{Costs, Link, Process, StageBytes, StageTimes};
 use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, Role, ValueId};
 use std::collections::BTreeMap;
@@ -18,8 +18,10 @@ pub struct Fleet {
     pub links: BTreeMap<(WorkerId, WorkerId), Link>,
     /// Any other way.
     pub link: Link,
-    /// A message's way between the boss and a worker.
-    pub boss: u64,
+    /// The ways between the boss and workers that were measured.
+    pub boss_links: BTreeMap<WorkerId, Link>,
+    /// Which machine each process is on, as in [`Costs::machines`].
+    pub machines: BTreeMap<Process, u32>,
     /// What each action takes beside its work.
     pub per_action: u64,
     /// For every worker the bytes it may take, where that is known.
@@ -60,13 +62,21 @@ impl Fleet {
         of_worker.and_then(|times| times.get(layer.0 as usize)).copied().unwrap_or_default()
     }
 
-    /// What a plan's stages and messages take here, for microbatches of these sizes.
-    pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings) -> Costs {
+    /// What a plan's stages and messages take here, for microbatches of these sizes with so many bytes of targets.
+    pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings, target_bytes: u64) -> Costs {
         let mut costs = Costs::of_stages(plan.stages.iter().map(|s| self.stage_times(plan, s)).collect());
         costs.links.clone_from(&self.links);
-        (costs.link, costs.boss, costs.per_action) = (self.link, self.boss, self.per_action);
+        costs.boss_links.clone_from(&self.boss_links);
+        costs.machines.clone_from(&self.machines);
+        (costs.link, costs.per_action) = (self.link, self.per_action);
         let value = |value: ValueId| graph.value(value).ty.bytes(sizes).unwrap_or(0);
         for stage in &plan.stages {
+            let inputs = stage.inputs.iter().filter(|input| input.from.is_none()).map(|input| value(input.value));
+            let is_judged = stage.outputs.iter().any(|output| output.model_output == Some(0));
+            let from_boss = inputs.sum::<u64>() + if is_judged { target_bytes } else { 0 };
+            if from_boss > 0 {
+                costs.from_boss.insert(stage.stage, from_boss);
+            }
             for (output, user) in stage.outputs.iter().flat_map(|o| o.to.iter().map(move |user| (o, user))) {
                 *costs.bytes.entry((stage.stage, *user)).or_insert(0) += value(output.value);
             }

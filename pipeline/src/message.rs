@@ -105,6 +105,8 @@ pub enum Head {
         packet_bytes: u32,
         /// Whether tensors go through memory that both ends share.
         shared_memory: bool,
+        /// Whether both ends are on one machine.
+        same_machine: bool,
     },
     /// Worker to boss: the command cannot be carried out.
     Failed {
@@ -264,6 +266,8 @@ pub struct LinkReport {
     pub packet_bytes: u32,
     /// Whether tensors go through memory that both ends share.
     pub shared_memory: bool,
+    /// Whether both ends are on one machine.
+    pub same_machine: bool,
 }
 
 /// A worker's part of the model.

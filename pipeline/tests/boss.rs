@@ -286,13 +286,19 @@ fn links_are_kept_and_a_plan_for_other_workers_is_refused() {
         bytes_per_second: 1 << 30,
         packet_bytes: 65_000,
         shared_memory: false,
+        same_machine: true,
     };
     boss.hear(0, report(90), &[]);
     boss.hear(0, report(80), &[]);
     boss.ask(Request::Links);
     let links = boss.reply().expect("it is known").links;
-    let expected =
-        LinkReport { rtt: Micros(80), bytes_per_second: 1 << 30, packet_bytes: 65_000, shared_memory: false };
+    let expected = LinkReport {
+        rtt: Micros(80),
+        bytes_per_second: 1 << 30,
+        packet_bytes: 65_000,
+        shared_memory: false,
+        same_machine: true,
+    };
     assert_eq!(links, [(WorkerId(0), Some(WorkerId(1)), expected)]);
 
     assert_eq!(boss.refusal(Request::Use(Box::new(plan(1)))), "a plan for 1 workers; there are 2");

@@ -8,8 +8,8 @@ mod golden;
 use golden::assert_golden;
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::schedule::{
-    check, check_memory, picture, timeline, Action, Costs, Deadlock, Ending, Layout, Link, Order, Placement, Schedule,
-    ScheduleError, StageBytes, StageTimes, Terms, Timeline,
+    check, check_memory, picture, timeline, Action, Costs, Deadlock, Ending, Layout, Link, Order, Placement, Process,
+    Schedule, ScheduleError, StageBytes, StageTimes, Terms, Timeline,
 };
 use pipeline::ScheduleKind::{self, GPipe, Interleaved, OneFOneB, Ready, ZbH1, ZbV};
 
@@ -242,9 +242,30 @@ fn a_hop_delays_what_crosses_it() {
     costs.links.insert((WorkerId(1), WorkerId(0)), Link::default());
     assert_eq!(played(&schedule, &costs).end(), 20);
     costs.per_action = 10;
-    costs.boss = 100;
-    let played = played(&schedule, &costs);
-    assert_eq!((played.end(), played.step_time), (70, 270), "5 actions in a row; a call and an answer");
+    costs.boss_link.latency = 100;
+    let called = played(&schedule, &costs);
+    assert_eq!(
+        (called.begin(), called.end(), called.step_time),
+        (100, 170, 270),
+        "5 actions in a row; a call and an answer"
+    );
+    assert_eq!(called.from_begin().end(), 70);
+}
+
+#[test]
+fn the_batch_shares_the_line_with_the_activations() {
+    let mut costs = Costs::unit(2);
+    costs.link = Link { latency: 0, per_byte: 1.0 };
+    costs.boss_links.insert(WorkerId(1), costs.link);
+    costs.bytes.insert((StageId(0), StageId(1)), 10);
+    costs.from_boss.insert(StageId(1), 10);
+    let schedule = schedule(GPipe, 2, 3);
+    let starts =
+        |costs: &Costs| played(&schedule, costs).workers[1].iter().take(3).map(|i| i.start).collect::<Vec<_>>();
+    assert_eq!(starts(&costs), [11, 21, 31], "targets have a line of their own");
+    // A target is on the line when the first activation is ready; then they take turns.
+    costs.machines = [(Process::Boss, 0), (Process::Worker(WorkerId(0)), 0), (Process::Worker(WorkerId(1)), 1)].into();
+    assert_eq!(starts(&costs), [20, 40, 60]);
 }
 
 #[test]

@@ -72,7 +72,7 @@ enum By {
     Hand,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Default)]
 struct Report {
     /// Seconds of every step, from the call to the answer.
     steps: Vec<f64>,
@@ -82,6 +82,8 @@ struct Report {
     memory: Vec<u64>,
     /// Loss of the last step.
     loss: f64,
+    /// The schedule that ran.
+    schedule: Option<String>,
     /// What the last step was predicted to take, in seconds, where something was predicted.
     predicted_s: Option<f64>,
 }
@@ -106,8 +108,7 @@ async fn main() -> Result<()> {
     boss.distribute_model().await?;
     boss.send_optimizer(Optimizer::adam(options.lr)).await?;
 
-    let mut report =
-        Report { steps: Vec::new(), first_step_unix: 0.0, memory: Vec::new(), loss: 0.0, predicted_s: None };
+    let mut report = Report::default();
     for step in 0..options.steps {
         let began = Instant::now();
         report.loss = match options.by {
@@ -120,6 +121,7 @@ async fn main() -> Result<()> {
         }
     }
     report.memory = memory::of_children()?;
+    report.schedule = boss.schedule().map(|kind| kind.to_string());
     if let Some(timelines) = boss.timelines() {
         report.predicted_s = timelines.predicted.as_ref().map(|predicted| predicted.step_time as f64 / 1e6);
         if let Some(path) = &options.trace {

@@ -162,9 +162,9 @@ impl BossSession {
                 }
             }
             Head::LinkFailed { peer, reason, was_up } => self.link_failed(from, peer, &reason, was_up),
-            Head::LinkReport { peer, rtt, bytes_per_second, packet_bytes, shared_memory } => {
+            Head::LinkReport { peer, rtt, bytes_per_second, packet_bytes, shared_memory, same_machine } => {
                 if self.alive(from) && peer.is_none_or(|peer| self.alive(peer)) {
-                    let report = LinkReport { rtt, bytes_per_second, packet_bytes, shared_memory };
+                    let report = LinkReport { rtt, bytes_per_second, packet_bytes, shared_memory, same_machine };
                     self.links.insert((from, peer), report);
                 }
             }

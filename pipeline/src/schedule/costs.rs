@@ -5,7 +5,7 @@ use crate::ids::{StageId, WorkerId};
 use std::collections::BTreeMap;
 
 /// How long everything takes, in any one unit; nanoseconds where it was measured.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Costs {
     /// For every stage, on the worker that has it.
     pub stages: Vec<StageTimes>,
@@ -17,10 +17,26 @@ pub struct Costs {
     pub bytes: BTreeMap<(StageId, StageId), u64>,
     /// Bytes of the parameters that the second stage shares with the first.
     pub tied_bytes: BTreeMap<(StageId, StageId), u64>,
+    /// Bytes of a microbatch that the boss sends to a stage: inputs of the model, and targets.
+    pub from_boss: BTreeMap<StageId, u64>,
+    /// The way between the boss and a worker, where it is not `boss_link`.
+    pub boss_links: BTreeMap<WorkerId, Link>,
+    /// The way between the boss and any other worker.
+    pub boss_link: Link,
+    /// Which machine each worker is on, and the boss, by any numbers: what goes from one machine to another shares a line.
+    /// One that is missing has a machine of its own.
+    pub machines: BTreeMap<Process, u32>,
     /// What each action takes beside its work: the session and the way to the compute thread.
     pub per_action: u64,
-    /// A message's way between the boss and a worker.
-    pub boss: u64,
+}
+
+/// Who sends and receives.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Process {
+    /// The boss.
+    Boss,
+    /// A worker.
+    Worker(WorkerId),
 }
 
 /// What one microbatch takes on a stage.
@@ -48,6 +64,11 @@ pub struct Link {
 }
 
 impl Link {
+    /// Two ways in a row, by way of somebody who passes things on.
+    pub fn then(&self, next: Link) -> Link {
+        Link { latency: self.latency + next.latency, per_byte: self.per_byte.max(next.per_byte) }
+    }
+
     /// In nanoseconds, from a round trip and a rate that were measured.
     pub fn measured(rtt_nanos: u64, bytes_per_second: u64) -> Self {
         let per_byte = if bytes_per_second == 0 { 0.0 } else { 1e9 / bytes_per_second as f64 };
@@ -69,8 +90,7 @@ impl Costs {
 
     /// No delay between stages.
     pub fn of_stages(stages: Vec<StageTimes>) -> Self {
-        let (links, link, bytes, tied_bytes) = (BTreeMap::new(), Link::default(), BTreeMap::new(), BTreeMap::new());
-        Costs { stages, links, link, bytes, tied_bytes, per_action: 0, boss: 0 }
+        Costs { stages, ..Self::default() }
     }
 
     /// The way between two workers.
@@ -79,6 +99,11 @@ impl Costs {
             true => Link::default(),
             false => self.links.get(&(from, to)).copied().unwrap_or(self.link),
         }
+    }
+
+    /// The way between the boss and a worker.
+    pub fn boss_link(&self, worker: WorkerId) -> Link {
+        self.boss_links.get(&worker).copied().unwrap_or(self.boss_link)
     }
 
     pub(super) fn of(&self, action: &Action) -> u64 {

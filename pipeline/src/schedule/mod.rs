@@ -8,6 +8,7 @@ mod gpipe;
 mod interleaved;
 mod kind;
 mod layout;
+mod lines;
 mod list;
 mod one_f_one_b;
 mod picker;
@@ -20,7 +21,7 @@ mod zb_v;
 
 pub use action::{Action, Order};
 pub use check::{check, check_memory, ScheduleError};
-pub use costs::{Costs, Link, StageBytes, StageTimes};
+pub use costs::{Costs, Link, Process, StageBytes, StageTimes};
 pub use kind::ScheduleKind;
 pub use layout::{Ending, Layout};
 pub use picker::Picker;

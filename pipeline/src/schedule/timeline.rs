@@ -1,12 +1,15 @@
 //! When each action runs, under given costs: the sessions in small, with times in place of tensors.
 //!
-//! Each worker takes the action that its [`Picker`] names once it is free; what an action makes goes over the link to
-//! the workers that use it, one tensor at a time in each direction.
+//! The boss's command reaches each worker, and the batch those that use it. Each worker takes the action that its
+//! [`Picker`] names once it is free; what an action makes goes over the lines ([`super::lines`]) to the workers that use
+//! it.
 
+use super::costs::Process;
+use super::lines::{LineId, Lines, Parcel};
 use super::{Action, Costs, Layout, Picker, Schedule, StageBytes};
 use crate::ids::{StageId, WorkerId};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 use std::fmt;
 
 /// An action with its start and end.
@@ -30,9 +33,22 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    /// When the first action begins: the command is on its way till then, and so is the batch.
+    pub fn begin(&self) -> u64 {
+        self.workers.iter().flatten().map(|i| i.start).min().unwrap_or(0)
+    }
+
     /// When the last action ends.
     pub fn end(&self) -> u64 {
         self.workers.iter().flatten().map(|i| i.end).max().unwrap_or(0)
+    }
+
+    /// The same with the first action's beginning at 0.
+    pub fn from_begin(&self) -> Timeline {
+        let begin = self.begin();
+        let moved = |i: &Interval| Interval { start: i.start - begin, end: i.end - begin, ..*i };
+        let workers = self.workers.iter().map(|list| list.iter().map(moved).collect()).collect();
+        Timeline { workers, step_time: self.step_time }
     }
 
     /// The same with every time in so many of the units that it has now.
@@ -124,6 +140,7 @@ pub(super) fn play(
     costs: &Costs,
 ) -> Result<Timeline, Deadlock> {
     let mut player = Player::new(layout, microbatches, pickers, costs);
+    player.call();
     player.start_all();
     while let Some(Reverse((now, ..))) = player.events.peek() {
         let now = *now;
@@ -145,12 +162,16 @@ enum Event {
     Ended(usize, Action),
     /// Something that an action waits for is there.
     Arrived(Need),
+    /// The last byte of a tensor left; the line may have another.
+    Left(LineId),
+    /// The boss's command reached a worker.
+    Called(usize),
     /// The norm over all stages is known everywhere.
     Norm,
 }
 
 /// An action that waits for something.
-#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Need {
     Forward(usize, u32),
     Backward(usize, u32),
@@ -176,9 +197,9 @@ struct Player<'a> {
     tied_values: Vec<u32>,
     norms: u32,
     norm_known: bool,
+    /// At work, or not yet called.
     busy: Vec<bool>,
-    /// Until when a link is occupied.
-    links: BTreeMap<(WorkerId, WorkerId), u64>,
+    lines: Lines<Need>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
     now: u64,
@@ -197,6 +218,9 @@ impl<'a> Player<'a> {
         for (maker, user) in &layout.back {
             makers[user.0 as usize].push(maker.0 as usize);
             grads[maker.0 as usize] += 1;
+        }
+        for stage in costs.from_boss.keys() {
+            inputs[stage.0 as usize] += 1;
         }
         let (mut tied_grads, mut tied_values) = (vec![0; stages], vec![0; stages]);
         for (owner, user) in &layout.ties {
@@ -221,8 +245,8 @@ impl<'a> Player<'a> {
             tied_values,
             norms,
             norm_known: norms == 0,
-            busy: vec![false; pickers.len()],
-            links: BTreeMap::new(),
+            busy: vec![true; pickers.len()],
+            lines: Lines::default(),
             events: BinaryHeap::new(),
             sequence: 0,
             now: 0,
@@ -275,6 +299,8 @@ impl<'a> Player<'a> {
                 self.ended(now, action);
             }
             Event::Arrived(need) => self.arrived(need),
+            Event::Left(line) => self.leave(now, line),
+            Event::Called(worker) => self.busy[worker] = false,
             Event::Norm => self.norm_known = true,
         }
     }
@@ -331,7 +357,7 @@ impl<'a> Player<'a> {
             Action::GradNorm { .. } => {
                 self.norms = self.norms.saturating_sub(1);
                 if self.norms == 0 {
-                    self.push(now + 2 * self.costs.boss, Event::Norm);
+                    self.push(now + 2 * self.boss_latency(), Event::Norm);
                 }
             }
             Action::UpdateTied { .. } => {}
@@ -342,16 +368,53 @@ impl<'a> Player<'a> {
         self.costs.bytes.get(&(StageId(maker as u16), StageId(user as u16))).copied().unwrap_or(0)
     }
 
+    /// The boss calls every worker, and sends the batch, microbatch after microbatch.
+    fn call(&mut self) {
+        for worker in 0..self.pickers.len() {
+            match self.costs.boss_link(WorkerId(worker as u16)).latency {
+                0 => self.busy[worker] = false,
+                latency => self.push(latency, Event::Called(worker)),
+            }
+        }
+        for microbatch in 0..self.microbatches {
+            for (stage, bytes) in &self.costs.from_boss {
+                let stage = stage.0 as usize;
+                let to = self.layout.homes[stage];
+                let parcel =
+                    Parcel { link: self.costs.boss_link(to), bytes: *bytes, need: Need::Forward(stage, microbatch) };
+                self.post(0, Process::Boss, to, parcel);
+            }
+        }
+    }
+
     fn send(&mut self, now: u64, from: usize, to: usize, bytes: u64, need: Need) {
         let (from, to) = (self.layout.homes[from], self.layout.homes[to]);
         if from == to {
             return self.arrived(need);
         }
-        let link = self.costs.link(from, to);
-        let occupied = self.links.entry((from, to)).or_insert(0);
-        *occupied = now.max(*occupied) + link.occupied(bytes);
-        let arrival = *occupied + link.latency;
-        self.push(arrival, Event::Arrived(need));
+        self.post(now, Process::Worker(from), to, Parcel { link: self.costs.link(from, to), bytes, need });
+    }
+
+    fn post(&mut self, now: u64, from: Process, to: WorkerId, parcel: Parcel<Need>) {
+        let line = LineId::between(from, Process::Worker(to), self.costs);
+        if self.lines.put(line, from, parcel) {
+            self.leave(now, line);
+        }
+    }
+
+    /// The line's next tensor leaves.
+    fn leave(&mut self, now: u64, line: LineId) {
+        if let Some(parcel) = self.lines.next(line) {
+            let left = now + parcel.link.occupied(parcel.bytes);
+            self.push(left, Event::Left(line));
+            self.push(left + parcel.link.latency, Event::Arrived(parcel.need));
+        }
+    }
+
+    /// The longest way of a message between the boss and a worker.
+    fn boss_latency(&self) -> u64 {
+        let workers = 0..self.pickers.len();
+        workers.map(|worker| self.costs.boss_link(WorkerId(worker as u16)).latency).max().unwrap_or(0)
     }
 
     fn finish(self) -> Result<Timeline, Deadlock> {
@@ -360,7 +423,11 @@ impl<'a> Player<'a> {
         if !stuck.is_empty() {
             return Err(Deadlock { stuck });
         }
-        let end = self.workers.iter().flatten().map(|i| i.end).max().unwrap_or(0);
-        Ok(Timeline { workers: self.workers, step_time: end + 2 * self.costs.boss })
+        let answer = |(w, list): (usize, &Vec<Interval>)| {
+            let latency = self.costs.boss_link(WorkerId(w as u16)).latency;
+            list.last().map_or(2 * latency, |last| last.end + latency)
+        };
+        let step_time = self.workers.iter().enumerate().map(answer).max().unwrap_or(0);
+        Ok(Timeline { workers: self.workers, step_time })
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Links {
     /// Connections that are there, whether used or not: one may come up before the assignment that
     /// wants it, or after the pair has settled on the boss and serve the next assignment.
     connected: BTreeSet<WorkerId>,
+    /// Connections of which it is being found out what they are like.
+    measuring: BTreeSet<Peer>,
 }
 
 /// What is to be done for the links of a new assignment.
@@ -67,6 +69,19 @@ impl Links {
         self.links.values().all(|link| matches!(link, Link::Direct | Link::Relayed))
     }
 
+    pub(super) fn measuring(&mut self, peer: Peer) {
+        self.measuring.insert(peer);
+    }
+
+    pub(super) fn measured(&mut self, peer: Peer) {
+        self.measuring.remove(&peer);
+    }
+
+    /// Whether all that can be known of the connections is.
+    pub(super) fn all_measured(&self) -> bool {
+        self.measuring.is_empty()
+    }
+
     pub(super) fn up(&mut self, peer: WorkerId) {
         self.connected.insert(peer);
         match self.links.get_mut(&peer) {
@@ -79,6 +94,7 @@ impl Links {
     /// A connection failed or broke; says whether it had been up, or nothing where that is no news.
     pub(super) fn down(&mut self, peer: WorkerId) -> Option<bool> {
         self.connected.remove(&peer);
+        self.measuring.remove(&Peer::Worker(peer));
         let link = self.links.get_mut(&peer)?;
         let was_up = match link {
             Link::Direct => true,

@@ -14,7 +14,7 @@ use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::message::{Assignment, Command, Failure, Head, LinkReport, Round, Span};
 use crate::plan::StageSpec;
 use crate::schedule::{Action, Order};
-use crate::task::{Outcome, Task};
+use crate::task::{LayerTimes, Outcome, Task};
 use inbox::{Inbox, Item};
 use links::Links;
 use round::Running;
@@ -62,6 +62,11 @@ enum Job {
         id: u64,
         expected: usize,
     },
+    /// A measurement: of layers, which is one task, and of the links that are being measured.
+    Measure {
+        id: u64,
+        times: Option<Vec<LayerTimes>>,
+    },
     /// Anything that is one task.
     Task {
         id: u64,
@@ -74,7 +79,7 @@ impl Job {
     /// The command, if it is not cancelled.
     fn id(&self) -> Option<u64> {
         match self {
-            Job::Assign { id, .. } | Job::Load { id, .. } | Job::Task { id } => Some(*id),
+            Job::Assign { id, .. } | Job::Load { id, .. } | Job::Measure { id, .. } | Job::Task { id } => Some(*id),
             Job::Round(running) => Some(running.id),
             Job::Abort => None,
         }
@@ -128,16 +133,29 @@ impl StageSession {
             self.tell_boss(Head::LinkFailed { peer, reason: reason.to_string(), was_up });
             self.finish_assignment();
         }
+        self.finish_measuring();
     }
 
-    /// The driver knows what a connection is like: to another worker, or to the boss. The boss is told.
-    pub fn on_link_report(&mut self, peer: Peer, report: LinkReport) {
-        let LinkReport { rtt, bytes_per_second, packet_bytes, shared_memory } = report;
-        let peer = match peer {
+    /// The driver began to find out what a connection is like, and will say so with `on_link_report`. What layers take is
+    /// answered only then: a schedule is chosen by both.
+    pub fn on_measuring(&mut self, peer: Peer) {
+        self.links.measuring(peer);
+    }
+
+    /// The driver knows what a connection is like, to another worker or to the boss, or could not find out. The boss is
+    /// told.
+    pub fn on_link_report(&mut self, peer: Peer, report: Option<LinkReport>) {
+        self.links.measured(peer);
+        let of = match peer {
             Peer::Boss => None,
             Peer::Worker(worker) => Some(worker),
         };
-        self.tell_boss(Head::LinkReport { peer, rtt, bytes_per_second, packet_bytes, shared_memory });
+        if let Some(LinkReport { rtt, bytes_per_second, packet_bytes, shared_memory, same_machine }) = report {
+            let report =
+                Head::LinkReport { peer: of, rtt, bytes_per_second, packet_bytes, shared_memory, same_machine };
+            self.tell_boss(report);
+        }
+        self.finish_measuring();
     }
 
     /// A frame arrived.
@@ -197,7 +215,10 @@ impl StageSession {
             Command::Assign(assignment) => self.assign(now, id, *assignment),
             Command::SetOptimizer(spec) => self.single(id, Task::SetOptimizer(spec)),
             Command::Discard { batch } => self.single(id, Task::Discard { batch, gradients: false }),
-            Command::Measure(probes) => self.single(id, Task::Measure { probes }),
+            Command::Measure(probes) => {
+                self.job = Some(Job::Measure { id, times: None });
+                self.compute(Purpose::Command(id), Task::Measure { probes });
+            }
             Command::SendState => self.single(id, Task::Snapshot),
             Command::LoadState { tensors } => {
                 self.job = Some(Job::Load { id, expected: tensors as usize });
@@ -228,6 +249,17 @@ impl StageSession {
             if self.links.settled() {
                 self.done(id, Vec::new(), 0, Vec::new());
             }
+        }
+    }
+
+    fn finish_measuring(&mut self) {
+        if !self.links.all_measured() {
+            return;
+        }
+        if let Some(Job::Measure { id, times: Some(times) }) = &mut self.job {
+            let (id, times) = (*id, std::mem::take(times));
+            self.tell_boss(Head::Measured { id, times });
+            self.done(id, Vec::new(), 0, Vec::new());
         }
     }
 

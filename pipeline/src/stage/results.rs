@@ -15,6 +15,10 @@ impl StageSession {
             *built = true;
             return self.finish_assignment();
         }
+        if let (Some(Job::Measure { times, .. }), Outcome::Measured { times: found }) = (&mut self.job, &outcome) {
+            *times = Some(found.clone());
+            return self.finish_measuring();
+        }
         let mut sent = 0;
         match outcome {
             Outcome::State { tensors } => {
@@ -23,7 +27,6 @@ impl StageSession {
                     self.send_boss(Head::State { id, name }, vec![slot]);
                 }
             }
-            Outcome::Measured { times } => self.tell_boss(Head::Measured { id, times }),
             other => self.drop_slots(other.into_tensors()),
         }
         self.done(id, Vec::new(), sent, Vec::new());

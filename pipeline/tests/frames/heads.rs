@@ -99,6 +99,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
             bytes_per_second: random.next(),
             packet_bytes: 1200,
             shared_memory: random.chance(50),
+            same_machine: random.chance(50),
         },
         18 => Head::TiedGrads { batch: batch(random), from: stage(random), to: stage(random) },
         _ => Head::TiedValues { batch: batch(random), from: stage(random), to: stage(random) },

@@ -22,7 +22,7 @@ fn simulator_what_is_predicted_is_what_runs() {
         let plan = setting.plan(&graph);
         let schedule = plan.schedule_for(&Terms::new(kind, microbatches)).expect("a good schedule");
         let mut costs = Costs::of_stages(plan.stages.iter().map(|s| exact(s.stage)).collect());
-        (costs.link.latency, costs.boss) = (DELAY, DELAY);
+        (costs.link.latency, costs.boss_link.latency) = (DELAY, DELAY);
         let predicted = timeline(&schedule, &costs).expect("no deadlock");
 
         let mut user = user(
@@ -42,8 +42,7 @@ fn simulator_what_is_predicted_is_what_runs() {
         for (worker, list) in predicted.workers.iter().enumerate() {
             let of_worker = user.world.spans.iter().filter(|s| s.worker == WorkerId(worker as u16));
             let ran: Vec<(Action, u64)> = of_worker.map(|s| (s.action, s.start.0 - asked)).collect();
-            // The command takes its time to arrive.
-            let predicted: Vec<_> = list.iter().map(|i| (i.action, i.start + DELAY)).collect();
+            let predicted: Vec<_> = list.iter().map(|i| (i.action, i.start)).collect();
             assert_eq!(ran, predicted, "worker {worker}");
         }
         assert_eq!(whole, predicted.step_time, "the whole step");
