@@ -39,6 +39,8 @@
 //! On systems other than Linux every attempt answers [`ShmError::Unsupported`].
 
 mod blocks;
+#[cfg(target_os = "linux")]
+mod copy;
 #[cfg(not(target_os = "linux"))]
 mod elsewhere;
 #[cfg(target_os = "linux")]

@@ -1,5 +1,6 @@
 //! A file mapped into memory. All `unsafe` of this crate is here.
 
+use crate::copy::copy;
 use crate::ShmError;
 use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 use std::fs::File;
@@ -64,8 +65,10 @@ impl Map {
     pub(crate) unsafe fn write(&mut self, offset: usize, bytes: &[u8]) -> bool {
         let fits = self.writable && offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len);
         if fits {
-            // SAFETY: inside the writable mapping; a slice of Rust's cannot overlap it by the contract.
-            unsafe { self.start.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+            // SAFETY: inside the writable mapping, which is borrowed exclusively; nobody else looks at that part by the
+            // contract.
+            let to = unsafe { std::slice::from_raw_parts_mut(self.start.add(offset).as_ptr(), bytes.len()) };
+            copy(to, bytes);
         }
         fits
     }
