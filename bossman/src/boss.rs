@@ -1,9 +1,9 @@
 //! The boss: a model spread over workers, as an object.
 
-use crate::by_hand::UnderWay;
+use crate::gathered::Gathered;
 use crate::host::Workers;
 use crate::scheduling::{LastStep, Scheduling};
-use crate::step::Gathered;
+use crate::under_way::UnderWay;
 use crate::{BossManError, Model};
 use layerspec::Recompute;
 use link::Handle;

@@ -4,6 +4,7 @@ use crate::batch::Variables;
 use crate::boss::BossMan;
 use crate::inputs::Inputs;
 use crate::payload::{from_payload, to_payload};
+use crate::under_way::BatchId;
 use crate::BossManError;
 use layerspec::ValueId;
 use link::Payload;
@@ -11,22 +12,9 @@ use pipeline::boss::Request;
 use pipeline::effect::Answer;
 use pipeline::message::Mode;
 use pipeline::schedule::{Action, Ending};
-use std::collections::BTreeSet;
 use std::future::Future;
 use tch::Tensor;
 use tensor::TensorError;
-
-/// A batch that went forward by [`BossMan::forward_batch`] and waits for its backward pass.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BatchId(u64);
-
-/// Batches that went forward in training mode and wait for their backward pass.
-#[derive(Default)]
-pub(crate) struct UnderWay {
-    batches: BTreeSet<u64>,
-    /// The one of [`BossMan::forward`].
-    unnamed: Option<u64>,
-}
 
 impl BossMan {
     /// The batch through all stages; gives the model's first output, on the CPU. In training mode it is
@@ -258,15 +246,5 @@ impl BossMan {
         let place = |value: &ValueId| self.model.graph().outputs().iter().position(|o| o == value);
         tensors.sort_by_key(|(value, _)| place(value));
         Ok(tensors.into_iter().map(|(_, tensor)| tensor).collect())
-    }
-}
-
-impl UnderWay {
-    /// Whether it was there.
-    fn remove(&mut self, batch: u64) -> bool {
-        if self.unnamed == Some(batch) {
-            self.unnamed = None;
-        }
-        self.batches.remove(&batch)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::run_file::RunFile;
 use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
-use pipeline::Cuts;
+use pipeline::{Cuts, Placement};
 
 /// Workers, and how they are reached.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,11 @@ impl FleetSettings {
             ))),
             (Some(workers), ..) => Ok(workers),
             (None, local, _) if local > 0 => Ok(local),
-            (None, _, Cuts::At(names)) => Ok(names.len() + 1),
+            (None, _, Cuts::At(names)) => {
+                let chunks = u16::try_from(file.chunks).unwrap_or(u16::MAX);
+                let stages_a_worker = file.schedule.map_or(1, |kind| Placement::of(kind, chunks).chunks());
+                Ok((names.len() + 1).div_ceil(stages_a_worker))
+            }
             (None, _, Cuts::Auto) => Err(BossManError::Usage(
                 "how many workers? --local N starts N on this machine, --workers N waits for N on other machines"
                     .into(),
@@ -55,6 +59,7 @@ impl RunFile {
         let builder = BossMan::builder(model)
             .cuts(self.cuts.clone())
             .schedule(self.schedule)
+            .chunks(self.chunks as usize)
             .microbatches(self.microbatches)
             .accumulate(self.accumulate)
             .lr_schedule(self.lr_schedule)

@@ -31,9 +31,11 @@
 mod batch;
 mod boss;
 mod by_hand;
+mod choosing;
 pub mod data;
 mod error;
 pub mod fleet;
+mod gathered;
 mod host;
 mod inputs;
 mod local;
@@ -42,6 +44,7 @@ mod model;
 mod observed;
 mod payload;
 pub mod plan;
+mod probing;
 mod progress;
 pub mod run_file;
 mod scheduling;
@@ -49,10 +52,10 @@ mod state_dict;
 mod step;
 pub mod trace;
 pub mod train;
+mod under_way;
 
 pub use batch::{Batch, Variables};
 pub use boss::{BossMan, Builder};
-pub use by_hand::BatchId;
 pub use error::BossManError;
 pub use host::{Host, Workers};
 pub use layerspec::Recompute;
@@ -63,6 +66,7 @@ pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleK
 pub use scheduling::{Candidates, Timelines};
 pub use state_dict::StateDict;
 pub use step::StepReport;
+pub use under_way::BatchId;
 
 /// README's Rust code, compiled and run with the doc tests.
 #[cfg(doctest)]

@@ -1,27 +1,18 @@
-//! Which schedule runs: the one asked for, or the fastest of those predicted from what the workers measured.
+//! What is known for choosing a schedule, and what was chosen.
 
-use crate::batch::Batch;
-use crate::boss::BossMan;
-use crate::inputs::Inputs;
 use crate::observed::Observed;
-use crate::BossManError;
-use layerspec::{Bindings, LayerGraph, TensorType};
-use link::Payload;
-use pipeline::auto::{best, choose, table, Candidate, Wish};
-use pipeline::boss::Request;
+use layerspec::Bindings;
+use pipeline::auto::{best, table, Candidate};
 use pipeline::effect::WorkerSpan;
 use pipeline::fleet::Fleet;
 use pipeline::ids::WorkerId;
 use pipeline::message::LinkReport;
-use pipeline::schedule::{picture, timeline, Ending, Interval, Link, Process, Schedule, Terms, Timeline};
-use pipeline::task::{LayerProbe, LayerTimes};
-use pipeline::{Cuts, OptimizerSpec, ScheduleKind, TensorMeta};
+use pipeline::schedule::{picture, Ending, Schedule, Timeline};
+use pipeline::{Cuts, ScheduleKind};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What an action takes beside its work: the session and the ways to and from the compute thread.
-const PER_ACTION_NANOS: u64 = 30_000;
 /// Columns of a drawn timeline.
 const COLUMNS: u64 = 100;
 
@@ -29,18 +20,18 @@ const COLUMNS: u64 = 100;
 pub(crate) struct Scheduling {
     pub(crate) asked: Option<ScheduleKind>,
     pub(crate) cuts: Cuts,
-    chosen: Option<ScheduleKind>,
-    measured: Option<Measured>,
+    pub(crate) chosen: Option<ScheduleKind>,
+    pub(crate) measured: Option<Measured>,
     /// What the last steps took.
     pub(crate) observed: Observed,
     /// Schedules by microbatches and ending.
-    made: BTreeMap<(u32, Ending), Arc<Schedule>>,
+    pub(crate) made: BTreeMap<(u32, Ending), Arc<Schedule>>,
 }
 
 /// What the workers measured, and for which sizes of a microbatch.
-struct Measured {
-    fleet: Fleet,
-    work: Work,
+pub(crate) struct Measured {
+    pub(crate) fleet: Fleet,
+    pub(crate) work: Work,
 }
 
 /// A microbatch, as far as costs depend on it.
@@ -101,232 +92,7 @@ impl Scheduling {
         Scheduling { asked, cuts, chosen: None, measured: None, observed: Observed::default(), made: BTreeMap::new() }
     }
 
-    fn kind(&self) -> ScheduleKind {
+    pub(crate) fn kind(&self) -> ScheduleKind {
         self.asked.or(self.chosen).unwrap_or_default()
     }
-}
-
-impl BossMan {
-    /// Measures the model's layers on the workers, with the sizes of this batch's microbatches, and predicts a step for
-    /// every schedule. Nothing is trained.
-    ///
-    /// # Errors
-    /// The batch does not fit the model, or a worker failed.
-    pub async fn candidates(&mut self, batch: &Batch) -> Result<Candidates, BossManError> {
-        let inputs = Inputs::check(self.model.graph(), &batch.x, &batch.variables)?;
-        let ranges = inputs.microbatches(self.settings.microbatches)?;
-        let targets = inputs.targets(&batch.target, &ranges)?;
-        let work = Work { sizes: inputs.sizes_of(&ranges[0]), target_bytes: first_bytes(&targets) };
-        let (cuts, microbatches) = (self.scheduling.cuts.clone(), ranges.len() as u32);
-        self.measure(&work).await?;
-        let links = self.call(Request::Links).await?.links;
-        Ok(Candidates { list: self.predict(&work, microbatches, cuts)?, links })
-    }
-
-    /// The schedule of the next [`BossMan::train_step`]; nothing where it is yet to be chosen.
-    pub fn schedule(&self) -> Option<ScheduleKind> {
-        self.scheduling.asked.or(self.scheduling.chosen)
-    }
-
-    /// The timelines of the last [`BossMan::train_step`].
-    pub fn timelines(&self) -> Option<Timelines> {
-        let LastStep { schedule, spans } = self.last.as_ref()?;
-        let begin = spans.iter().map(|span| span.start.0).min()?;
-        let mut workers = vec![Vec::new(); self.plan.workers()];
-        for span in spans {
-            let (start, end) = (span.start.0 - begin, span.end.0.max(span.start.0) - begin);
-            if let Some(list) = workers.get_mut(span.worker.0 as usize) {
-                list.push(Interval { action: span.action, start, end });
-            }
-        }
-        workers.iter_mut().for_each(|list| list.sort_by_key(|interval| interval.start));
-        let mut measured = Timeline { workers, step_time: 0 };
-        measured.step_time = measured.end();
-        let costs = self.scheduling.observed.correct(self.costs()?);
-        let around = self.scheduling.observed.around();
-        let predicted = timeline(schedule, &costs).ok().map(|predicted| {
-            let span = predicted.end() - predicted.begin();
-            let step_time = around.map_or(predicted.step_time, |around| span + around);
-            Timeline { step_time, ..predicted.from_begin() }.in_units(1000)
-        });
-        Some(Timelines { measured, predicted })
-    }
-
-    /// Chooses the schedule where it was left to us, at the first step.
-    pub(crate) async fn choose_schedule(&mut self, work: &Work, microbatches: u32) -> Result<(), BossManError> {
-        if self.scheduling.asked.is_some() && self.scheduling.measured.is_none() {
-            // Layers need not be measured: what the steps take is observed, for the timelines. Links are.
-            self.call(Request::Measure(Vec::new())).await?;
-            return self.take_measured(Vec::new(), work).await;
-        }
-        if self.scheduling.asked.is_some() || self.scheduling.chosen.is_some() {
-            return Ok(());
-        }
-        self.measure(work).await?;
-        // Once anything was trained or loaded the stages stay where they are: moving them would lose it, gradients that
-        // were gathered by hand among it.
-        let settled = self.step > 0 || self.updates > 0 || self.loaded;
-        let cuts = if settled { self.current_cuts() } else { self.scheduling.cuts.clone() };
-        let candidates = self.predict(work, microbatches, cuts)?;
-        let Some(best) = best(&candidates, |c| !settled || c.plan == self.plan) else {
-            let why = candidates.into_iter().find_map(|c| c.refused).map(|e| e.to_string()).unwrap_or_default();
-            return Err(BossManError::Usage(format!(
-                "no schedule fits the workers' memory ({why}); use more workers, more microbatches or `recompute`"
-            )));
-        };
-        let kind = best.kind;
-        if best.plan != self.plan {
-            let plan = best.plan.clone();
-            self.call(Request::Use(Box::new(plan.clone()))).await?;
-            self.plan = plan;
-            self.scheduling.observed = Observed::default();
-            self.call(Request::Distribute).await?;
-            if let Some(optimizer) = self.optimizer {
-                self.call(Request::SetOptimizer(optimizer)).await?;
-            }
-        }
-        // Last, so that what failed on the way is tried again.
-        self.scheduling.chosen = Some(kind);
-        Ok(())
-    }
-
-    /// The schedule of a step that updates parameters or only gathers gradients.
-    pub(crate) fn schedule_of_step(&mut self, microbatches: u32, updates: bool) -> Result<Arc<Schedule>, BossManError> {
-        let ending = match (updates, self.settings.max_norm) {
-            (false, _) => Ending::Gather,
-            (true, None) => Ending::Step,
-            (true, Some(_)) => Ending::ClippedStep,
-        };
-        if let Some(made) = self.scheduling.made.get(&(microbatches, ending)) {
-            return Ok(made.clone());
-        }
-        let (costs, room) = match &self.scheduling.measured {
-            Some(Measured { fleet, .. }) if !fleet.times.is_empty() => {
-                (self.costs(), fleet.room(&self.plan, &fleet.bytes(&self.plan, &self.spec())))
-            }
-            _ => (None, None),
-        };
-        let kind = self.scheduling.kind();
-        let schedule = Arc::new(self.plan.schedule_for(&Terms { kind, microbatches, ending, costs, room })?);
-        self.scheduling.made.insert((microbatches, ending), schedule.clone());
-        Ok(schedule)
-    }
-
-    fn current_cuts(&self) -> Cuts {
-        let starts = self.plan.stages.iter().skip(1).filter_map(|stage| stage.layers.first());
-        Cuts::At(starts.map(|layer| layer.name.clone()).collect())
-    }
-
-    fn spec(&self) -> OptimizerSpec {
-        self.optimizer.unwrap_or(OptimizerSpec::adam(1e-3))
-    }
-
-    fn costs(&self) -> Option<pipeline::schedule::Costs> {
-        let Measured { fleet, work } = self.scheduling.measured.as_ref()?;
-        Some(fleet.costs(self.model.graph(), &self.plan, &work.sizes, work.target_bytes))
-    }
-
-    fn predict(&self, work: &Work, microbatches: u32, cuts: Cuts) -> Result<Vec<Candidate>, BossManError> {
-        let Some(Measured { fleet, .. }) = &self.scheduling.measured else { return Ok(Vec::new()) };
-        let ending = if self.settings.max_norm.is_some() { Ending::ClippedStep } else { Ending::Step };
-        let Work { sizes, target_bytes } = work.clone();
-        let wish = Wish { cuts, microbatches, sizes, target_bytes, ending, optimizer: self.spec(), kinds: Vec::new() };
-        Ok(choose(self.model.graph(), fleet, &wish)?)
-    }
-
-    /// Has every worker measure every layer, those that are alike once.
-    async fn measure(&mut self, work: &Work) -> Result<(), BossManError> {
-        let (probes, of_layer) = probes(self.model.graph(), &work.sizes);
-        let answer = self.call(Request::Measure(probes)).await?;
-        let times = answer
-            .measured
-            .iter()
-            .map(|(_, times)| of_layer.iter().map(|probe| times.get(*probe).copied().unwrap_or_default()).collect());
-        let times = times.collect();
-        self.take_measured(times, work).await?;
-        self.scheduling.made.clear();
-        Ok(())
-    }
-
-    /// What is known of the fleet: layers, where they were measured, memory, and the ways between workers.
-    async fn take_measured(&mut self, times: Vec<Vec<LayerTimes>>, work: &Work) -> Result<(), BossManError> {
-        let links = self.call(Request::Links).await?.links;
-        let mut fleet = Fleet { times, per_action: PER_ACTION_NANOS, memory: self.memory(), ..Fleet::default() };
-        for (from, to, report) in &links {
-            let link = Link::measured(report.rtt.0.saturating_mul(1000), report.bytes_per_second);
-            match to {
-                Some(to) => {
-                    fleet.links.insert((*from, *to), link);
-                    fleet.links.entry((*to, *from)).or_insert(link);
-                }
-                None => drop(fleet.boss_links.insert(*from, link)),
-            }
-        }
-        self.estimate_links(&mut fleet);
-        fleet.machines = machines(self.plan.workers(), &links);
-        self.scheduling.measured = Some(Measured { fleet, work: work.clone() });
-        Ok(())
-    }
-
-    /// A pair of workers that no plan has connected yet, or that the boss relays for: as if by way of the boss.
-    fn estimate_links(&self, fleet: &mut Fleet) {
-        let workers = || (0..self.plan.workers() as u16).map(WorkerId);
-        for (from, to) in workers().flat_map(|from| workers().map(move |to| (from, to))).filter(|(a, b)| a != b) {
-            if let (Some(there), Some(back)) = (fleet.boss_links.get(&from), fleet.boss_links.get(&to)) {
-                fleet.links.entry((from, to)).or_insert(there.then(*back));
-            }
-        }
-    }
-
-    /// For each worker its memory; workers of one machine share it.
-    fn memory(&self) -> Vec<Option<u64>> {
-        let workers = self.handle.workers();
-        let sharing = |worker: &link::WorkerInfo| {
-            let same = |other: &&link::WorkerInfo| other.host == worker.host && other.device == worker.device;
-            workers.iter().filter(same).count().max(1) as u64
-        };
-        workers.iter().map(|worker| Some(worker.memory_bytes? / sharing(worker))).collect()
-    }
-}
-
-/// Which machine each process is on, by any numbers: those are on one whose links say so.
-fn machines(workers: usize, links: &[(WorkerId, Option<WorkerId>, LinkReport)]) -> BTreeMap<Process, u32> {
-    let processes = (0..workers as u16).map(|w| Process::Worker(WorkerId(w))).chain([Process::Boss]);
-    let mut machines: BTreeMap<Process, u32> = processes.zip(0..).collect();
-    for (from, to, _) in links.iter().filter(|(.., report)| report.same_machine) {
-        let ends = [Process::Worker(*from), to.map_or(Process::Boss, Process::Worker)];
-        if let [Some(one), Some(other)] = ends.map(|end| machines.get(&end).copied()) {
-            machines.values_mut().filter(|machine| **machine == other).for_each(|machine| *machine = one);
-        }
-    }
-    machines
-}
-
-/// A probe for each kind of layer with its sizes, and for each layer which of them is its own.
-fn probes(graph: &LayerGraph, sizes: &Bindings) -> (Vec<LayerProbe>, Vec<usize>) {
-    let mut probes: Vec<LayerProbe> = Vec::new();
-    let mut of_layer = Vec::with_capacity(graph.layers().len());
-    for layer in graph.layers() {
-        let meta = |ty: &TensorType| {
-            let shape = ty.dims().iter().map(|dim| dim.eval(sizes).unwrap_or(1)).collect();
-            TensorMeta { dtype: ty.dtype, shape }
-        };
-        let inputs = layer.inputs.iter().map(|value| meta(&graph.value(*value).ty)).collect();
-        let input_grads = layer.inputs.iter().any(|value| graph.requires_grad(*value));
-        let probe = LayerProbe { layer: layer.clone(), inputs, input_grads };
-        let alike = |other: &LayerProbe| {
-            (&other.layer.kind, other.layer.frozen, other.layer.recompute, &other.inputs, other.input_grads)
-                == (&probe.layer.kind, probe.layer.frozen, probe.layer.recompute, &probe.inputs, probe.input_grads)
-        };
-        of_layer.push(probes.iter().position(alike).unwrap_or(probes.len()));
-        if of_layer.last() == Some(&probes.len()) {
-            probes.push(probe);
-        }
-    }
-    (probes, of_layer)
-}
-
-/// The size of the first microbatch's targets.
-pub(crate) fn first_bytes(targets: &[(u32, Payload)]) -> u64 {
-    targets.iter().filter(|(index, _)| *index == 0).map(|(_, payload)| payload.bytes.len() as u64).sum()
 }

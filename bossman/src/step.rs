@@ -3,7 +3,8 @@
 use crate::batch::Batch;
 use crate::boss::BossMan;
 use crate::inputs::{Inputs, Range};
-use crate::scheduling::{first_bytes, LastStep, Work};
+use crate::probing::first_bytes;
+use crate::scheduling::{LastStep, Work};
 use crate::BossManError;
 use layerspec::ValueId;
 use link::Payload;
@@ -29,21 +30,6 @@ pub struct StepReport {
     pub lr: Option<f64>,
     /// The norm of all gradients before clipping; nothing where it was not asked for ([`crate::Builder::clip_grad_norm`]).
     pub grad_norm: Option<f64>,
-}
-
-/// Gradients gathered over several steps and not yet used.
-#[derive(Debug, Default)]
-pub(crate) struct Gathered {
-    steps: u32,
-    samples: u64,
-    /// What the losses were divided by: the samples that the steps would have, were they all as large as the first.
-    divisor: f64,
-}
-
-impl Gathered {
-    pub(crate) fn clear(&mut self) {
-        *self = Gathered::default();
-    }
 }
 
 impl BossMan {

@@ -193,6 +193,8 @@ fn mistakes_in_a_run_file_are_named() {
         ("lr_schedule: cosine", "missing argument `total_steps`: expected a whole number, 1 or more"),
         ("lr_schedule: {linear: {total_steps: 10, warmup: 20}}", "invalid total_steps: 10; expected more than the 20 of warm-up"),
         ("lr_schedule: {step: {step_size: 5, gama: 0.5}}", "unknown argument `gama`; did you mean `gamma`?"),
+        ("chunks: 1", "`chunks`: expected 2 or more stages a worker, found `1`"),
+        ("chunks: 3", "`chunks` goes with `schedule: interleaved` only"),
         ("acumulate: 2", "unknown key `acumulate`; did you mean `accumulate`?"),
     ];
     let found: Vec<_> = golden.iter().map(|(line, _)| (*line, run_file_error(line))).collect();

@@ -2,12 +2,14 @@
 //! other tensor frame, so that a large tensor holds nothing up. Between processes of one machine large
 //! tensors go through shared memory and only their heads over the stream.
 
+use crate::ends::{Ends, ANSWERS};
 use crate::lane::Lane;
 use crate::memory::{Memory, Transport};
 use crate::path::Path;
 use crate::payload::Payload;
 use crate::pool::Pool;
-use crate::report::{self, PathReport};
+use crate::probe;
+use crate::report::PathReport;
 use crate::wire::{self, Incoming};
 use crate::word::Word;
 use bytes::Bytes;
@@ -22,8 +24,6 @@ use tokio::sync::mpsc;
 /// Tensors up to this size go behind their head on the ordered stream: a stream of their own, or shared
 /// memory, would cost more than it gains.
 const SMALL: usize = 8 << 10;
-/// Words that wait for whoever asked for them, or for the network; more are dropped.
-const ANSWERS: usize = 16;
 /// Shared memory is agreed upon within this long or not used.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -57,33 +57,6 @@ pub(crate) struct Connection {
     ends: Arc<Ends>,
     data: mpsc::UnboundedSender<(Vec<u8>, Vec<Bytes>)>,
     events: mpsc::Sender<Event>,
-}
-
-/// What the tasks of a connection share.
-pub(crate) struct Ends {
-    peer: Peer,
-    pub(crate) quic: quinn::Connection,
-    pub(crate) path: Path,
-    pub(crate) memory: Memory,
-    lane: Lane,
-    pool: Pool,
-    /// Set at the end that dialled, which asks: where answers to its words go.
-    answers: Mutex<Option<mpsc::Sender<Word>>>,
-    report: Mutex<Option<PathReport>>,
-}
-
-impl Ends {
-    /// Tells the other end something about the connection.
-    pub(crate) fn say(&self, word: Word) {
-        self.lane.send(vec![word.encode().into()]);
-    }
-
-    /// The same, for what the other end asked: one that asks and does not read what it is told gets nothing.
-    pub(crate) fn answer(&self, word: Word) {
-        if self.lane.waiting() < ANSWERS {
-            self.say(word);
-        }
-    }
 }
 
 impl Connection {
@@ -183,7 +156,7 @@ async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiv
             tokio::time::timeout(PATIENCE, agreed).await.ok();
         }
     }
-    let report = report::measure(&ends, &mut answers).await;
+    let report = probe::measure(&ends, &mut answers).await;
     *ends.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     events.send(Event::Measured { from: ends.peer, report }).await.ok();
 }
@@ -211,7 +184,7 @@ async fn forward(ends: &Ends, stream: &mut RecvStream, events: &mpsc::Sender<Eve
         Ok(Some(Incoming::Frame(envelope, payloads))) => {
             return events.send(Event::Frame { from: ends.peer, envelope, payloads }).await.is_ok();
         }
-        Ok(Some(Incoming::Word(Word::Burst { bytes }))) => report::receive_burst(ends, stream, bytes).await,
+        Ok(Some(Incoming::Word(Word::Burst { bytes }))) => probe::receive_burst(ends, stream, bytes).await,
         Ok(Some(Incoming::Word(word))) => {
             on_word(ends, word);
             Ok(())

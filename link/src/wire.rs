@@ -12,7 +12,7 @@
 use crate::memory::Memory;
 use crate::payload::Payload;
 use crate::pool::Pool;
-use crate::word::{self, Word};
+use crate::word::{self, Word, WORD};
 use bytes::{Bytes, BytesMut};
 use pipeline::frame::{decode, head_len, Envelope};
 use pipeline::TensorMeta;
@@ -21,8 +21,6 @@ use shm::Place;
 
 /// The frame's tensors are in shared memory.
 const SHARED: u32 = 1 << 31;
-/// Not a frame but a word between the two ends.
-pub(crate) const WORD: u32 = 1 << 30;
 const PLACE_BYTES: usize = 20;
 /// Memory for a tensor is taken in steps of this size as its bytes arrive, so a frame that only
 /// claims to be large costs little.

@@ -1,9 +1,10 @@
 //! What the two ends of a connection say to each other below their sessions: about the connection itself.
 
-use crate::wire::WORD;
 use serde::{Deserialize, Serialize};
 use shm::{Address, Nonce};
 
+/// Not a frame but a word between the two ends.
+pub(crate) const WORD: u32 = 1 << 30;
 /// A longer word is refused.
 pub(crate) const MAX_BYTES: usize = 1 << 10;
 

@@ -6,21 +6,10 @@ use crate::ids::{Slot, Ticket, WorkerId};
 use crate::message::{Failure, Head, LinkReport};
 use crate::schedule::Action;
 use crate::task::{LayerTimes, Task};
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// A moment on the driver's clock, in microseconds from any fixed start.
-#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Micros(pub u64);
-
-impl Micros {
-    /// That many seconds later.
-    pub fn plus_seconds(self, seconds: u64) -> Self {
-        Micros(self.0.saturating_add(seconds.saturating_mul(1_000_000)))
-    }
-}
+pub use crate::micros::Micros;
 
 /// The other end of a connection.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

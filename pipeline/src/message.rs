@@ -1,16 +1,18 @@
 //! Everything boss and workers say to each other.
 
-use crate::effect::Micros;
 use crate::ids::{MicrobatchKey, StageId, WorkerId};
 use crate::loss::LossSpec;
+use crate::micros::Micros;
 use crate::optimizer::OptimizerSpec;
-use crate::plan::StageSpec;
 use crate::schedule::{Action, Order};
+use crate::stage_spec::StageSpec;
 use crate::task::{LayerProbe, LayerTimes};
 use layerspec::LayerId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
+
+pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
 pub const PROTOCOL_VERSION: u32 = 3;
@@ -19,15 +21,6 @@ pub const PROTOCOL_VERSION: u32 = 3;
 pub const MAX_TENSORS: usize = 4096;
 /// A worker tells of no more actions than this when each ran.
 pub const MAX_SPANS: usize = 16_384;
-
-/// Whether layers behave as in training (dropout, batch statistics) and keep what backward needs.
-#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Mode {
-    /// Training.
-    Train,
-    /// Evaluation.
-    Eval,
-}
 
 /// The head of a frame. Tensors, where a kind carries some, follow it as raw bytes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

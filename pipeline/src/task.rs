@@ -4,9 +4,9 @@
 
 use crate::ids::{MicrobatchKey, StageId};
 use crate::loss::LossSpec;
-use crate::message::Mode;
+use crate::mode::Mode;
 use crate::optimizer::OptimizerSpec;
-use crate::plan::StageSpec;
+use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
 use layerspec::{Layer, LayerId};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! Parameters that layers of several stages share: who owns them, who borrows them, and how many tensors go between.
 
 use crate::ids::StageId;
-use crate::plan::{stage_of, Borrowed, Lent, StageSpec};
+use crate::stage_spec::{stage_of, Borrowed, Lent, StageSpec};
 use layerspec::{Layer, LayerGraph, LayerId, Role};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

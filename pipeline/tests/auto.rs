@@ -7,7 +7,7 @@ mod golden;
 
 use golden::assert_golden;
 use layerspec::{Bindings, LayerGraph};
-use pipeline::auto::{choose, table, Candidate, Wish};
+use pipeline::auto::{best, choose, table, Candidate, Wish};
 use pipeline::ids::WorkerId;
 use pipeline::schedule::{Ending, Link, Placement};
 use pipeline::task::LayerTimes;
@@ -131,4 +131,25 @@ fn without_measurements_flops_tell() {
     let parameters = (64 * 64 + 64) * 4 * 4 * 4;
     let held = |microbatches: u64| microbatches * 4 * 4 * 64 * 4;
     assert_eq!(bytes.peak_bytes, [parameters + held(2), parameters + held(1)]);
+}
+
+#[test]
+fn over_a_slow_line_a_worker_has_one_stage() {
+    let line = Link { latency: 20_000_000, per_byte: 80.0 };
+    let mut fleet = fleet(2);
+    fleet.links = [((WorkerId(0), WorkerId(1)), line), ((WorkerId(1), WorkerId(0)), line)].into();
+    fleet.boss_links = [(WorkerId(1), line)].into();
+    let candidates = choose(&graph(), &fleet, &wish()).expect("something fits");
+    assert_eq!(best(&candidates, |_| true).map(|c| c.placement), Some(Placement::Plain), "{}", table(&candidates));
+}
+
+#[test]
+fn of_equally_fast_ones_the_one_that_takes_the_least_memory_is_taken() {
+    let candidates = choose(&graph(), &fleet(2), &wish()).expect("something fits");
+    let taken = best(&candidates, |_| true).expect("something fits");
+    let memory = |c: &Candidate| c.peak_bytes.iter().max().copied();
+    let as_fast = candidates.iter().filter(|c| c.step_time == candidates[0].step_time);
+    assert_eq!(memory(taken), as_fast.map(memory).min().flatten());
+    assert!(best(&candidates, |c| c.kind == ScheduleKind::GPipe).is_some_and(|c| c.kind == ScheduleKind::GPipe));
+    assert!(best(&candidates, |_| false).is_none());
 }

@@ -41,6 +41,8 @@ pub struct RunFile {
     pub seed: u64,
     /// The order of work; nothing where the fastest is to be found.
     pub schedule: Option<ScheduleKind>,
+    /// Stages a worker, where the schedule leaves that open.
+    pub chunks: u32,
     /// Steps whose gradients one optimizer step takes.
     pub accumulate: u32,
     /// The limit of the gradients' norm.
@@ -62,7 +64,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "model",
     "data",
     "loss",
@@ -76,6 +78,7 @@ const KEYS: [&str; 15] = [
     "steps",
     "seed",
     "schedule",
+    "chunks",
     "cuts",
     "recompute",
 ];
@@ -116,6 +119,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         length: length(&run, &root)?,
         seed: run.optional("seed", &COUNT)?.unwrap_or(0),
         schedule: schedule(&run)?,
+        chunks: chunks(&run)?,
         cuts: cuts(&run)?,
     })
 }
@@ -148,6 +152,16 @@ fn schedule(run: &Mapping<'_>) -> Result<Option<ScheduleKind>, Fault> {
     let names = ScheduleKind::NAMES.map(|(name, _)| name).into_iter().chain(["auto"]);
     let kind = name.parse().map(Some);
     kind.map_err(|why: String| Fault::new(place, format!("{why}, auto")).suggesting(layerspec::nearest(&name, names)))
+}
+
+/// Only `interleaved` leaves it open how many stages a worker has.
+fn chunks(run: &Mapping<'_>) -> Result<u32, Fault> {
+    let Some(chunks) = small_count(run, "chunks")? else { return Ok(2) };
+    match (chunks, schedule(run)?) {
+        (2.., Some(ScheduleKind::Interleaved)) => Ok(chunks),
+        (..2, _) => Err(run.need("chunks")?.unexpected("`chunks`", "2 or more stages a worker")),
+        _ => Err(Fault::new(run.need("chunks")?.place, "`chunks` goes with `schedule: interleaved` only")),
+    }
 }
 
 fn cuts(run: &Mapping<'_>) -> Result<Cuts, Fault> {

@@ -1,0 +1,41 @@
+//! What the tasks of a connection share, and how they tell the other end something about it.
+
+use crate::lane::Lane;
+use crate::memory::Memory;
+use crate::path::Path;
+use crate::pool::Pool;
+use crate::report::PathReport;
+use crate::word::Word;
+use pipeline::effect::Peer;
+use std::sync::Mutex;
+use tokio::sync::mpsc;
+
+/// What the tasks of a connection share.
+pub(crate) struct Ends {
+    pub(crate) peer: Peer,
+    pub(crate) quic: quinn::Connection,
+    pub(crate) path: Path,
+    pub(crate) memory: Memory,
+    pub(crate) lane: Lane,
+    pub(crate) pool: Pool,
+    /// Set at the end that dialled, which asks: where answers to its words go.
+    pub(crate) answers: Mutex<Option<mpsc::Sender<Word>>>,
+    pub(crate) report: Mutex<Option<PathReport>>,
+}
+
+/// Words that wait for whoever asked for them, or for the network; more are dropped.
+pub(crate) const ANSWERS: usize = 16;
+
+impl Ends {
+    /// Tells the other end something about the connection.
+    pub(crate) fn say(&self, word: Word) {
+        self.lane.send(vec![word.encode().into()]);
+    }
+
+    /// The same, for what the other end asked: one that asks and does not read what it is told gets nothing.
+    pub(crate) fn answer(&self, word: Word) {
+        if self.lane.waiting() < ANSWERS {
+            self.say(word);
+        }
+    }
+}
