@@ -122,18 +122,32 @@ impl BossMan {
         self.forget(batch.0).await
     }
 
-    /// Applies the gradients gathered since the last step on every worker, and clears them.
+    /// Applies the gradients gathered since the last step on every worker, and clears them; also those of steps that
+    /// [`crate::Builder::accumulate`] only gathered so far.
     ///
     /// # Errors
     /// No optimizer was sent, or a worker failed.
     pub async fn optim_step(&mut self) -> Result<(), BossManError> {
+        let before = self.gathered;
+        let scale = if before.steps == 0 { 1.0 } else { before.divisor / before.samples as f64 };
+        let update = self.update(scale)?;
+        // A number of its own: tensors of a batch that failed before are let go wherever they arrive.
+        self.batch += 1;
         let mut run = self.round(|_| None);
+        run.mode = Mode::Train;
         let clipped = self.settings.max_norm.is_some();
         run.actions = self.plan.layout().ending(if clipped { Ending::ClippedStep } else { Ending::Step });
-        run.update = Some(self.update(1.0)?);
-        self.call(Request::Run(Box::new(run))).await?;
+        run.update = Some(update);
+        self.gathered.clear();
         self.updates += 1;
-        Ok(())
+        let result = self.run(run).await.map(drop);
+        if let Err(error) = &result {
+            self.updates -= 1;
+            if error.was_refused() {
+                self.gathered = before;
+            }
+        }
+        result
     }
 
     /// Frees what the workers keep of the batch of [`BossMan::forward`], whose backward pass will not come.
@@ -203,6 +217,7 @@ impl BossMan {
             ));
         }
         let mut run = self.round(|stage| Some(Action::Backward { stage, microbatch: 0 }));
+        run.mode = Mode::Train;
         run.batch = batch;
         let grads = self
             .model
@@ -219,7 +234,7 @@ impl BossMan {
     pub(crate) async fn run(&mut self, run: pipeline::boss::RunRequest) -> Result<Answer, BossManError> {
         let (batch, training) = (run.batch, run.mode == Mode::Train);
         let result = self.call(Request::Run(Box::new(run))).await;
-        if result.is_err() && training {
+        if training && result.as_ref().is_err_and(|error| !error.was_refused()) {
             self.gathered.clear();
             for other in std::mem::take(&mut self.under_way).batches.into_iter().filter(|other| *other != batch) {
                 // A worker that is lost is reported by the first error.

@@ -7,7 +7,7 @@ use crate::observed::Observed;
 use crate::probing::{first_bytes, machines, probes};
 use crate::scheduling::{Candidates, LastStep, Measured, Timelines, Work};
 use crate::BossManError;
-use pipeline::auto::{best, choose, Candidate, Wish};
+use pipeline::auto::{choose, Choice, Wish};
 use pipeline::boss::Request;
 use pipeline::fleet::Fleet;
 use pipeline::ids::WorkerId;
@@ -33,7 +33,7 @@ impl BossMan {
         let (cuts, microbatches) = (self.scheduling.cuts.clone(), ranges.len() as u32);
         self.measure(&work).await?;
         let links = self.call(Request::Links).await?.links;
-        Ok(Candidates { list: self.predict(&work, microbatches, cuts)?, links })
+        Ok(Candidates { choice: self.predict(&work, microbatches, cuts)?, links })
     }
 
     /// The schedule of the next [`BossMan::train_step`]; nothing where it is yet to be chosen.
@@ -80,16 +80,18 @@ impl BossMan {
         // were gathered by hand among it.
         let settled = self.step > 0 || self.updates > 0 || self.loaded;
         let cuts = if settled { self.current_cuts() } else { self.scheduling.cuts.clone() };
-        let candidates = self.predict(work, microbatches, cuts)?;
-        let Some(best) = best(&candidates, |c| !settled || c.plan == self.plan) else {
-            let why = candidates.into_iter().find_map(|c| c.refused).map(|e| e.to_string()).unwrap_or_default();
+        let choice = self.predict(work, microbatches, cuts)?;
+        let Some(best) = choice.best(|c| !settled || c.plan == self.plan) else {
+            let why = choice.candidates.into_iter().find_map(|c| c.refused).map(|e| e.to_string()).unwrap_or_default();
             return Err(BossManError::Usage(format!(
                 "no schedule fits the workers' memory ({why}); use more workers, more microbatches or `recompute`"
             )));
         };
         let kind = best.kind;
-        if best.plan != self.plan {
+        // Where it failed half way, it is done again.
+        if best.plan != self.plan || self.scheduling.moving {
             let plan = best.plan.clone();
+            self.scheduling.moving = true;
             self.call(Request::Use(Box::new(plan.clone()))).await?;
             self.plan = plan;
             self.scheduling.observed = Observed::default();
@@ -98,7 +100,7 @@ impl BossMan {
                 self.call(Request::SetOptimizer(optimizer)).await?;
             }
         }
-        // Last, so that what failed on the way is tried again.
+        self.scheduling.moving = false;
         self.scheduling.chosen = Some(kind);
         Ok(())
     }
@@ -139,8 +141,9 @@ impl BossMan {
         Some(fleet.costs(self.model.graph(), &self.plan, &work.sizes, work.target_bytes))
     }
 
-    fn predict(&self, work: &Work, microbatches: u32, cuts: Cuts) -> Result<Vec<Candidate>, BossManError> {
-        let Some(Measured { fleet, .. }) = &self.scheduling.measured else { return Ok(Vec::new()) };
+    fn predict(&self, work: &Work, microbatches: u32, cuts: Cuts) -> Result<Choice, BossManError> {
+        let missing = || BossManError::Usage("the workers were not measured; please report it".into());
+        let Measured { fleet, .. } = self.scheduling.measured.as_ref().ok_or_else(missing)?;
         let ending = if self.settings.max_norm.is_some() { Ending::ClippedStep } else { Ending::Step };
         let Work { sizes, target_bytes } = work.clone();
         let wish = Wish { cuts, microbatches, sizes, target_bytes, ending, optimizer: self.spec(), kinds: Vec::new() };
@@ -166,6 +169,9 @@ impl BossMan {
         let links = self.call(Request::Links).await?.links;
         let mut fleet = Fleet { times, per_action: PER_ACTION_NANOS, memory: self.memory(), ..Fleet::default() };
         for (from, to, report) in &links {
+            if report.bytes_per_second == 0 {
+                continue;
+            }
             let link = Link::measured(report.rtt.0.saturating_mul(1000), report.bytes_per_second);
             match to {
                 Some(to) => {

@@ -48,6 +48,11 @@ pub enum BossManError {
 }
 
 impl BossManError {
+    /// Whether the workers heard nothing of the request, so that what they hold is as it was.
+    pub(crate) fn was_refused(&self) -> bool {
+        matches!(self, BossManError::Worker(failure) if failure.refused)
+    }
+
     pub(crate) fn file(path: &std::path::Path, problem: impl ToString) -> Self {
         BossManError::File { path: path.display().to_string(), problem: problem.to_string() }
     }

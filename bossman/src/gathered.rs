@@ -1,7 +1,7 @@
 //! Gradients of several steps, for one update.
 
 /// Gradients gathered over several steps and not yet used.
-#[derive(Debug, Default)]
+#[derive(Copy, Clone, Debug, Default)]
 pub(crate) struct Gathered {
     pub(crate) steps: u32,
     pub(crate) samples: u64,

@@ -106,7 +106,7 @@ impl Host {
         let identity = Identity::load_or_create()?;
         let all_local = self.local == self.workers;
         let address = self.address(all_local)?;
-        let mut lobby = Lobby::open(&identity, address, self.workers)?;
+        let mut lobby = Lobby::open(&identity, address, self.workers)?.transport(self.transport);
         let listening = lobby.address();
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
         let mut local = match self.local {
@@ -123,7 +123,7 @@ impl Host {
             let missing = self.workers - self.local;
             say(format!("waiting for {missing} worker(s) on port {}; on each machine run", listening.port()));
             say(format!(
-                "  MODEL_HOST={host} MODEL_PORT={} MODEL_TICKET={} worker",
+                "  MODEL_HOST={host} MODEL_PORT={} MODEL_TICKET={} target/release/worker",
                 listening.port(),
                 identity.ticket()
             ));

@@ -10,6 +10,8 @@ use std::time::Duration;
 /// Of each kind of action the newest so many count, and of steps.
 const NEWEST: usize = 64;
 const STEPS: usize = 8;
+/// An hour: durations come from other machines, and are added up.
+const LONGEST_MICROS: u64 = 3_600_000_000;
 
 /// Durations in nanoseconds, newest last.
 #[derive(Debug, Default)]
@@ -34,7 +36,7 @@ impl Observed {
         let begin = spans.iter().map(|span| span.start.0).min().unwrap_or(0);
         let end = spans.iter().map(|span| span.end.0).max().unwrap_or(0);
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        keep(&mut self.around, time.saturating_sub((end - begin).saturating_mul(1000)), STEPS);
+        keep(&mut self.around, time.saturating_sub(end.saturating_sub(begin).saturating_mul(1000)), STEPS);
         for span in spans {
             let kind = match span.action {
                 Action::Forward { .. } => Kind::Forward,
@@ -45,7 +47,8 @@ impl Observed {
                 _ => continue,
             };
             let durations = self.actions.entry((span.action.stage(), kind)).or_default();
-            keep(durations, span.end.0.saturating_sub(span.start.0).saturating_mul(1000), NEWEST);
+            let micros = span.end.0.saturating_sub(span.start.0).min(LONGEST_MICROS);
+            keep(durations, micros * 1000, NEWEST);
         }
     }
 

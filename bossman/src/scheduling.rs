@@ -2,7 +2,7 @@
 
 use crate::observed::Observed;
 use layerspec::Bindings;
-use pipeline::auto::{best, table, Candidate};
+use pipeline::auto::Choice;
 use pipeline::effect::WorkerSpan;
 use pipeline::fleet::Fleet;
 use pipeline::ids::WorkerId;
@@ -21,6 +21,8 @@ pub(crate) struct Scheduling {
     pub(crate) asked: Option<ScheduleKind>,
     pub(crate) cuts: Cuts,
     pub(crate) chosen: Option<ScheduleKind>,
+    /// A plan was taken whose stages are not yet at the workers.
+    pub(crate) moving: bool,
     pub(crate) measured: Option<Measured>,
     /// What the last steps took.
     pub(crate) observed: Observed,
@@ -56,18 +58,18 @@ pub(crate) struct LastStep {
     pub(crate) spans: Vec<WorkerSpan>,
 }
 
-/// The schedules that could run, the fastest that fits the workers' memory first; prints as a table.
-#[derive(Clone, Debug)]
+/// The schedules that could run, and the connections; prints as two tables.
+#[derive(Debug)]
 pub struct Candidates {
-    /// Each with its predicted step time, waits and memory.
-    pub list: Vec<Candidate>,
+    /// Schedules with their predicted step times, waits and memory.
+    pub choice: Choice,
     /// The connections as measured: a worker, and another or the boss.
     pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
 }
 
 impl fmt::Display for Candidates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&table(&self.list))?;
+        self.choice.fmt(f)?;
         for (from, to, report) in &self.links {
             let to = to.map_or_else(|| "the boss".to_string(), |to| to.to_string());
             let (trip, rate) = (report.rtt.0 as f64 / 1e3, report.bytes_per_second as f64 / 1e6);
@@ -79,9 +81,9 @@ impl fmt::Display for Candidates {
 }
 
 impl Candidates {
-    /// The first one's timeline as a picture.
+    /// The timeline of the one to take, as a picture.
     pub fn timeline(&self) -> String {
-        let Some(best) = best(&self.list, |_| true) else { return String::new() };
+        let Some(best) = self.choice.best(|_| true) else { return String::new() };
         let unit = (best.timeline.end() / COLUMNS).max(1);
         format!("{}, one column for {:.1} ms\n{}", best.kind, unit as f64 / 1e6, picture(&best.timeline.in_units(unit)))
     }
@@ -89,7 +91,15 @@ impl Candidates {
 
 impl Scheduling {
     pub(crate) fn new(asked: Option<ScheduleKind>, cuts: Cuts) -> Self {
-        Scheduling { asked, cuts, chosen: None, measured: None, observed: Observed::default(), made: BTreeMap::new() }
+        Scheduling {
+            asked,
+            cuts,
+            chosen: None,
+            moving: false,
+            measured: None,
+            observed: Observed::default(),
+            made: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn kind(&self) -> ScheduleKind {

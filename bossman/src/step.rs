@@ -2,6 +2,7 @@
 
 use crate::batch::Batch;
 use crate::boss::BossMan;
+use crate::gathered::Gathered;
 use crate::inputs::{Inputs, Range};
 use crate::probing::first_bytes;
 use crate::scheduling::{LastStep, Work};
@@ -67,7 +68,8 @@ impl BossMan {
         let began = Instant::now();
         let Prepared { ranges, samples, inputs, targets, .. } = prepared;
         let spec = self.loss()?;
-        let mut gathered = std::mem::take(&mut self.gathered);
+        let before = self.gathered;
+        let mut gathered = before;
         if gathered.steps == 0 {
             gathered.divisor = samples as f64 * f64::from(self.settings.accumulate);
         }
@@ -76,29 +78,37 @@ impl BossMan {
         let updates = gathered.steps == self.settings.accumulate;
 
         let schedule = self.schedule_of_step(ranges.len() as u32, updates)?;
+        let update = updates.then(|| self.update(gathered.divisor / gathered.samples as f64)).transpose()?;
         self.batch += 1;
         self.step += 1;
         let mut run = self.round(|_| None);
         run.mode = Mode::Train;
         run.actions = schedule.workers.clone();
         run.order = schedule.order.clone();
-        run.update = updates.then(|| self.update(gathered.divisor / gathered.samples as f64)).transpose()?;
+        run.update = update;
         let weights = ranges.iter().map(|range| range.len as f64 / gathered.divisor).collect();
         run.loss = Some(RoundLoss { spec, weights });
         run.inputs = self.hold_all(inputs);
         run.targets = targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
-        let update = run.update;
-        let answer = self.run(run).await?;
+        // Known before the wait: where this future is dropped the workers carry on.
+        self.gathered = if updates { Gathered::default() } else { gathered };
+        self.updates += u64::from(updates);
+        let answer = match self.run(run).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.updates -= u64::from(updates);
+                if error.was_refused() {
+                    self.gathered = before;
+                }
+                return Err(error);
+            }
+        };
 
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
         let loss = match self.settings.accumulate {
             1 => loss,
             _ => (f64::from(loss) * gathered.divisor / samples as f64) as f32,
         };
-        match updates {
-            true => self.updates += 1,
-            false => self.gathered = gathered,
-        }
         let time = preparing + began.elapsed();
         self.scheduling.observed.step(&answer.spans, time);
         self.last = Some(LastStep { schedule, spans: answer.spans });

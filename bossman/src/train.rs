@@ -82,6 +82,11 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     boss.send_optimizer(file.optimizer).await?;
 
     let steps = steps(file, train.samples());
+    let left = steps % u64::from(file.accumulate);
+    if left > 0 {
+        let accumulate = file.accumulate;
+        eprintln!("warning: {steps} steps are no multiple of accumulate: {accumulate}; the last {left} change nothing");
+    }
     let mut batches = Batches::new(&train, file, settings);
     let mut progress = Progress::start(steps);
     let mut traced = Vec::new();

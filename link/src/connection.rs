@@ -66,6 +66,7 @@ impl Connection {
         quic: quinn::Connection,
         (send, recv): (SendStream, RecvStream),
         events: &mpsc::Sender<Event>,
+        transport: Transport,
     ) -> Self {
         // What is small goes before large tensors when both wait for the network.
         send.set_priority(1).ok();
@@ -74,6 +75,7 @@ impl Connection {
             path: Path::to(quic.remote_address()),
             quic,
             memory: Memory::default(),
+            transport,
             lane: Lane::new(send),
             pool: Pool::default(),
             answers: Mutex::default(),
@@ -130,7 +132,8 @@ impl Connection {
     }
 }
 
-/// Sends frames with large tensors, those first that were given first.
+/// Sends frames with large tensors, those first that were given first. A copy into shared memory keeps its thread busy for
+/// less than a millisecond, in which nothing else could be sent over this connection anyway.
 async fn write_large(ends: Arc<Ends>, mut frames: mpsc::UnboundedReceiver<(Vec<u8>, Vec<Bytes>)>) {
     while let Some((head, tensors)) = frames.recv().await {
         if let Some(place) = ends.memory.put(&tensors) {
@@ -224,7 +227,8 @@ fn on_word(ends: &Ends, word: Word) {
 /// The end that was dialled: opens the other's file and shows its own, or says no.
 fn answer_memory(ends: &Ends, address: Address) {
     // Only what an address of this machine says may have files opened here.
-    let own = ends.path.same_machine.then(|| ends.memory.offer()).flatten();
+    let may = ends.transport == Transport::Auto && ends.path.same_machine;
+    let own = may.then(|| ends.memory.offer()).flatten();
     let seen = own.and_then(|own| Some((own, ends.memory.open(address)?)));
     ends.answer(Word::Seen(seen.map(|(_, nonce)| nonce)));
     if let Some((own, _)) = seen {

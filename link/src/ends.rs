@@ -1,7 +1,7 @@
 //! What the tasks of a connection share, and how they tell the other end something about it.
 
 use crate::lane::Lane;
-use crate::memory::Memory;
+use crate::memory::{Memory, Transport};
 use crate::path::Path;
 use crate::pool::Pool;
 use crate::report::PathReport;
@@ -16,6 +16,8 @@ pub(crate) struct Ends {
     pub(crate) quic: quinn::Connection,
     pub(crate) path: Path,
     pub(crate) memory: Memory,
+    /// Whether shared memory may be agreed upon when the other end asks.
+    pub(crate) transport: Transport,
     pub(crate) lane: Lane,
     pub(crate) pool: Pool,
     /// Set at the end that dialled, which asks: where answers to its words go.

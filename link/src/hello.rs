@@ -8,6 +8,7 @@
 //! The first twelve bytes are the same in every version, so that two versions can name each other.
 
 use crate::error::LinkError;
+use crate::memory::Transport;
 use pipeline::ids::WorkerId;
 use pipeline::message::PROTOCOL_VERSION;
 use quinn::{RecvStream, SendStream};
@@ -58,6 +59,8 @@ pub(crate) enum Reply {
         worker: WorkerId,
         /// Names the run to other workers.
         run: u64,
+        /// What the run's connections use.
+        transport: Transport,
     },
     /// To a peer: go ahead.
     Accepted,

@@ -29,9 +29,12 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// What this worker's connections use; [`Transport::Auto`] unless said.
+    /// What this worker's connections use. Shared memory is not used where the boss or the worker says so.
     pub fn transport(self, transport: Transport) -> Self {
-        Membership { transport, ..self }
+        match transport {
+            Transport::Auto => self,
+            Transport::Quic => Membership { transport, ..self },
+        }
     }
 }
 
@@ -54,10 +57,10 @@ pub async fn join(
     let config = client_to_boss(ticket, address)?;
     let (quic, send, recv, reply) = call(endpoint, config, address, &Hello::Join(info)).await?;
     match reply {
-        Reply::Welcome { worker, run } => {
+        Reply::Welcome { worker, run, transport } => {
             let (sender, events) = mpsc::channel(EVENTS);
-            let boss = Connection::start(Peer::Boss, quic, (send, recv), &sender);
-            Ok(Membership { worker, run, boss, boss_address: address, sender, events, transport: Transport::Auto })
+            let boss = Connection::start(Peer::Boss, quic, (send, recv), &sender, transport);
+            Ok(Membership { worker, run, boss, boss_address: address, sender, events, transport })
         }
         Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
         Reply::Accepted => Err(LinkError::Protocol { peer: "the boss".into(), reason: "it gave no place".into() }),

@@ -44,8 +44,10 @@ impl Lane {
         // Written chunks are taken out of `frame`, so what is left after a poll is left to do. The task polls
         // again with a waker of its own.
         let mut context = Context::from_waker(Waker::noop());
-        let written = state.stream.as_mut().map(|s| pin!(s.write_all_chunks(&mut frame)).poll(&mut context));
-        match written {
+        // Behind a frame that waits, perhaps half written, comes no other.
+        let behind = !state.waiting.is_empty();
+        let free = state.stream.as_mut().filter(|_| !behind);
+        match free.map(|stream| pin!(stream.write_all_chunks(&mut frame)).poll(&mut context)) {
             Some(Poll::Ready(Ok(()))) => return,
             Some(Poll::Ready(Err(_))) => {
                 state.ended = true;

@@ -8,6 +8,7 @@ use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply, WorkerInfo};
 use crate::identity::Identity;
 use crate::join::EVENTS;
+use crate::memory::Transport;
 use crate::socket::SmallBuffers;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use pipeline::boss::Setup;
@@ -28,6 +29,7 @@ pub struct Lobby {
     sender: mpsc::Sender<Event>,
     events: mpsc::Receiver<Event>,
     places: Vec<Option<Member>>,
+    transport: Transport,
 }
 
 /// What happens while the boss waits.
@@ -75,7 +77,13 @@ impl Lobby {
             sender,
             events,
             places: (0..workers).map(|_| None).collect(),
+            transport: Transport::default(),
         })
+    }
+
+    /// What the run's connections use, its workers' among each other too.
+    pub fn transport(self, transport: Transport) -> Self {
+        Lobby { transport, ..self }
     }
 
     /// Where it listens.
@@ -124,10 +132,10 @@ impl Lobby {
             return None;
         };
         let worker = WorkerId(place as u16);
-        let welcome = hello::encode(&Reply::Welcome { worker, run: self.run }).ok()?;
+        let welcome = hello::encode(&Reply::Welcome { worker, run: self.run, transport: self.transport }).ok()?;
         let address = arrival.quic.remote_address();
         let control = (arrival.send, arrival.recv);
-        let connection = Connection::start(Peer::Worker(worker), arrival.quic, control, &self.sender);
+        let connection = Connection::start(Peer::Worker(worker), arrival.quic, control, &self.sender, self.transport);
         connection.send(false, welcome, Vec::new());
         self.places[place] = Some(Member { info: info.clone(), address, connection });
         Some(LobbyEvent::Joined { worker, info, address })

@@ -205,7 +205,7 @@ impl Driver {
         control: (SendStream, RecvStream),
         greeting: Option<Vec<u8>>,
     ) {
-        let connection = Connection::start(Peer::Worker(peer), quic, control, &self.events);
+        let connection = Connection::start(Peer::Worker(peer), quic, control, &self.events, self.transport);
         match greeting {
             Some(greeting) => connection.send(false, greeting, Vec::new()),
             None => {

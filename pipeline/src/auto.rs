@@ -8,7 +8,7 @@ use crate::schedule::{
     check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms, Timeline,
 };
 use layerspec::{Bindings, LayerGraph};
-use std::fmt::Write;
+use std::fmt;
 
 /// What is to be trained, and what may be chosen.
 #[derive(Clone, Debug)]
@@ -54,37 +54,47 @@ pub struct Candidate {
 
 /// Predictions are not exacter than this.
 const AS_FAST: f64 = 1.02;
+/// What can be taken, and what cannot.
+#[derive(Debug)]
+pub struct Choice {
+    /// Everything that can be built, the fastest that fits memory first, those that do not fit last.
+    pub candidates: Vec<Candidate>,
+    /// What cannot: too few layers, or cuts for another number of stages.
+    pub impossible: Vec<(ScheduleKind, Placement, PlanError)>,
+}
+
 /// The most stages a worker that are tried.
 const MOST_CHUNKS: u16 = 4;
 
-/// Everything that can be built, the fastest that fits memory first, those that do not fit last.
+/// Builds and predicts every schedule.
 ///
 /// # Errors
 /// Nothing can be built: the error of the first that was tried.
-pub fn choose(graph: &LayerGraph, fleet: &Fleet, wish: &Wish) -> Result<Vec<Candidate>, PlanError> {
-    let mut candidates = Vec::new();
-    let mut first_error = None;
+pub fn choose(graph: &LayerGraph, fleet: &Fleet, wish: &Wish) -> Result<Choice, PlanError> {
+    let (mut candidates, mut impossible) = (Vec::new(), Vec::new());
     for (kind, placement) in ways(wish) {
         match candidate(graph, fleet, wish, kind, placement) {
             Ok(candidate) => candidates.push(candidate),
-            Err(error) => drop(first_error.get_or_insert(error)),
+            Err(error) => impossible.push((kind, placement, error)),
         }
     }
     // Of equally fast ones the simpler comes first, which was tried first.
     candidates.sort_by_key(|c| (c.refused.is_some(), c.step_time));
-    match first_error.filter(|_| candidates.is_empty()) {
-        Some(error) => Err(error),
-        None => Ok(candidates),
+    if candidates.is_empty() && !impossible.is_empty() {
+        return Err(impossible.swap_remove(0).2);
     }
+    Ok(Choice { candidates, impossible })
 }
 
-/// The one to take, of those allowed that fit memory: the fastest, or of those that are as fast as far as can be told the
-/// one that takes the least memory.
-pub fn best(candidates: &[Candidate], allowed: impl Fn(&Candidate) -> bool) -> Option<&Candidate> {
-    let fitting = || candidates.iter().filter(|c| c.refused.is_none() && allowed(c));
-    let fastest = fitting().map(|c| c.step_time).min()?;
-    let alike = fitting().filter(|c| c.step_time as f64 <= fastest as f64 * AS_FAST);
-    alike.min_by_key(|c| c.peak_bytes.iter().max().copied())
+impl Choice {
+    /// The one to take, of those allowed that fit memory: the fastest, or of those that are as fast as far as can be told
+    /// the one that takes the least memory.
+    pub fn best(&self, allowed: impl Fn(&Candidate) -> bool) -> Option<&Candidate> {
+        let fitting = || self.candidates.iter().filter(|c| c.refused.is_none() && allowed(c));
+        let fastest = fitting().map(|c| c.step_time).min()?;
+        let alike = fitting().filter(|c| c.step_time as f64 <= fastest as f64 * AS_FAST);
+        alike.min_by_key(|c| c.peak_bytes.iter().max().copied())
+    }
 }
 
 /// Kinds with their placements, the simplest first.
@@ -143,20 +153,25 @@ fn candidate(
     })
 }
 
-/// Candidates as a table, one a line, the one to take marked.
-pub fn table(candidates: &[Candidate]) -> String {
-    let taken = best(candidates, |_| true).map(std::ptr::from_ref);
-    let mut text = format!("  {:<12} {:<40} {:>10} {:>7} {:>10}\n", "schedule", "stages", "step", "waits", "memory");
-    for candidate in candidates {
-        let waits = candidate.bubble.iter().sum::<f64>() / candidate.bubble.len().max(1) as f64;
-        let memory = candidate.peak_bytes.iter().max().copied().unwrap_or(0);
-        let (step, memory) = (candidate.step_time as f64 / 1e6, memory as f64 / f64::from(1 << 20));
-        let (kind, placement) = (candidate.kind.to_string(), candidate.placement.to_string());
-        let waits = waits * 100.0;
-        let refused = candidate.refused.as_ref().map(|error| format!("  {error}")).unwrap_or_default();
-        let mark = if taken == Some(std::ptr::from_ref(candidate)) { '*' } else { ' ' };
-        writeln!(text, "{mark} {kind:<12} {placement:<40} {step:>7.1} ms {waits:>5.1} % {memory:>6.0} MiB{refused}")
-            .ok();
+impl fmt::Display for Choice {
+    /// A table, one schedule a line, the one to take marked.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let best = self.best(|_| true).map(std::ptr::from_ref);
+        writeln!(f, "  {:<12} {:<40} {:>10} {:>7} {:>10}", "schedule", "stages", "step", "waits", "memory")?;
+        for candidate in &self.candidates {
+            let waits = candidate.bubble.iter().sum::<f64>() / candidate.bubble.len().max(1) as f64 * 100.0;
+            let memory = candidate.peak_bytes.iter().max().copied().unwrap_or(0) as f64 / f64::from(1 << 20);
+            let step = candidate.step_time as f64 / 1e6;
+            let (kind, placement) = (candidate.kind.to_string(), candidate.placement.to_string());
+            let refused = candidate.refused.as_ref().map(|error| format!("  {error}")).unwrap_or_default();
+            let mark = if best == Some(std::ptr::from_ref(candidate)) { '*' } else { ' ' };
+            let figures = format!("{step:>7.1} ms {waits:>5.1} % {memory:>6.0} MiB");
+            writeln!(f, "{mark} {kind:<12} {placement:<40} {figures}{refused}")?;
+        }
+        for (kind, placement, error) in &self.impossible {
+            let (kind, placement) = (kind.to_string(), placement.to_string());
+            writeln!(f, "  {kind:<12} {placement:<40} {error}")?;
+        }
+        Ok(())
     }
-    text
 }

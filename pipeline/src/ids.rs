@@ -22,8 +22,6 @@ id!(/// A worker, numbered from 0 in the order of joining.
     WorkerId(u16), "worker");
 id!(/// A stage: a contiguous run of layers, numbered from 0 in the order of the model.
     StageId(u16), "stage");
-id!(/// A batch of samples, numbered from 1 over the whole life of a boss.
-    BatchId(u64), "batch");
 id!(/// A tensor that the driver holds for a session. Each slot is consumed exactly once.
     Slot(u64), "slot");
 id!(/// One request to the compute thread; its answer carries the same number.

@@ -86,20 +86,12 @@ pub enum Head {
         /// For each probe.
         times: Vec<LayerTimes>,
     },
-    /// Worker to boss, at any time: what one of its links is like.
+    /// Worker to boss, before the answer to [`Command::Measure`]: what one of its links is like.
     LinkReport {
         /// The other end; nobody for the boss.
         peer: Option<WorkerId>,
-        /// A round trip.
-        rtt: Micros,
-        /// How fast it carries large tensors; 0 where that is not known yet.
-        bytes_per_second: u64,
-        /// The largest packet that passes.
-        packet_bytes: u32,
-        /// Whether tensors go through memory that both ends share.
-        shared_memory: bool,
-        /// Whether both ends are on one machine.
-        same_machine: bool,
+        /// What it is like.
+        report: LinkReport,
     },
     /// Worker to boss: the command cannot be carried out.
     Failed {
@@ -248,12 +240,12 @@ pub struct Span {
     pub end: Micros,
 }
 
-/// What a link is like; see [`Head::LinkReport`].
-#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+/// What a link is like.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LinkReport {
     /// A round trip.
     pub rtt: Micros,
-    /// How fast it carries large tensors; 0 where that is not known yet.
+    /// How fast it carries large tensors.
     pub bytes_per_second: u64,
     /// The largest packet that passes.
     pub packet_bytes: u32,
@@ -261,6 +253,16 @@ pub struct LinkReport {
     pub shared_memory: bool,
     /// Whether both ends are on one machine.
     pub same_machine: bool,
+}
+
+/// A round trip is not longer than an hour.
+const LONGEST_TRIP: Micros = Micros(3_600_000_000);
+
+impl LinkReport {
+    /// The same within what can be: it comes from another machine, and is calculated with.
+    pub(crate) fn bounded(self) -> Self {
+        LinkReport { rtt: self.rtt.min(LONGEST_TRIP), ..self }
+    }
 }
 
 /// A worker's part of the model.
@@ -363,6 +365,9 @@ pub struct Failure {
     pub step: Option<u64>,
     /// What happened, what was expected, what to do.
     pub message: String,
+    /// The boss's session refused the request before any worker heard of it, so nothing has changed.
+    #[serde(skip)]
+    pub refused: bool,
 }
 
 impl Failure {

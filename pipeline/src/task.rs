@@ -152,6 +152,24 @@ pub struct LayerTimes {
     pub held_between: u64,
 }
 
+/// An hour in nanoseconds, and as many bytes: sums of such numbers never overflow.
+const MOST: u64 = 3_600_000_000_000;
+
+impl LayerTimes {
+    /// The same within what can be: it comes from another machine, and is calculated with.
+    pub(crate) fn bounded(&self) -> Self {
+        LayerTimes {
+            forward: self.forward.min(MOST),
+            backward: self.backward.min(MOST),
+            backward_input: self.backward_input.min(MOST),
+            backward_weight: self.backward_weight.min(MOST),
+            optim_step: self.optim_step.min(MOST),
+            held: self.held.min(MOST),
+            held_between: self.held_between.min(MOST),
+        }
+    }
+}
+
 /// The loss that follows a forward pass.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LossTask<T> {

@@ -7,7 +7,7 @@ mod golden;
 
 use golden::assert_golden;
 use layerspec::{Bindings, LayerGraph};
-use pipeline::auto::{best, choose, table, Candidate, Wish};
+use pipeline::auto::{choose, Candidate, Choice, Wish};
 use pipeline::ids::WorkerId;
 use pipeline::schedule::{Ending, Link, Placement};
 use pipeline::task::LayerTimes;
@@ -49,22 +49,28 @@ fn fleet(workers: usize) -> Fleet {
     Fleet { times: vec![vec![times; 8]; workers], memory: vec![None; workers], ..Fleet::default() }
 }
 
+fn chosen(fleet: &Fleet, wish: &Wish) -> Choice {
+    choose(&graph(), fleet, wish).expect("something fits")
+}
+
 fn of(candidates: &[Candidate], kind: ScheduleKind) -> &Candidate {
     candidates.iter().find(|c| c.kind == kind).unwrap_or_else(|| panic!("{kind} was tried"))
 }
 
 #[test]
 fn everything_that_fits_is_tried_and_the_fastest_comes_first() {
-    let candidates = choose(&graph(), &fleet(2), &wish()).expect("something fits");
-    assert_golden("candidates.txt", &table(&candidates));
-    assert!(candidates.is_sorted_by_key(|c| c.step_time));
+    let choice = chosen(&fleet(2), &wish());
+    assert_golden("candidates.txt", &choice.to_string());
+    assert!(choice.candidates.is_sorted_by_key(|c| c.step_time));
     for (_, kind) in ScheduleKind::NAMES {
-        of(&candidates, kind);
+        of(&choice.candidates, kind);
     }
-    assert!(of(&candidates, ScheduleKind::ZbH1).step_time < of(&candidates, ScheduleKind::OneFOneB).step_time);
+    assert!(
+        of(&choice.candidates, ScheduleKind::ZbH1).step_time < of(&choice.candidates, ScheduleKind::OneFOneB).step_time
+    );
     // Only what may be taken.
     let wish = Wish { kinds: vec![ScheduleKind::GPipe], ..wish() };
-    let one = choose(&graph(), &fleet(2), &wish).expect("something fits");
+    let one = chosen(&fleet(2), &wish).candidates;
     assert_eq!(one.iter().map(|c| c.kind).collect::<Vec<_>>(), [ScheduleKind::GPipe]);
 }
 
@@ -72,11 +78,16 @@ fn everything_that_fits_is_tried_and_the_fastest_comes_first() {
 fn named_cuts_leave_the_placements_that_they_fit() {
     let at = |names: &[&str]| Cuts::At(names.iter().map(|n| n.to_string()).collect());
     let placements = |cuts: Cuts| {
-        let candidates = choose(&graph(), &fleet(2), &Wish { cuts, ..wish() }).expect("something fits");
-        candidates.into_iter().map(|c| c.placement).collect::<Vec<_>>()
+        let choice = chosen(&fleet(2), &Wish { cuts, ..wish() });
+        choice.candidates.into_iter().map(|c| c.placement).collect::<Vec<_>>()
     };
     assert!(placements(at(&["4"])).iter().all(|p| *p == Placement::Plain));
     assert!(placements(at(&["2", "4", "6"])).iter().all(|p| p.chunks() == 2));
+    let table = chosen(&fleet(2), &Wish { cuts: at(&["4"]), ..wish() }).to_string();
+    assert!(
+        table.contains("zb-v         two stages a worker, down and up again   the cuts make 2 stages but"),
+        "{table}"
+    );
     let nothing = choose(&graph(), &fleet(2), &Wish { cuts: at(&["2", "4"]), ..wish() });
     let error = nothing.expect_err("three stages on two workers").to_string();
     let expected =
@@ -89,10 +100,10 @@ fn named_cuts_leave_the_placements_that_they_fit() {
 fn slow_links_ask_for_more_in_flight() {
     let mut far = fleet(4);
     far.link = Link::measured(10_000_000, 100_000_000);
-    let candidates = choose(&graph(), &far, &wish()).expect("something fits");
-    let ready = of(&candidates, ScheduleKind::Ready);
-    assert_eq!(candidates[0].kind, ScheduleKind::Ready, "{}", table(&candidates));
-    assert!(ready.step_time < of(&candidates, ScheduleKind::OneFOneB).step_time);
+    let choice = chosen(&far, &wish());
+    let ready = of(&choice.candidates, ScheduleKind::Ready);
+    assert_eq!(choice.candidates[0].kind, ScheduleKind::Ready, "{choice}");
+    assert!(ready.step_time < of(&choice.candidates, ScheduleKind::OneFOneB).step_time);
 }
 
 #[test]
@@ -100,13 +111,13 @@ fn what_outgrows_memory_is_not_taken() {
     let mut small = fleet(2);
     // Four layers a worker: 40 MiB a microbatch.
     small.memory = vec![Some(130 << 20); 2];
-    let candidates = choose(&graph(), &small, &wish()).expect("something fits");
-    let refused = |kind| of(&candidates, kind).refused.as_ref().map(|error| error.to_string());
+    let choice = chosen(&small, &wish());
+    let refused = |kind| of(&choice.candidates, kind).refused.as_ref().map(|error| error.to_string());
     let error = refused(ScheduleKind::GPipe).expect("it holds all microbatches");
     assert!(error.starts_with("worker 0 needs 321 MiB of memory and has 130 MiB"), "{error}");
     assert_eq!(refused(ScheduleKind::OneFOneB), None);
     assert_eq!(refused(ScheduleKind::Ready), None, "it is told what room there is");
-    assert!(candidates.is_sorted_by_key(|c| c.refused.is_some()));
+    assert!(choice.candidates.is_sorted_by_key(|c| c.refused.is_some()));
 }
 
 #[test]
@@ -115,8 +126,8 @@ fn a_slow_worker_gets_fewer_layers() {
     for time in &mut uneven.times[0] {
         (time.forward, time.backward) = (3 * time.forward, 3 * time.backward);
     }
-    let candidates = choose(&graph(), &uneven, &wish()).expect("something fits");
-    let plan = &of(&candidates, ScheduleKind::OneFOneB).plan;
+    let choice = chosen(&uneven, &wish());
+    let plan = &of(&choice.candidates, ScheduleKind::OneFOneB).plan;
     assert_eq!(plan.stages_of(WorkerId(0))[0].layers.len(), 2);
 }
 
@@ -124,10 +135,10 @@ fn a_slow_worker_gets_fewer_layers() {
 fn without_measurements_flops_tell() {
     let sizes = Bindings::new().with("batch", 4);
     let fleet = Fleet::estimated(&graph(), 2, &sizes, 1e9);
-    let candidates = choose(&graph(), &fleet, &wish()).expect("something fits");
-    assert!(candidates.iter().all(|c| c.step_time > 0 && c.bubble.iter().all(|b| (0.0..1.0).contains(b))));
+    let choice = chosen(&fleet, &wish());
+    assert!(choice.candidates.iter().all(|c| c.step_time > 0 && c.bubble.iter().all(|b| (0.0..1.0).contains(b))));
     // 8 parameters matrices with bias: value, gradient, two copies of state.
-    let bytes = of(&candidates, ScheduleKind::OneFOneB);
+    let bytes = of(&choice.candidates, ScheduleKind::OneFOneB);
     let parameters = (64 * 64 + 64) * 4 * 4 * 4;
     let held = |microbatches: u64| microbatches * 4 * 4 * 64 * 4;
     assert_eq!(bytes.peak_bytes, [parameters + held(2), parameters + held(1)]);
@@ -139,17 +150,17 @@ fn over_a_slow_line_a_worker_has_one_stage() {
     let mut fleet = fleet(2);
     fleet.links = [((WorkerId(0), WorkerId(1)), line), ((WorkerId(1), WorkerId(0)), line)].into();
     fleet.boss_links = [(WorkerId(1), line)].into();
-    let candidates = choose(&graph(), &fleet, &wish()).expect("something fits");
-    assert_eq!(best(&candidates, |_| true).map(|c| c.placement), Some(Placement::Plain), "{}", table(&candidates));
+    let choice = chosen(&fleet, &wish());
+    assert_eq!(choice.best(|_| true).map(|c| c.placement), Some(Placement::Plain), "{choice}");
 }
 
 #[test]
 fn of_equally_fast_ones_the_one_that_takes_the_least_memory_is_taken() {
-    let candidates = choose(&graph(), &fleet(2), &wish()).expect("something fits");
-    let taken = best(&candidates, |_| true).expect("something fits");
+    let choice = chosen(&fleet(2), &wish());
+    let taken = choice.best(|_| true).expect("something fits");
     let memory = |c: &Candidate| c.peak_bytes.iter().max().copied();
-    let as_fast = candidates.iter().filter(|c| c.step_time == candidates[0].step_time);
+    let as_fast = choice.candidates.iter().filter(|c| c.step_time == choice.candidates[0].step_time);
     assert_eq!(memory(taken), as_fast.map(memory).min().flatten());
-    assert!(best(&candidates, |c| c.kind == ScheduleKind::GPipe).is_some_and(|c| c.kind == ScheduleKind::GPipe));
-    assert!(best(&candidates, |_| false).is_none());
+    assert!(choice.best(|c| c.kind == ScheduleKind::GPipe).is_some_and(|c| c.kind == ScheduleKind::GPipe));
+    assert!(choice.best(|_| false).is_none());
 }

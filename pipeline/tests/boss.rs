@@ -280,26 +280,19 @@ fn spans_are_placed_on_the_boss_s_clock() {
 #[test]
 fn links_are_kept_and_a_plan_for_other_workers_is_refused() {
     let mut boss = Boss::ready();
-    let report = |rtt| Head::LinkReport {
-        peer: Some(WorkerId(1)),
+    let report = |rtt| LinkReport {
         rtt: Micros(rtt),
         bytes_per_second: 1 << 30,
         packet_bytes: 65_000,
         shared_memory: false,
         same_machine: true,
     };
-    boss.hear(0, report(90), &[]);
-    boss.hear(0, report(80), &[]);
+    for rtt in [90, u64::MAX, 80] {
+        boss.hear(0, Head::LinkReport { peer: Some(WorkerId(1)), report: report(rtt) }, &[]);
+    }
     boss.ask(Request::Links);
     let links = boss.reply().expect("it is known").links;
-    let expected = LinkReport {
-        rtt: Micros(80),
-        bytes_per_second: 1 << 30,
-        packet_bytes: 65_000,
-        shared_memory: false,
-        same_machine: true,
-    };
-    assert_eq!(links, [(WorkerId(0), Some(WorkerId(1)), expected)]);
+    assert_eq!(links, [(WorkerId(0), Some(WorkerId(1)), report(80))]);
 
     assert_eq!(boss.refusal(Request::Use(Box::new(plan(1)))), "a plan for 1 workers; there are 2");
     boss.ask(Request::Use(Box::new(plan(2))));

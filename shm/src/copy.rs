@@ -12,7 +12,7 @@ const PIECE: usize = 256 << 10;
 const MOST: usize = 4;
 
 /// Copies `from`, which is as long as `to`; what is large on several threads.
-pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
+pub fn copy(to: &mut [u8], from: &[u8]) {
     debug_assert_eq!(to.len(), from.len(), "a copy is as long as what is copied");
     let threads = if to.len() < LARGE { 1 } else { thread::available_parallelism().map_or(1, NonZero::get).min(MOST) };
     let pieces = Mutex::new(to.chunks_mut(PIECE).zip(from.chunks(PIECE)));

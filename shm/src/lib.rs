@@ -39,7 +39,6 @@
 //! On systems other than Linux every attempt answers [`ShmError::Unsupported`].
 
 mod blocks;
-#[cfg(target_os = "linux")]
 mod copy;
 #[cfg(not(target_os = "linux"))]
 mod elsewhere;
@@ -53,6 +52,7 @@ pub use elsewhere::{Borrowed, Ledger, Own, Theirs};
 #[cfg(target_os = "linux")]
 pub use linux::{Borrowed, Ledger, Own, Theirs};
 
+pub use copy::copy;
 use thiserror::Error;
 
 /// Blocks start at multiples of this, and so may tensors in them.

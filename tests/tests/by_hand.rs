@@ -251,3 +251,93 @@ fn a_limit_that_no_norm_can_have_is_refused() {
         }
     });
 }
+
+#[test]
+fn a_batch_goes_back_also_in_evaluation_mode() {
+    soon(async {
+        let mut boss = boss(builder(), 2).await;
+        // More than may be under way at a time.
+        for number in 0..10 {
+            let prediction = boss.forward(&x(number, 4), Variables::new()).await.unwrap();
+            boss.eval();
+            boss.backward(&gradient(&prediction)).await.unwrap();
+            boss.train();
+        }
+        boss.optim_step().await.unwrap();
+        boss.shutdown().await;
+    });
+}
+
+#[test]
+fn a_step_that_is_refused_leaves_what_was_gathered() {
+    soon(async {
+        let mut states = Vec::new();
+        for forgetful in [false, true] {
+            let workers = BossMan::setup_local(2).await.unwrap();
+            let mut boss = builder().accumulate(2).build(workers).unwrap();
+            boss.distribute_model().await.unwrap();
+            if !forgetful {
+                boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
+            }
+            boss.train_step(&batch(0, 4)).await.unwrap();
+            if forgetful {
+                let error = boss.train_step(&batch(1, 4)).await.unwrap_err();
+                assert!(error.to_string().contains("no optimizer"), "{error}");
+                boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
+            }
+            boss.train_step(&batch(1, 4)).await.unwrap();
+            states.push(boss.state_dict().await.unwrap());
+            boss.shutdown().await;
+        }
+        assert!(worst(&states[0], &states[1]) == 0.0);
+    });
+}
+
+#[test]
+fn an_update_by_hand_takes_what_steps_have_gathered() {
+    soon(async {
+        let mut states = Vec::new();
+        for accumulate in [1, 2] {
+            let mut boss = boss(builder().accumulate(accumulate), 2).await;
+            for number in 0..2 {
+                boss.train_step(&batch(number, 4)).await.unwrap();
+                if accumulate == 2 {
+                    boss.optim_step().await.unwrap();
+                }
+            }
+            states.push(boss.state_dict().await.unwrap());
+            boss.shutdown().await;
+        }
+        assert!(worst(&states[0], &states[1]) == 0.0, "halving and doubling are exact");
+    });
+}
+
+#[test]
+fn a_failed_evaluation_does_not_hold_the_update_up() {
+    // Parameters that both stages use go from one to the other in each update.
+    const TIED: &str = "
+model: tied
+inputs: {x: {shape: [batch, 3], dtype: int64}}
+layers:
+  - Embedding: {num_embeddings: 5, embedding_dim: 4}
+    name: embed
+  - Linear: {in_features: 4, out_features: 4}
+    name: middle
+  - Linear: {in_features: 4, out_features: 5, bias: false}
+    share: embed
+";
+    soon(async {
+        let cuts = Cuts::At(vec!["middle".into()]);
+        let builder = BossMan::builder(Model::from_yaml(TIED).unwrap()).cuts(cuts).seed(3);
+        let mut boss = boss(builder, 2).await;
+        let prediction =
+            boss.forward(&Tensor::zeros([2, 3], (Kind::Int64, Device::Cpu)), Variables::new()).await.unwrap();
+        boss.backward(&gradient(&prediction)).await.unwrap();
+        boss.eval();
+        let beyond = Tensor::full([2, 3], 7, (Kind::Int64, Device::Cpu));
+        boss.forward(&beyond, Variables::new()).await.unwrap_err();
+        boss.train();
+        boss.optim_step().await.unwrap();
+        boss.shutdown().await;
+    });
+}

@@ -105,7 +105,10 @@ fn every_command_that_is_shown_exists() {
                         assert!(root().join(file).exists(), "{page}: no file for `{line}`");
                     }
                 }
-                "worker" => {}
+                // As the boss prints it.
+                "worker" => {
+                    assert!(read("bossman/src/host.rs").contains(&format!(" {}\"", words[0])), "{page}: `{line}`")
+                }
                 other => panic!("{page}: `{other}` is not a program of ours"),
             }
         }

@@ -6,6 +6,7 @@ use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Head, Span};
 use crate::plan::Plan;
 use crate::schedule::Action;
+use crate::task::LayerTimes;
 use layerspec::{LayerId, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -109,7 +110,7 @@ impl Gathering {
                 if self.probes != Some(times.len()) || !self.unmeasured.remove(&from) {
                     return Err("sent measurements that nobody asked for".into());
                 }
-                self.answer.measured.push((from, times));
+                self.answer.measured.push((from, times.iter().map(LayerTimes::bounded).collect()));
             }
             Head::Norms { squares, .. } => return self.norms(from, squares),
             _ => return Err("sent what only the boss may send".into()),

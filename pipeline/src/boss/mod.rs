@@ -162,10 +162,9 @@ impl BossSession {
                 }
             }
             Head::LinkFailed { peer, reason, was_up } => self.link_failed(from, peer, &reason, was_up),
-            Head::LinkReport { peer, rtt, bytes_per_second, packet_bytes, shared_memory, same_machine } => {
+            Head::LinkReport { peer, report } => {
                 if self.alive(from) && peer.is_none_or(|peer| self.alive(peer)) {
-                    let report = LinkReport { rtt, bytes_per_second, packet_bytes, shared_memory, same_machine };
-                    self.links.insert((from, peer), report);
+                    self.links.insert((from, peer), report.bounded());
                 }
             }
             head => self.gather(now, from, head, slots),
@@ -203,6 +202,7 @@ impl BossSession {
             if let Err(failure) = self.possible(&request) {
                 let slots = request.into_slots();
                 self.drop_slots(slots);
+                let failure = Failure { refused: true, ..failure };
                 self.effects.push_back(Effect::Reply { request: number, result: Err(failure) });
                 continue;
             }

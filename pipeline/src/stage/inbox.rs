@@ -22,6 +22,8 @@ pub(super) enum Item {
 
 /// Tensors of more batches than this at a time are refused; peers may be a round ahead, no more.
 const BATCHES: usize = 64;
+/// More tensors of a batch at a time are refused.
+const TENSORS: usize = 1 << 16;
 /// How many cancelled batches are remembered, so that their late tensors are let go.
 const REMEMBERED: usize = 256;
 
@@ -51,7 +53,11 @@ impl Inbox {
         if self.batches.len() >= BATCHES && !self.batches.contains_key(&key.batch) {
             return Err((slots, Some(format!("sent a tensor for {key} while {BATCHES} other batches wait"))));
         }
-        match self.batches.entry(key.batch).or_default().entry((key.index, stage, item)) {
+        let arrived = self.batches.entry(key.batch).or_default();
+        if arrived.len() >= TENSORS {
+            return Err((slots, Some(format!("sent a tensor for {key} while {TENSORS} others wait"))));
+        }
+        match arrived.entry((key.index, stage, item)) {
             Entry::Occupied(_) => Err((slots, Some(format!("sent the same tensor twice for {key}, {stage}")))),
             Entry::Vacant(place) => {
                 place.insert(slots);

@@ -3,7 +3,7 @@
 use crate::effect::{Destination, Micros, Peer};
 use crate::frame::Route;
 use crate::ids::WorkerId;
-use crate::message::{Head, PeerAddress};
+use crate::message::{Head, LinkReport, PeerAddress};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
@@ -31,6 +31,8 @@ pub(super) struct Links {
     connected: BTreeSet<WorkerId>,
     /// Connections of which it is being found out what they are like.
     measuring: BTreeSet<Peer>,
+    /// What they are like.
+    reports: BTreeMap<Peer, LinkReport>,
 }
 
 /// What is to be done for the links of a new assignment.
@@ -73,8 +75,21 @@ impl Links {
         self.measuring.insert(peer);
     }
 
-    pub(super) fn measured(&mut self, peer: Peer) {
+    pub(super) fn measured(&mut self, peer: Peer, report: Option<LinkReport>) {
         self.measuring.remove(&peer);
+        self.reports.extend(report.map(|report| (peer, report)));
+    }
+
+    /// What is known of the connections, as the boss is told.
+    pub(super) fn reports(&self) -> Vec<Head> {
+        let head = |(peer, report): (&Peer, &LinkReport)| {
+            let peer = match peer {
+                Peer::Boss => None,
+                Peer::Worker(worker) => Some(*worker),
+            };
+            Head::LinkReport { peer, report: *report }
+        };
+        self.reports.iter().map(head).collect()
     }
 
     /// Whether all that can be known of the connections is.
@@ -95,6 +110,7 @@ impl Links {
     pub(super) fn down(&mut self, peer: WorkerId) -> Option<bool> {
         self.connected.remove(&peer);
         self.measuring.remove(&Peer::Worker(peer));
+        self.reports.remove(&Peer::Worker(peer));
         let link = self.links.get_mut(&peer)?;
         let was_up = match link {
             Link::Direct => true,

@@ -142,19 +142,9 @@ impl StageSession {
         self.links.measuring(peer);
     }
 
-    /// The driver knows what a connection is like, to another worker or to the boss, or could not find out. The boss is
-    /// told.
+    /// The driver knows what a connection is like, to another worker or to the boss, or could not find out.
     pub fn on_link_report(&mut self, peer: Peer, report: Option<LinkReport>) {
-        self.links.measured(peer);
-        let of = match peer {
-            Peer::Boss => None,
-            Peer::Worker(worker) => Some(worker),
-        };
-        if let Some(LinkReport { rtt, bytes_per_second, packet_bytes, shared_memory, same_machine }) = report {
-            let report =
-                Head::LinkReport { peer: of, rtt, bytes_per_second, packet_bytes, shared_memory, same_machine };
-            self.tell_boss(report);
-        }
+        self.links.measured(peer, report);
         self.finish_measuring();
     }
 
@@ -258,6 +248,9 @@ impl StageSession {
         }
         if let Some(Job::Measure { id, times: Some(times) }) = &mut self.job {
             let (id, times) = (*id, std::mem::take(times));
+            for report in self.links.reports() {
+                self.tell_boss(report);
+            }
             self.tell_boss(Head::Measured { id, times });
             self.done(id, Vec::new(), 0, Vec::new());
         }

@@ -5,7 +5,9 @@ use layerspec::{DType, LayerGraph, LayerId, ValueId};
 use pipeline::effect::Micros;
 use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
-use pipeline::message::{Assignment, Command, Failure, Head, Mode, PeerAddress, Round, RoundLoss, RoundUpdate, Span};
+use pipeline::message::{
+    Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Round, RoundLoss, RoundUpdate, Span,
+};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
@@ -95,11 +97,13 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         16 => Head::Measured { id, times: vec![LayerTimes::default(); random.below(3) as usize] },
         17 => Head::LinkReport {
             peer: maybe(random, worker),
-            rtt: Micros(random.below(1000)),
-            bytes_per_second: random.next(),
-            packet_bytes: 1200,
-            shared_memory: random.chance(50),
-            same_machine: random.chance(50),
+            report: LinkReport {
+                rtt: Micros(random.below(1000)),
+                bytes_per_second: random.next(),
+                packet_bytes: 1200,
+                shared_memory: random.chance(50),
+                same_machine: random.chance(50),
+            },
         },
         18 => Head::TiedGrads { batch: batch(random), from: stage(random), to: stage(random) },
         _ => Head::TiedValues { batch: batch(random), from: stage(random), to: stage(random) },
@@ -196,6 +200,7 @@ fn failure(random: &mut Random) -> Failure {
         microbatch: maybe(random, |random| random.below(3) as u32),
         step: maybe(random, Random::next),
         message: text(random),
+        refused: false,
     }
 }
 
