@@ -28,6 +28,7 @@ test: setup ## Run all tests
 oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in your cache folder)
 	cargo build --workspace --bins
 	"$$(python3 tools/pytorch.py)" tools/oracle.py
+	"$$(python3 tools/pytorch.py)" tools/layer_oracle.py
 
 bench: build ## Measure beside PyTorch and write docs/performance.md (half an hour on a machine that does nothing else)
 	cargo build --release --package link --example transport_bench

@@ -9,6 +9,7 @@ mod gradients;
 mod halves;
 mod models;
 mod norms;
+mod pytorch;
 mod states;
 mod ties;
 mod whole_graph;

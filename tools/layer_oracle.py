@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Compares every kind of layer with PyTorch, each alone: outputs, gradients of inputs and parameters, buffers, initialisation.
+
+    tools/layer_oracle.py               compute in PyTorch here and now, then compare
+    tools/layer_oracle.py --record      write what PyTorch computes to tests/layers/recorded
+
+`cargo test -p worker` compares with what is recorded; it needs no PyTorch.
+"""
+
+import argparse
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import pytorch
+import setup_libtorch
+import tensor_file
+
+CASES = setup_libtorch.CHECKOUT / "tests" / "layers" / "cases.json"
+RECORDED = CASES.parent / "recorded"
+# So many fresh layers tell how PyTorch fills them; as many as the test draws.
+DRAWS = 1000
+
+
+def functions(torch):
+    """What has no class in torch.nn, as functions of the inputs and the layer's arguments."""
+    return {
+        "Add": lambda *inputs: functools.reduce(torch.add, inputs),
+        "Mul": lambda *inputs: functools.reduce(torch.mul, inputs),
+        "Concat": lambda *inputs, dim: torch.cat(inputs, dim),
+        "Reshape": torch.reshape,
+        "Transpose": torch.transpose,
+    }
+
+
+def make(torch, case):
+    """The layer of a case: a module, and a function of the inputs."""
+    ((kind, arguments),) = case["layer"].items()
+    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+    if kind in functions(torch):
+        return torch.nn.Module(), lambda *inputs: functions(torch)[kind](*inputs, **arguments)
+    module = getattr(torch.nn, kind)(**arguments)
+    return module, module
+
+
+def drawn(torch, given):
+    """An input: normal numbers of a shape, or whole numbers below a bound, or true and false."""
+    if isinstance(given, list):
+        return torch.randn(given).requires_grad_()
+    if given.get("dtype") == "bool":
+        return torch.rand(given["shape"]) < 0.5
+    return torch.randint(given["below"], given["shape"])
+
+
+def fill(torch, module):
+    """Numbers that differ from each other and from what layers begin with. A variance is above zero."""
+    for parameter in module.parameters():
+        parameter.data.normal_(std=0.5)
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(torch.rand(buffer.shape) + 0.5 if "var" in name else torch.randn(buffer.shape))
+
+
+def record(torch, case, path):
+    """Runs a case forward and back, and writes all that went in and came out, as tests/layers/README.md says."""
+    torch.manual_seed(zlib.crc32(case["name"].encode()))
+    tensors = {f"init.{name}": numbers for name, numbers in initial(torch, case).items()}
+    module, function = make(torch, case)
+    module.train(not case.get("eval", False))
+    fill(torch, module)
+    tensors.update({f"state.{name}": tensor.clone() for name, tensor in module.state_dict().items()})
+    inputs = [drawn(torch, given) for given in case["inputs"]]
+    outputs = function(*inputs)
+    outputs = outputs if isinstance(outputs, tuple | list) else [outputs]
+    tensors.update({f"input.{port}": tensor for port, tensor in enumerate(inputs)})
+    tensors.update({f"output.{port}": tensor for port, tensor in enumerate(outputs)})
+    tensors.update({f"buffer.{name}": tensor for name, tensor in module.named_buffers()})
+    if module.training:
+        grads = [torch.randn(output.shape) for output in outputs]
+        leaves = {f"input_grad.{port}": leaf for port, leaf in enumerate(inputs) if leaf.requires_grad}
+        leaves.update({f"param_grad.{name}": leaf for name, leaf in module.named_parameters()})
+        found = torch.autograd.grad(outputs, list(leaves.values()), grads) if leaves else []
+        tensors.update({f"grad.{port}": tensor for port, tensor in enumerate(grads)})
+        tensors.update(zip(leaves, found))
+    tensor_file.write(path, {name: plain(tensor) for name, tensor in tensors.items()})
+
+
+def initial(torch, case):
+    """Mean, standard deviation and largest size of each parameter's elements over many fresh layers."""
+    fresh = [dict(make(torch, case)[0].named_parameters()) for _ in range(DRAWS)]
+    all_of = {name: torch.stack([parameters[name].detach() for parameters in fresh]).double() for name in fresh[0]}
+    figures = {name: (drawn.mean(), drawn.std(correction=0), drawn.abs().max()) for name, drawn in all_of.items()}
+    return {name: torch.stack(of_one).float() for name, of_one in figures.items()}
+
+
+def plain(tensor):
+    tensor = tensor.detach()
+    dtype, numbers = ("F32", tensor) if tensor.is_floating_point() else ("I64", tensor.long())
+    return (dtype, list(tensor.shape), numbers.flatten().tolist())
+
+
+def record_all(torch, folder):
+    for case in json.loads(CASES.read_text()):
+        record(torch, case, folder / f"{case['name']}.safetensors")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    if pytorch.version() != setup_libtorch.VERSION:
+        sys.exit(f"layer_oracle: {sys.executable} has no torch {setup_libtorch.VERSION}; `make oracle` fetches one")
+    torch = pytorch.load()
+    torch.set_num_threads(1)
+    if options.record:
+        shutil.rmtree(RECORDED, ignore_errors=True)
+        RECORDED.mkdir()
+        record_all(torch, RECORDED)
+        return
+    with tempfile.TemporaryDirectory() as fresh:
+        record_all(torch, Path(fresh))
+        command = ["cargo", "test", "--package", "worker", "--lib", "engine::tests::pytorch::", "--", "--nocapture"]
+        environment = {**os.environ, "BOSSMAN_RECORDED_LAYERS": fresh}
+        sys.exit(subprocess.run(command, cwd=setup_libtorch.CHECKOUT, env=environment, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()
