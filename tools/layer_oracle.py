@@ -34,6 +34,7 @@ def functions(torch):
         "Add": lambda *inputs: functools.reduce(torch.add, inputs),
         "Mul": lambda *inputs: functools.reduce(torch.mul, inputs),
         "Concat": lambda *inputs, dim: torch.cat(inputs, dim),
+        "Pad": torch.nn.functional.pad,
         "Reshape": torch.reshape,
         "Transpose": torch.transpose,
     }
@@ -50,9 +51,11 @@ def make(torch, case):
 
 
 def drawn(torch, given):
-    """An input: normal numbers of a shape, or whole numbers below a bound, or true and false."""
+    """An input: normal numbers of a shape, perhaps times a number, or whole numbers below a bound, or true and false."""
     if isinstance(given, list):
         return torch.randn(given).requires_grad_()
+    if "times" in given:
+        return (torch.randn(given["shape"]) * given["times"]).requires_grad_()
     if given.get("dtype") == "bool":
         return torch.rand(given["shape"]) < 0.5
     return torch.randint(given["below"], given["shape"])

@@ -18,6 +18,11 @@ pub enum Init {
     Zeros,
     /// All one.
     Ones,
+    /// All the same.
+    Constant {
+        /// The number.
+        value: f64,
+    },
     /// Uniform between `low` and `high`.
     Uniform {
         /// Lower bound.

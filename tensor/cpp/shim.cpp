@@ -12,10 +12,17 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/celu.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/elu.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/hardshrink.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/native_layer_norm_backward.h>
+#include <ATen/ops/softplus.h>
+#include <ATen/ops/softshrink.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -136,19 +143,35 @@ char* bm_layer_norm_backward(const at::Tensor* grad, const at::Tensor* input, co
   });
 }
 
-// `sizes` are stride, padding and dilation, each for height and width. out as above.
-char* bm_conv2d_backward(const at::Tensor* grad, const at::Tensor* input, const at::Tensor* weight,
-                         const int64_t* sizes, int64_t groups, uint8_t wanted, at::Tensor** out) {
+// `sizes` are stride, padding, dilation and output padding, each by dimension of the image. out as above.
+char* bm_conv_backward(const at::Tensor* grad, const at::Tensor* input, const at::Tensor* weight, const int64_t* sizes,
+                       size_t dims, bool transposed, int64_t groups, uint8_t wanted, at::Tensor** out) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
-    int64_t bias_size = weight->size(0);
+    int64_t bias_size = grad->size(1);
+    auto by_dim = [&](size_t place) { return at::IntArrayRef(sizes + place * dims, dims); };
     auto [of_input, of_weight, of_bias] = at::convolution_backward(
-        *grad, *input, *weight, at::IntArrayRef(&bias_size, 1), at::IntArrayRef(sizes, 2),
-        at::IntArrayRef(sizes + 2, 2), at::IntArrayRef(sizes + 4, 2), /*transposed=*/false, {0, 0}, groups,
-        {(wanted & 1) != 0, (wanted & 2) != 0, (wanted & 4) != 0});
+        *grad, *input, *weight, at::IntArrayRef(&bias_size, 1), by_dim(0), by_dim(1), by_dim(2), transposed, by_dim(3),
+        groups, {(wanted & 1) != 0, (wanted & 2) != 0, (wanted & 4) != 0});
     out[0] = owned(std::move(of_input));
     out[1] = owned(std::move(of_weight));
     out[2] = owned(std::move(of_bias));
+  });
+}
+
+// Differentiable; `which` as in `src/activation.rs`.
+char* bm_activation(uint8_t which, const at::Tensor* x, double a, double b, at::Tensor** out) {
+  return guarded([&] {
+    switch (which) {
+      case 0: *out = new at::Tensor(at::leaky_relu(*x, a)); return;
+      case 1: *out = new at::Tensor(at::elu(*x, a)); return;
+      case 2: *out = new at::Tensor(at::celu(*x, a)); return;
+      case 3: *out = new at::Tensor(at::softplus(*x, a, b)); return;
+      case 4: *out = new at::Tensor(at::hardtanh(*x, a, b)); return;
+      case 5: *out = new at::Tensor(at::hardshrink(*x, a)); return;
+      case 6: *out = new at::Tensor(at::softshrink(*x, a)); return;
+      default: TORCH_CHECK(false, "there is no activation function ", int(which));
+    }
   });
 }
 

@@ -48,11 +48,14 @@ extern "C" {
         wanted: u8,
         out: *mut *mut C_tensor,
     ) -> Status;
-    pub(crate) fn bm_conv2d_backward(
+    pub(crate) fn bm_activation(which: u8, input: *const C_tensor, a: f64, b: f64, out: *mut *mut C_tensor) -> Status;
+    pub(crate) fn bm_conv_backward(
         grad: *const C_tensor,
         input: *const C_tensor,
         weight: *const C_tensor,
         sizes: *const i64,
+        dims: usize,
+        transposed: bool,
         groups: i64,
         wanted: u8,
         out: *mut *mut C_tensor,

@@ -68,39 +68,46 @@ impl LayerNorm<'_> {
     }
 }
 
-/// The arguments of a convolution of images, less its bias.
+/// The arguments of a convolution, less its bias. Sizes are by dimension of the image: height and width, say.
 #[derive(Debug, Clone, Copy)]
-pub struct Conv2d<'a> {
-    /// `[batch, channels, height, width]`.
+pub struct Conv<'a> {
+    /// `[batch, channels, ..]`.
     pub input: &'a Tensor,
-    /// `[out channels, channels of a group, height, width]`.
+    /// `[out channels, channels of a group, ..]`; where it is transposed `[channels, out channels of a group, ..]`.
     pub weight: &'a Tensor,
-    /// By height and width.
-    pub stride: [i64; 2],
-    /// By height and width.
-    pub padding: [i64; 2],
-    /// By height and width.
-    pub dilation: [i64; 2],
+    /// Step from one window to the next.
+    pub stride: &'a [i64],
+    /// Zeros at each side.
+    pub padding: &'a [i64],
+    /// Distance between the kernel's own places.
+    pub dilation: &'a [i64],
+    /// Where the convolution is transposed, what is added to the output's size.
+    pub transposed: Option<&'a [i64]>,
     /// Groups of channels.
     pub groups: i64,
 }
 
-impl Conv2d<'_> {
+impl Conv<'_> {
     /// The gradients, given that of the output.
     pub fn backward(&self, grad: &Tensor, wanted: Wanted) -> Result<Gradients, TensorError> {
-        if self.weight.dim() != 4 {
-            return Err(TensorError::invalid("backward of a convolution", "the weight must have four dimensions"));
+        let dims = self.stride.len();
+        let none = vec![0; dims];
+        let sizes = [self.stride, self.padding, self.dilation, self.transposed.unwrap_or(&none)];
+        let fits = |tensor: &Tensor| tensor.dim() == dims + 2;
+        if sizes.iter().any(|sizes| sizes.len() != dims) || ![grad, self.input, self.weight].into_iter().all(fits) {
+            let problem = format!("input, weight and gradient must have {} dimensions", dims + 2);
+            return Err(TensorError::invalid("backward of a convolution", problem));
         }
-        let [stride, padding, dilation] = [self.stride, self.padding, self.dilation];
-        let sizes = [stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1]];
         let mut out = [std::ptr::null_mut(); 3];
-        // SAFETY: all tensors are borrowed for the call, `sizes` are the six that the shim reads, `out` has three places.
+        // SAFETY: all tensors are borrowed for the call, the sizes are four for each dimension, `out` has three places.
         let status = unsafe {
-            ffi::bm_conv2d_backward(
+            ffi::bm_conv_backward(
                 grad.as_ptr(),
                 self.input.as_ptr(),
                 self.weight.as_ptr(),
-                sizes.as_ptr(),
+                sizes.concat().as_ptr(),
+                dims,
+                self.transposed.is_some(),
                 self.groups,
                 wanted.bits(),
                 out.as_mut_ptr(),
@@ -172,7 +179,8 @@ mod tests {
         let g = Tensor::randn(y.size(), (Kind::Float, Device::Cpu));
         let theirs = grad::backward(&[&y], &[&g], &[&x, &weight, &bias]).unwrap();
         let (input, weight) = (&x.detach(), &weight.detach());
-        let conv = Conv2d { input, weight, stride: [2, 1], padding: [1, 0], dilation: [1, 2], groups: 2 };
+        let (stride, padding, dilation) = (&[2, 1][..], &[1, 0][..], &[1, 2][..]);
+        let conv = Conv { input, weight, stride, padding, dilation, transposed: None, groups: 2 };
         let half = conv.backward(&g, Wanted { input: true, ..Wanted::default() }).unwrap();
         let other = conv.backward(&g, Wanted { input: false, ..ALL }).unwrap();
         assert!(half.weight.is_none() && other.input.is_none());
@@ -184,7 +192,9 @@ mod tests {
         let x = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
         let norm = LayerNorm { input: &x, shape: &[7], mean: &x, rstd: &x, weight: None, bias: None };
         assert!(norm.backward(&x, ALL).is_err());
-        let flat = Conv2d { input: &x, weight: &x, stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 };
-        assert!(flat.backward(&x, ALL).unwrap_err().to_string().contains("four dimensions"));
+        let (one, none) = (&[1, 1][..], &[0, 0][..]);
+        let flat =
+            Conv { input: &x, weight: &x, stride: one, padding: none, dilation: one, transposed: None, groups: 1 };
+        assert!(flat.backward(&x, ALL).unwrap_err().to_string().contains("4 dimensions"));
     }
 }

@@ -1,4 +1,4 @@
-//! What libtorch gives beyond `tch`: CUDA loading, tensors as bytes, backward from given output
+//! What libtorch gives beyond `tch`: CUDA loading, tensors as bytes, activation functions with arguments, backward from given output
 //! gradients, backward functions of single operations, fused optimizers with visible state, random streams, a look at
 //! tensors' memory.
 //!
@@ -8,6 +8,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("tensors travel as little-endian bytes; a big-endian host is not supported");
 
+pub mod activation;
 pub mod cuda;
 pub mod device;
 mod dtype;

@@ -1,4 +1,4 @@
-use super::arguments::expect_floating;
+use super::elementwise::elementwise;
 use super::{layer, Rules};
 use crate::{Dim, OutOfRange, TensorType};
 
@@ -29,24 +29,22 @@ layer! {
     Identity {}
 }
 
-/// Rules of a layer that maps each element of a floating-point tensor by itself, at a rough
-/// number of operations per element.
-macro_rules! elementwise {
-    ($($Name:ident: $flops:literal),* $(,)?) => {$(
-        impl Rules for $Name {
-            fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-                expect_floating(&inputs[0])?;
-                Ok(inputs.to_vec())
-            }
-
-            fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
-                Dim::product(inputs[0].dims())?.times_number($flops)
-            }
-        }
-    )*};
+layer! {
+    /// `x / (1 + |x|)`, element by element.
+    Softsign {}
 }
 
-elementwise! { ReLU: 1, SiLU: 5, Sigmoid: 4, Tanh: 4 }
+layer! {
+    /// `log(1 / (1 + exp(-x)))`, element by element, without its loss of precision.
+    LogSigmoid {}
+}
+
+layer! {
+    /// `x - tanh(x)`, element by element.
+    Tanhshrink {}
+}
+
+elementwise! { ReLU: 1; SiLU: 5; Sigmoid: 4; Tanh: 4; Softsign: 3; LogSigmoid: 5; Tanhshrink: 5 }
 
 impl Rules for Identity {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {

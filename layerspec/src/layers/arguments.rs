@@ -2,27 +2,8 @@
 
 use super::rules::BadArgument;
 use crate::spec::MAX_RANK;
-use crate::yaml::{Kind, Node, Reader, COUNT, SIZE};
+use crate::yaml::{Kind, Reader, SIZE};
 use crate::{DType, Dim, TensorType};
-
-/// Two numbers for height and width, or one for both.
-pub(super) fn pair_of(node: &Node, one: &Reader<u64>) -> Option<[u64; 2]> {
-    match &node.kind {
-        Kind::List(items) => match items.as_slice() {
-            [height, width] => Some([(one.read)(height)?, (one.read)(width)?]),
-            _ => None,
-        },
-        _ => (one.read)(node).map(|both| [both, both]),
-    }
-}
-
-/// Height and width, 1 or more.
-pub(super) const PAIR: Reader<[u64; 2]> =
-    Reader::new("a whole number, 1 or more, or two of them: [height, width]", |node| pair_of(node, &SIZE));
-
-/// Height and width, 0 or more.
-pub(super) const COUNT_PAIR: Reader<[u64; 2]> =
-    Reader::new("a whole number, 0 or more, or two of them: [height, width]", |node| pair_of(node, &COUNT));
 
 /// One size or several.
 pub(super) const SIZES: Reader<Vec<u64>> =
@@ -56,21 +37,22 @@ pub(super) fn expect_floating(input: &TensorType) -> Result<(), String> {
     Err(format!("expected a floating-point input, found {}", input.dtype))
 }
 
-/// The sizes of an image batch: `[batch, channels, height, width]`.
-pub(super) fn image(input: &TensorType) -> Result<[&Dim; 4], String> {
+/// Refuses an input `[batch, channels, ..]` whose number of channels is not `expected`, which `argument` asks for.
+pub(super) fn expect_channels(input: &TensorType, argument: &str, expected: u64) -> Result<(), String> {
     match input.dims() {
-        [batch, channels, height, width] => Ok([batch, channels, height, width]),
-        _ => Err(format!("expected an input [batch, channels, height, width], found {input}")),
+        [_, channels, ..] if *channels == Dim::Fixed(expected) => Ok(()),
+        [_, channels, ..] => Err(format!("expected {expected} channels ({argument}), found {channels} in {input}")),
+        _ => Err(format!("expected an input [batch, {expected}, ..] ({argument}), found {input}")),
     }
 }
 
-/// Refuses an image whose number of channels is not `expected`, which `argument` asks for.
-pub(super) fn expect_channels(input: &TensorType, argument: &str, expected: u64) -> Result<(), String> {
-    let [_, channels, _, _] = image(input)?;
-    if *channels == Dim::Fixed(expected) {
+/// Refuses an input whose last dimensions are not `sizes`.
+pub(super) fn expect_normalized(input: &TensorType, sizes: &[u64]) -> Result<(), String> {
+    let normalized: Vec<Dim> = sizes.iter().copied().map(Dim::Fixed).collect();
+    if input.dims().ends_with(&normalized) {
         return Ok(());
     }
-    Err(format!("expected {expected} channels ({argument}), found {channels} in {input}"))
+    Err(format!("expected an input that ends in {sizes:?} (normalized_shape), found {input}"))
 }
 
 /// An argument that does not fit the others.

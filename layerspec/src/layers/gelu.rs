@@ -1,7 +1,6 @@
-use super::arguments::expect_floating;
-use super::{layer, Rules};
+use super::elementwise::elementwise;
+use super::layer;
 use crate::yaml::Reader;
-use crate::{Dim, OutOfRange, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// How [`GELU`] computes the normal distribution.
@@ -28,13 +27,4 @@ layer! {
     }
 }
 
-impl Rules for GELU {
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_floating(&inputs[0])?;
-        Ok(inputs.to_vec())
-    }
-
-    fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
-        Dim::product(inputs[0].dims())?.times_number(8)
-    }
-}
+elementwise! { GELU: 8 }

@@ -1,4 +1,4 @@
-use super::arguments::{expect_float32, SIZES};
+use super::arguments::{expect_float32, expect_normalized, SIZES};
 use super::{layer, Rules};
 use crate::yaml::{FLAG, NON_NEGATIVE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
@@ -31,14 +31,8 @@ impl Rules for LayerNorm {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_float32(&inputs[0])?;
-        let normalized: Vec<Dim> = self.normalized_shape.iter().copied().map(Dim::Fixed).collect();
-        if inputs[0].dims().ends_with(&normalized) {
-            return Ok(inputs.to_vec());
-        }
-        Err(format!(
-            "expected an input that ends in {:?} (normalized_shape), found {}",
-            self.normalized_shape, inputs[0]
-        ))
+        expect_normalized(&inputs[0], &self.normalized_shape)?;
+        Ok(inputs.to_vec())
     }
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {

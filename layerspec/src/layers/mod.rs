@@ -4,39 +4,62 @@
 mod activation;
 mod arguments;
 mod batch_norm;
+mod bilinear;
 mod conv;
 mod declare;
 mod dropout;
+mod elementwise;
 mod embedding;
+mod extent;
 mod flatten;
 mod gelu;
+mod glu;
+mod group_norm;
 mod join;
 mod layer_norm;
 mod linear;
+mod pad;
+mod piecewise;
+mod pixel_shuffle;
 mod pool;
+mod prelu;
+mod rectifier;
 mod reshape;
+mod rms_norm;
 mod rules;
 mod softmax;
 mod transformer_encoder;
 mod transpose;
+mod upsample;
 mod window;
 
-pub use activation::{Identity, ReLU, SiLU, Sigmoid, Tanh};
-pub use batch_norm::BatchNorm2d;
-pub use conv::{Conv2d, Padding};
-pub use dropout::Dropout;
+pub use activation::{Identity, LogSigmoid, ReLU, SiLU, Sigmoid, Softsign, Tanh, Tanhshrink};
+pub use batch_norm::{BatchNorm1d, BatchNorm2d, InstanceNorm2d};
+pub use bilinear::Bilinear;
+pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
+pub use dropout::{Dropout, Dropout2d};
 pub use embedding::Embedding;
+pub use extent::Padding;
 pub use flatten::Flatten;
 pub use gelu::{Approximate, GELU};
+pub use glu::GLU;
+pub use group_norm::GroupNorm;
 pub use join::{Add, Concat, Mul};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
-pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
+pub use pad::{Pad, PadMode};
+pub use piecewise::{Hardshrink, Hardsigmoid, Hardswish, Hardtanh, ReLU6, Softshrink};
+pub use pixel_shuffle::{PixelShuffle, PixelUnshuffle};
+pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+pub use prelu::PReLU;
+pub use rectifier::{LeakyReLU, Mish, Softplus, Threshold, CELU, ELU, SELU};
 pub use reshape::Reshape;
+pub use rms_norm::RMSNorm;
 pub use rules::Arity;
-pub use softmax::{LogSoftmax, Softmax};
+pub use softmax::{LogSoftmax, Softmax, Softmin};
 pub use transformer_encoder::{Activation, TransformerEncoderLayer};
 pub use transpose::Transpose;
+pub use upsample::{Interpolation, Upsample};
 
 pub(crate) use declare::Manual;
 use declare::{layer, read_layer, Argument, Described, Refused};
@@ -99,22 +122,60 @@ macro_rules! layers {
 
 layers! {
     Linear,
+    Bilinear,
     ReLU,
+    LeakyReLU,
+    PReLU,
+    ReLU6,
+    ELU,
+    CELU,
+    SELU,
     GELU,
     SiLU,
+    Mish,
+    Softplus,
     Sigmoid,
+    LogSigmoid,
     Tanh,
+    Softsign,
+    Hardtanh,
+    Hardsigmoid,
+    Hardswish,
+    Hardshrink,
+    Softshrink,
+    Tanhshrink,
+    Threshold,
+    GLU,
     Softmax,
+    Softmin,
     LogSoftmax,
     Dropout,
+    Dropout2d,
     LayerNorm,
+    RMSNorm,
+    GroupNorm,
+    BatchNorm1d,
+    BatchNorm2d,
+    InstanceNorm2d,
     Embedding,
     TransformerEncoderLayer,
+    Conv1d,
     Conv2d,
-    BatchNorm2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    MaxPool1d,
     MaxPool2d,
+    AvgPool1d,
     AvgPool2d,
+    AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
+    AdaptiveMaxPool2d,
+    Upsample,
+    PixelShuffle,
+    PixelUnshuffle,
+    Pad,
     Flatten,
     Reshape,
     Transpose,

@@ -1,4 +1,5 @@
-use super::arguments::{bad, expect_floating, image, COUNT_PAIR, PAIR};
+use super::arguments::{bad, expect_floating};
+use super::extent::{extent, with_extent, Extent};
 use super::window::Window;
 use super::{layer, BadArgument, Rules};
 use crate::yaml::{Kind, Reader, FLAG, INTEGER};
@@ -9,34 +10,64 @@ const DIVISOR: Reader<Option<i64>> = Reader::new("a whole number other than 0, o
     _ => (INTEGER.read)(node).filter(|divisor| *divisor != 0).map(Some),
 });
 
-layer! {
+/// Declares a pool that takes the largest element.
+macro_rules! max_pool {
+    ($(#[doc = $doc:literal])+ $Name:ident, $N:literal) => {
+        layer! {
+            $(#[doc = $doc])+
+            $Name {
+                /// Size of the window.
+                kernel_size: [u64; $N] = Extent::<$N>::SIZES;
+                /// Step from one window to the next.
+                stride: [u64; $N] = Extent::<$N>::SIZES, or kernel_size;
+                /// Places that never win added at every side; at most half the kernel.
+                padding: [u64; $N] = Extent::<$N>::COUNTS, or [0; $N] => "0";
+                /// Distance between the window's own places.
+                dilation: [u64; $N] = Extent::<$N>::SIZES, or [1; $N] => "1";
+                /// Whether a last window may reach over the end.
+                ceil_mode: bool = FLAG, or false;
+            }
+            refuses {
+                return_indices: "the layer has one output; leave it out";
+            }
+        }
+    };
+}
+
+max_pool! {
+    /// The largest element of each window of `[batch, channels, length]`.
+    MaxPool1d, 1
+}
+max_pool! {
     /// The largest element of each window of `[batch, channels, height, width]`.
-    MaxPool2d {
-        /// Height and width of the window.
-        kernel_size: [u64; 2] = PAIR;
+    MaxPool2d, 2
+}
+
+layer! {
+    /// The mean of each window of `[batch, channels, length]`.
+    AvgPool1d {
+        /// Size of the window.
+        kernel_size: [u64; 1] = Extent::<1>::SIZES;
         /// Step from one window to the next.
-        stride: [u64; 2] = PAIR, or kernel_size;
-        /// Places that never win added at every side; at most half the kernel.
-        padding: [u64; 2] = COUNT_PAIR, or [0, 0] => "0";
-        /// Distance between the window's own places.
-        dilation: [u64; 2] = PAIR, or [1, 1] => "1";
+        stride: [u64; 1] = Extent::<1>::SIZES, or kernel_size;
+        /// Zeros added at every side; at most half the kernel.
+        padding: [u64; 1] = Extent::<1>::COUNTS, or [0] => "0";
         /// Whether a last window may reach over the end.
         ceil_mode: bool = FLAG, or false;
-    }
-    refuses {
-        return_indices: "the layer has one output; leave it out";
+        /// Whether the zeros of the padding count in the mean.
+        count_include_pad: bool = FLAG, or true;
     }
 }
 
 layer! {
     /// The mean of each window of `[batch, channels, height, width]`.
     AvgPool2d {
-        /// Height and width of the window.
-        kernel_size: [u64; 2] = PAIR;
+        /// Size of the window.
+        kernel_size: [u64; 2] = Extent::<2>::SIZES;
         /// Step from one window to the next.
-        stride: [u64; 2] = PAIR, or kernel_size;
+        stride: [u64; 2] = Extent::<2>::SIZES, or kernel_size;
         /// Zeros added at every side; at most half the kernel.
-        padding: [u64; 2] = COUNT_PAIR, or [0, 0] => "0";
+        padding: [u64; 2] = Extent::<2>::COUNTS, or [0, 0] => "0";
         /// Whether a last window may reach over the end.
         ceil_mode: bool = FLAG, or false;
         /// Whether the zeros of the padding count in the mean.
@@ -47,92 +78,98 @@ layer! {
 }
 
 layer! {
+    /// The mean of each of so many equal windows of `[batch, channels, length]` that the output has the size asked for.
+    AdaptiveAvgPool1d {
+        /// Length of the output.
+        output_size: [u64; 1] = Extent::<1>::SIZES;
+    }
+}
+
+layer! {
     /// The mean of each of so many equal windows that the output has the size asked for.
     AdaptiveAvgPool2d {
         /// Height and width of the output.
-        output_size: [u64; 2] = PAIR;
+        output_size: [u64; 2] = Extent::<2>::SIZES;
     }
 }
 
-/// A pool's window along height (`axis` 0) or width (`axis` 1).
-trait Pool {
-    fn window(&self, axis: usize) -> Window;
-
-    fn check_padding(&self) -> Result<(), BadArgument> {
-        let wide = |axis| {
-            let window = self.window(axis);
-            window.reach().is_none_or(|reach| window.padding > reach / 2)
-        };
-        if wide(0) || wide(1) {
-            return Err(bad("padding", "at most half of what the kernel reaches over"));
-        }
-        Ok(())
+layer! {
+    /// The largest element of each of so many equal windows that the output has the size asked for.
+    AdaptiveMaxPool2d {
+        /// Height and width of the output.
+        output_size: [u64; 2] = Extent::<2>::SIZES;
     }
-
-    fn output(&self, input: &TensorType) -> Result<TensorType, String> {
-        expect_floating(input)?;
-        let [batch, channels, height, width] = image(input)?;
-        let (height, width) = (self.window(0).places(height)?, self.window(1).places(width)?);
-        Ok(TensorType::new(input.dtype, vec![batch.clone(), channels.clone(), height, width]))
+    refuses {
+        return_indices: "the layer has one output; leave it out";
     }
 }
 
-impl Pool for MaxPool2d {
-    fn window(&self, axis: usize) -> Window {
-        Window {
-            kernel: self.kernel_size[axis],
-            stride: self.stride[axis],
-            padding: self.padding[axis],
-            dilation: self.dilation[axis],
-            ceil_mode: self.ceil_mode,
-        }
-    }
+fn is_wide(window: Window) -> bool {
+    window.reach().is_none_or(|reach| window.padding > reach / 2)
 }
 
-impl Pool for AvgPool2d {
-    fn window(&self, axis: usize) -> Window {
-        Window {
-            kernel: self.kernel_size[axis],
-            stride: self.stride[axis],
-            padding: self.padding[axis],
-            dilation: 1,
-            ceil_mode: self.ceil_mode,
-        }
-    }
-}
-
-/// Rules of a layer that slides a window: as many operations as the windows have places.
+/// Rules of a layer that slides a window, with the window's dilation: as many operations as the windows have places.
 macro_rules! pool {
-    ($($Name:ident),*) => {$(
+    ($($Name:ident, $N:literal: $dilation:expr);* $(;)?) => {$(
+        impl $Name {
+            fn window(&self, axis: usize) -> Window {
+                let dilation: fn(&$Name, usize) -> u64 = $dilation;
+                Window {
+                    kernel: self.kernel_size[axis],
+                    stride: self.stride[axis],
+                    padding: self.padding[axis],
+                    dilation: dilation(self, axis),
+                    ceil_mode: self.ceil_mode,
+                }
+            }
+        }
+
         impl Rules for $Name {
             fn check(&self) -> Result<(), BadArgument> {
-                self.check_padding()
+                match (0..$N).any(|axis| is_wide(self.window(axis))) {
+                    true => Err(bad("padding", "at most half of what the kernel reaches over")),
+                    false => Ok(()),
+                }
             }
 
             fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-                Ok(vec![self.output(&inputs[0])?])
+                expect_floating(&inputs[0])?;
+                let (_, channels, _) = extent::<$N>(&inputs[0])?;
+                let places = |axis: usize, size: &Dim| self.window(axis).places(size);
+                Ok(vec![with_extent::<$N>(&inputs[0], channels, places)?])
             }
 
             fn flops(&self, _: &[TensorType], outputs: &[TensorType]) -> Result<Dim, OutOfRange> {
-                let [height, width] = self.kernel_size;
-                Dim::product(outputs[0].dims())?.times_number(height)?.times_number(width)
+                let places = self.kernel_size.into_iter().try_fold(1, u64::checked_mul).ok_or(OutOfRange)?;
+                Dim::product(outputs[0].dims())?.times_number(places)
             }
         }
     )*};
 }
 
-pool! { MaxPool2d, AvgPool2d }
-
-impl Rules for AdaptiveAvgPool2d {
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        expect_floating(&inputs[0])?;
-        let [batch, channels, _, _] = image(&inputs[0])?;
-        let [height, width] = self.output_size.map(Dim::Fixed);
-        let dims = vec![batch.clone(), channels.clone(), height, width];
-        Ok(vec![TensorType::new(inputs[0].dtype, dims)])
-    }
-
-    fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
-        Dim::product(inputs[0].dims())
-    }
+pool! {
+    MaxPool1d, 1: |pool, axis| pool.dilation[axis];
+    MaxPool2d, 2: |pool, axis| pool.dilation[axis];
+    AvgPool1d, 1: |_, _| 1;
+    AvgPool2d, 2: |_, _| 1;
 }
+
+/// Rules of a layer whose windows follow from the sizes of input and output.
+macro_rules! adaptive {
+    ($($Name:ident, $N:literal);*) => {$(
+        impl Rules for $Name {
+            fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+                expect_floating(&inputs[0])?;
+                let (_, channels, _) = extent::<$N>(&inputs[0])?;
+                let size = |axis: usize, _: &Dim| Ok(Dim::Fixed(self.output_size[axis]));
+                Ok(vec![with_extent::<$N>(&inputs[0], channels, size)?])
+            }
+
+            fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
+                Dim::product(inputs[0].dims())
+            }
+        }
+    )*};
+}
+
+adaptive! { AdaptiveAvgPool1d, 1; AdaptiveAvgPool2d, 2; AdaptiveMaxPool2d, 2 }

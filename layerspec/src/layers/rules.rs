@@ -32,6 +32,8 @@ pub(crate) trait Rules {
 pub enum Arity {
     /// Exactly one.
     One,
+    /// Exactly two.
+    Two,
     /// Two or more.
     Several,
 }
@@ -40,11 +42,15 @@ impl Arity {
     /// Checks a number of inputs; the error says what to do.
     pub(crate) fn check(self, inputs: usize) -> Result<(), String> {
         match (self, inputs) {
-            (Arity::One, 1) | (Arity::Several, 2..) => Ok(()),
+            (Arity::One, 1) | (Arity::Two, 2) | (Arity::Several, 2..) => Ok(()),
             (Arity::One, 0) => Err("expected one input, found none".into()),
             (Arity::One, _) => Err(format!(
                 "expected one input, found {inputs}; `merge: add`, `mul` or `concat` joins `in_variables` to it"
             )),
+            (Arity::Two, 3..) => Err(format!("expected two inputs, found {inputs}")),
+            (Arity::Two, _) => {
+                Err(format!("expected two inputs, found {inputs}; name the second one in `in_variables: [..]`"))
+            }
             (Arity::Several, _) => {
                 Err(format!("expected two inputs or more, found {inputs}; name the others in `in_variables: [..]`"))
             }

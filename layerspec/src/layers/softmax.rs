@@ -19,6 +19,14 @@ layer! {
     }
 }
 
+layer! {
+    /// The `Softmax` of `-x`: the smallest element gets the largest share.
+    Softmin {
+        /// The dimension along which the outputs sum to one; `-1` is the last.
+        dim: i64 = INTEGER;
+    }
+}
+
 /// Rules of a layer that normalises along its `dim`.
 macro_rules! softmax {
     ($($Name:ident),*) => {$(
@@ -36,4 +44,4 @@ macro_rules! softmax {
     )*};
 }
 
-softmax! { Softmax, LogSoftmax }
+softmax! { Softmax, LogSoftmax, Softmin }

@@ -112,8 +112,17 @@ impl Key {
         match nearest(&self.text, known.iter().copied()) {
             Some(near) => Fault::new(self.place, message).suggesting(Some(near)),
             None if known.is_empty() => Fault::new(self.place, format!("{message}: expected no {noun}s")),
-            None => Fault::new(self.place, format!("{message}: expected one of {}", known.join(", "))),
+            None => Fault::new(self.place, format!("{message}: expected one of {}", listed(known))),
         }
+    }
+}
+
+/// Names in an error, which is one line: not all of very many.
+fn listed(names: &[&str]) -> String {
+    const MOST: usize = 24;
+    match names.split_at_checked(MOST) {
+        Some((first, rest)) if !rest.is_empty() => format!("{} and {} more", first.join(", "), rest.len()),
+        _ => names.join(", "),
     }
 }
 

@@ -144,6 +144,7 @@ fn filled(spec: &ParamSpec, key: &Key) -> Result<Tensor, TensorError> {
     match spec.init {
         Init::Zeros => Ok(Tensor::f_zeros(shape, (kind, Device::Cpu))?),
         Init::Ones => Ok(Tensor::f_ones(shape, (kind, Device::Cpu))?),
+        Init::Constant { value } => Ok(Tensor::f_full(shape, value, (kind, Device::Cpu))?),
         Init::Uniform { low, high } => draw()?.uniform(&shape, kind, low, high),
         Init::Normal { mean, std } => draw()?.normal(&shape, kind, mean, std),
         Init::NormalZeroRow { mean, std, zero_row } => {

@@ -113,7 +113,7 @@ impl Differentiable for Plain {
         let width = q.size().last().copied().unwrap_or(1) as f64;
         let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_mul_scalar(1.0 / width.sqrt())?;
         let weights = scores.f_softmax(-1, None::<Kind>)?;
-        let weights = weights.f_mul(&mask(call, "attention", &weights, self.dropout)?)?;
+        let weights = weights.f_mul(&mask(call, "attention", &weights.size(), weights.f_kind()?, self.dropout)?)?;
         Ok(vec![self.join(&weights.f_matmul(&v)?)?])
     }
 

@@ -1,41 +1,48 @@
 use super::by_autograd::Differentiable;
 use super::{missing, Call};
-use layerspec::layers::BatchNorm2d;
+use layerspec::layers::{BatchNorm1d, BatchNorm2d};
 use tch::Tensor;
 use tensor::TensorError;
 
-impl Differentiable for BatchNorm2d {
-    /// Running statistics are updated in place, in the order of the calls: microbatch by microbatch; not a second time
-    /// where the forward pass is done again.
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let [input] = inputs else {
-            return Err(missing(format!("expected one input, got {}", inputs.len())));
-        };
-        let (weight, bias) = (call.optional("weight"), call.optional("bias"));
-        if call.training() {
-            expect_several_values(input)?;
-        }
-        if call.is_again() {
-            let none: Option<&Tensor> = None;
-            return Ok(vec![input.f_batch_norm(weight, bias, none, none, true, 0.0, self.eps, true)?]);
-        }
-        let (mean, var) = (call.optional("running_mean"), call.optional("running_var"));
-        let learn = call.training();
-        let momentum = match call.optional("num_batches_tracked") {
-            Some(count) if learn => {
-                let count = count.shallow_clone().f_add_scalar_(1)?;
-                match self.momentum {
-                    Some(momentum) => momentum,
-                    None => 1.0 / count.f_double_value(&[])?,
+/// Batch norm, whatever the shape of a channel.
+macro_rules! batch_norm {
+    ($($Name:ident),*) => {$(
+        impl Differentiable for $Name {
+            /// Running statistics are updated in place, in the order of the calls: microbatch by microbatch; not a second time
+            /// where the forward pass is done again.
+            fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+                let [input] = inputs else {
+                    return Err(missing(format!("expected one input, got {}", inputs.len())));
+                };
+                let (weight, bias) = (call.optional("weight"), call.optional("bias"));
+                if call.training() {
+                    expect_several_values(input)?;
                 }
+                if call.is_again() {
+                    let none: Option<&Tensor> = None;
+                    return Ok(vec![input.f_batch_norm(weight, bias, none, none, true, 0.0, self.eps, true)?]);
+                }
+                let (mean, var) = (call.optional("running_mean"), call.optional("running_var"));
+                let learn = call.training();
+                let momentum = match call.optional("num_batches_tracked") {
+                    Some(count) if learn => {
+                        let count = count.shallow_clone().f_add_scalar_(1)?;
+                        match self.momentum {
+                            Some(momentum) => momentum,
+                            None => 1.0 / count.f_double_value(&[])?,
+                        }
+                    }
+                    _ => 0.0,
+                };
+                // Without running statistics evaluation normalises over its batch, too.
+                let over_batch = learn || mean.is_none();
+                Ok(vec![input.f_batch_norm(weight, bias, mean, var, over_batch, momentum, self.eps, true)?])
             }
-            _ => 0.0,
-        };
-        // Without running statistics evaluation normalises over its batch, too.
-        let over_batch = learn || mean.is_none();
-        Ok(vec![input.f_batch_norm(weight, bias, mean, var, over_batch, momentum, self.eps, true)?])
-    }
+        }
+    )*};
 }
+
+batch_norm! { BatchNorm1d, BatchNorm2d }
 
 /// The variance of a single value is undefined; PyTorch refuses it here, too.
 fn expect_several_values(input: &Tensor) -> Result<(), TensorError> {

@@ -6,14 +6,18 @@
 mod activation;
 mod attention;
 mod batch_norm;
+mod bilinear;
 mod by_autograd;
 mod conv;
 mod dropout;
+mod elementwise;
 mod embedding;
 mod encoder;
+mod image;
 mod join;
 mod layer_norm;
 mod linear;
+mod norm;
 mod pool;
 mod shape;
 mod softmax;
@@ -21,6 +25,7 @@ mod softmax;
 use super::call::Call;
 use super::gradient::Gradients;
 use by_autograd::ByAutograd;
+use conv::Convolution;
 use layerspec::LayerKind;
 use std::fmt;
 use tch::Tensor;
@@ -118,22 +123,60 @@ pub(super) struct Lower {
 pub(super) fn lower(kind: &LayerKind, inputs: usize) -> Lowered {
     let op: Box<dyn Op> = match kind.clone() {
         LayerKind::TransformerEncoderLayer(layer) => return encoder::lower(&layer),
+        LayerKind::Conv1d(layer) => return layer.lower(),
+        LayerKind::Conv2d(layer) => return layer.lower(),
+        LayerKind::Conv3d(layer) => return layer.lower(),
+        LayerKind::ConvTranspose1d(layer) => return layer.lower(),
+        LayerKind::ConvTranspose2d(layer) => return layer.lower(),
+        LayerKind::ConvTranspose3d(layer) => return layer.lower(),
         LayerKind::Linear(layer) => Box::new(layer),
+        LayerKind::Bilinear(layer) => Box::new(ByAutograd(layer)),
         LayerKind::ReLU(layer) => Box::new(layer),
+        LayerKind::LeakyReLU(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::PReLU(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::ReLU6(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::ELU(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::CELU(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::SELU(layer) => Box::new(ByAutograd(layer)),
         LayerKind::GELU(layer) => Box::new(layer),
         LayerKind::SiLU(layer) => Box::new(layer),
+        LayerKind::Mish(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Softplus(layer) => Box::new(ByAutograd(layer)),
         LayerKind::Sigmoid(layer) => Box::new(layer),
+        LayerKind::LogSigmoid(layer) => Box::new(ByAutograd(layer)),
         LayerKind::Tanh(layer) => Box::new(layer),
+        LayerKind::Softsign(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Hardtanh(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Hardsigmoid(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Hardswish(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Hardshrink(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Softshrink(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Tanhshrink(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Threshold(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::GLU(layer) => Box::new(ByAutograd(layer)),
         LayerKind::Softmax(layer) => Box::new(layer),
+        LayerKind::Softmin(layer) => Box::new(ByAutograd(layer)),
         LayerKind::LogSoftmax(layer) => Box::new(layer),
         LayerKind::Dropout(layer) => Box::new(dropout::Drop::of(&layer)),
+        LayerKind::Dropout2d(layer) => Box::new(dropout::Drop::of_channels(&layer)),
         LayerKind::LayerNorm(layer) => Box::new(layer),
-        LayerKind::Embedding(layer) => Box::new(layer),
-        LayerKind::Conv2d(layer) => Box::new(layer),
+        LayerKind::RMSNorm(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::GroupNorm(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::BatchNorm1d(layer) => Box::new(ByAutograd(layer)),
         LayerKind::BatchNorm2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::InstanceNorm2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Embedding(layer) => Box::new(layer),
+        LayerKind::MaxPool1d(layer) => Box::new(ByAutograd(layer)),
         LayerKind::MaxPool2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::AvgPool1d(layer) => Box::new(ByAutograd(layer)),
         LayerKind::AvgPool2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::AdaptiveAvgPool1d(layer) => Box::new(ByAutograd(layer)),
         LayerKind::AdaptiveAvgPool2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::AdaptiveMaxPool2d(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Upsample(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::PixelShuffle(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::PixelUnshuffle(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Pad(layer) => Box::new(ByAutograd(layer)),
         LayerKind::Flatten(layer) => Box::new(layer),
         LayerKind::Reshape(layer) => Box::new(layer),
         LayerKind::Transpose(layer) => Box::new(layer),

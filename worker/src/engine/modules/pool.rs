@@ -1,14 +1,32 @@
 use super::by_autograd::Differentiable;
-use super::{missing, sizes, Call};
-use layerspec::layers::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
+use super::elementwise::only;
+use super::{sizes, Call};
+use layerspec::layers::{
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d,
+};
 use tch::Tensor;
 use tensor::TensorError;
+
+impl Differentiable for MaxPool1d {
+    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (kernel, stride) = (sizes(&self.kernel_size)?, sizes(&self.stride)?);
+        let (padding, dilation) = (sizes(&self.padding)?, sizes(&self.dilation)?);
+        Ok(vec![only(inputs)?.f_max_pool1d(kernel, stride, padding, dilation, self.ceil_mode)?])
+    }
+}
 
 impl Differentiable for MaxPool2d {
     fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (kernel, stride) = (sizes(&self.kernel_size)?, sizes(&self.stride)?);
         let (padding, dilation) = (sizes(&self.padding)?, sizes(&self.dilation)?);
-        Ok(vec![input(inputs)?.f_max_pool2d(kernel, stride, padding, dilation, self.ceil_mode)?])
+        Ok(vec![only(inputs)?.f_max_pool2d(kernel, stride, padding, dilation, self.ceil_mode)?])
+    }
+}
+
+impl Differentiable for AvgPool1d {
+    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (kernel, stride, padding) = (sizes(&self.kernel_size)?, sizes(&self.stride)?, sizes(&self.padding)?);
+        Ok(vec![only(inputs)?.f_avg_pool1d(kernel, stride, padding, self.ceil_mode, self.count_include_pad)?])
     }
 }
 
@@ -16,16 +34,25 @@ impl Differentiable for AvgPool2d {
     fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (kernel, stride, padding) = (sizes(&self.kernel_size)?, sizes(&self.stride)?, sizes(&self.padding)?);
         let (ceil_mode, count_pad, divisor) = (self.ceil_mode, self.count_include_pad, self.divisor_override);
-        Ok(vec![input(inputs)?.f_avg_pool2d(kernel, stride, padding, ceil_mode, count_pad, divisor)?])
+        Ok(vec![only(inputs)?.f_avg_pool2d(kernel, stride, padding, ceil_mode, count_pad, divisor)?])
+    }
+}
+
+impl Differentiable for AdaptiveAvgPool1d {
+    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![only(inputs)?.f_adaptive_avg_pool1d(sizes(&self.output_size)?)?])
+    }
+}
+
+impl Differentiable for AdaptiveMaxPool2d {
+    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (largest, _places) = only(inputs)?.f_adaptive_max_pool2d(sizes(&self.output_size)?)?;
+        Ok(vec![largest])
     }
 }
 
 impl Differentiable for AdaptiveAvgPool2d {
     fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![input(inputs)?.f_adaptive_avg_pool2d(sizes(&self.output_size)?)?])
+        Ok(vec![only(inputs)?.f_adaptive_avg_pool2d(sizes(&self.output_size)?)?])
     }
-}
-
-fn input(inputs: &[Tensor]) -> Result<&Tensor, TensorError> {
-    inputs.first().ok_or_else(|| missing("expected one input, got none"))
 }

@@ -51,7 +51,7 @@ fn model(case: &Json) -> LayerGraph {
         }
         let dtype = match input.get("dtype") {
             Some(dtype) => dtype.clone(),
-            None => if input.is_array() { "float32" } else { "int64" }.into(),
+            None => if input.get("below").is_some() { "int64" } else { "float32" }.into(),
         };
         (format!("x{port}"), serde_json::json!({"shape": shape, "dtype": dtype}))
     };

@@ -1,0 +1,119 @@
+use super::arguments::bad;
+use super::{layer, BadArgument, Rules};
+use crate::spec::MAX_RANK;
+use crate::yaml::{Kind, Reader, INTEGER, NUMBER};
+use crate::{Dim, OutOfRange, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// What padding holds.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum PadMode {
+    /// One number.
+    Constant,
+    /// What mirrors the inside, the edge not repeated.
+    Reflect,
+    /// What is at the edge.
+    Replicate,
+    /// What is at the other end.
+    Circular,
+}
+
+impl PadMode {
+    /// PyTorch's word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            PadMode::Constant => "constant",
+            PadMode::Reflect => "reflect",
+            PadMode::Replicate => "replicate",
+            PadMode::Circular => "circular",
+        }
+    }
+
+    pub(super) fn named(name: &str) -> Option<PadMode> {
+        let all = [PadMode::Constant, PadMode::Reflect, PadMode::Replicate, PadMode::Circular];
+        all.into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+/// Refuses padding that would need more of the input than there is.
+pub(super) fn expect_room(mode: PadMode, size: &Dim, places: u64) -> Result<(), String> {
+    let most = match (mode, size.as_fixed()) {
+        (PadMode::Reflect, Some(size)) => size.saturating_sub(1),
+        (PadMode::Circular, Some(size)) => size,
+        _ => return Ok(()),
+    };
+    if places <= most {
+        return Ok(());
+    }
+    Err(format!("expected at most {most} places of {} padding for a size of {size}, found {places}", mode.name()))
+}
+
+const MODE: Reader<PadMode> = Reader::word(
+    "`constant`, `reflect`, `replicate` or `circular`",
+    &["constant", "reflect", "replicate", "circular"],
+    |node| PadMode::named(node.as_text()?),
+);
+
+const PAD: Reader<Vec<i64>> =
+    Reader::new("a list of whole numbers, two for each dimension: [before, after] of the last first", |node| {
+        let Kind::List(items) = &node.kind else { return None };
+        let fits = items.len() % 2 == 0 && (2..=2 * MAX_RANK).contains(&items.len());
+        items.iter().filter(|_| fits).map(INTEGER.read).collect::<Option<Vec<i64>>>().filter(|pad| !pad.is_empty())
+    });
+
+layer! {
+    /// Adds places at the ends of dimensions, as `torch.nn.functional.pad`.
+    Pad {
+        /// How many before and after the last dimension, then the one before it, and so on; below zero takes places away.
+        pad: Vec<i64> = PAD;
+        /// What they hold: `value`, what mirrors the inside, what is at the edge, or what is at the other end.
+        mode: PadMode = MODE, or PadMode::Constant => "constant";
+        /// The number of `mode: constant`.
+        value: f64 = NUMBER, or 0.0;
+    }
+}
+
+impl Rules for Pad {
+    fn check(&self) -> Result<(), BadArgument> {
+        if self.mode == PadMode::Constant {
+            return Ok(());
+        }
+        if self.pad.iter().any(|places| *places < 0) {
+            return Err(bad("pad", format!("numbers of 0 or more with mode `{}`", self.mode.name())));
+        }
+        if self.value != 0.0 {
+            return Err(bad("value", format!("nothing, as mode `{}` has no use for it", self.mode.name())));
+        }
+        Ok(())
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let input = &inputs[0];
+        let mut dims = input.dims().to_vec();
+        let padded = self.pad.len() / 2;
+        if padded > dims.len() {
+            return Err(format!("`pad` is for {padded} dimensions, found {input}"));
+        }
+        let is_image = (1..=3).contains(&padded) && (padded + 1..=padded + 2).contains(&dims.len());
+        if self.mode != PadMode::Constant && !is_image {
+            return Err(format!(
+                "mode `{}` pads the last one, two or three dimensions of an input that has one or two more, \
+                 found {input} and `pad` for {padded}",
+                self.mode.name()
+            ));
+        }
+        for (size, ends) in dims.iter_mut().rev().zip(self.pad.chunks_exact(2)) {
+            for places in ends {
+                expect_room(self.mode, size, u64::try_from(*places).unwrap_or(0))?;
+            }
+            let added = ends[0].checked_add(ends[1]).ok_or(OutOfRange)?;
+            let left = size.plus_number(added).ok().filter(|size| *size != Dim::Fixed(0));
+            *size = left.ok_or_else(|| format!("nothing is left of a size of {size} with padding {ends:?}"))?;
+        }
+        Ok(vec![TensorType::new(input.dtype, dims)])
+    }
+
+    fn flops(&self, _: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
+        Ok(Dim::Fixed(0))
+    }
+}

@@ -1,0 +1,56 @@
+use super::by_autograd::Differentiable;
+use super::elementwise::only;
+use super::{missing, size, sizes, Call};
+use layerspec::layers::{GroupNorm, InstanceNorm2d, RMSNorm};
+use tch::Tensor;
+use tensor::TensorError;
+
+impl Differentiable for RMSNorm {
+    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![only(inputs)?.f_rms_norm(sizes(&self.normalized_shape)?, call.optional("weight"), self.eps)?])
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+impl Differentiable for GroupNorm {
+    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (weight, bias) = (call.optional("weight"), call.optional("bias"));
+        let input = only(inputs)?;
+        if let [1, channels, rest @ ..] = &input.size()[..] {
+            expect_several(channels * rest.iter().product::<i64>() / size(self.num_groups)?.max(1), input, "group")?;
+        }
+        Ok(vec![input.f_group_norm(size(self.num_groups)?, weight, bias, self.eps, true)?])
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+impl Differentiable for InstanceNorm2d {
+    /// Running statistics as in batch norm. PyTorch never counts batches here, and without momentum learns nothing.
+    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (weight, bias) = (call.optional("weight"), call.optional("bias"));
+        let (mean, var) = (call.optional("running_mean"), call.optional("running_var"));
+        let by_input = call.training() || mean.is_none();
+        let input = only(inputs)?;
+        if by_input {
+            let size = input.size();
+            expect_several(size.get(2..).unwrap_or(&[]).iter().product(), input, "channel of each sample")?;
+        }
+        let (mean, var) = if call.is_again() && by_input { (None, None) } else { (mean, var) };
+        let momentum = self.momentum.unwrap_or(0.0);
+        Ok(vec![input.f_instance_norm(weight, bias, mean, var, by_input, momentum, self.eps, true)?])
+    }
+}
+
+/// The variance of a single value is undefined; PyTorch refuses it here, too.
+fn expect_several(values: i64, input: &Tensor, what: &str) -> Result<(), TensorError> {
+    if values > 1 {
+        return Ok(());
+    }
+    Err(missing(format!("expected more than one value per {what}, got {:?}", input.size())))
+}
