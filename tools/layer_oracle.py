@@ -30,13 +30,31 @@ DRAWS = 1000
 
 def functions(torch):
     """What has no class in torch.nn, as functions of the inputs and the layer's arguments."""
+    def part(x, dim=0, start=None, end=None, step=1):
+        places = range(x.shape[dim])[start:end:step]
+        return x.index_select(dim, torch.tensor(places))
+
     return {
         "Add": lambda *inputs: functools.reduce(torch.add, inputs),
-        "Mul": lambda *inputs: functools.reduce(torch.mul, inputs),
+        "Chunk": torch.chunk,
         "Concat": lambda *inputs, dim: torch.cat(inputs, dim),
+        "MaskedFill": torch.masked_fill,
+        "MatMul": torch.matmul,
+        "Mean": torch.mean,
+        "Mul": lambda *inputs: functools.reduce(torch.mul, inputs),
         "Pad": torch.nn.functional.pad,
+        "Permute": torch.permute,
         "Reshape": torch.reshape,
+        "Scale": lambda x, factor: x * factor,
+        "Select": torch.select,
+        "Slice": part,
+        "Split": lambda x, split_size_or_sections, dim=0: torch.split(x, split_size_or_sections, dim),
+        "Squeeze": torch.squeeze,
+        "Stack": lambda *inputs, dim=0: torch.stack(inputs, dim),
+        "Sub": torch.sub,
+        "Sum": torch.sum,
         "Transpose": torch.transpose,
+        "Unsqueeze": torch.unsqueeze,
     }
 
 
@@ -44,8 +62,9 @@ def make(torch, case):
     """The layer of a case: a module, and a function of the inputs."""
     ((kind, arguments),) = case["layer"].items()
     arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
-    if kind in functions(torch):
-        return torch.nn.Module(), lambda *inputs: functions(torch)[kind](*inputs, **arguments)
+    function = functions(torch).get(kind)
+    if function is not None:
+        return torch.nn.Module(), lambda *inputs: function(*inputs, **arguments)
     module = getattr(torch.nn, kind)(**arguments)
     return module, module
 

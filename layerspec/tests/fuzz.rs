@@ -177,14 +177,35 @@ fn mutated_files() {
     assert!(accepted > 300, "only {accepted} mutants are models: the test has become blunt");
 }
 
+/// Models of one layer, together of every kind with every argument.
+fn of_every_kind() -> Vec<LayerGraph> {
+    let cases = std::fs::read_to_string(root("tests/layers/cases.json")).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
+    let graph = |case: &Value| {
+        let given = case["inputs"].as_array().unwrap().iter().enumerate();
+        let inputs = given.map(|(port, input)| {
+            let shape = input.get("shape").unwrap_or(input);
+            let whole = if input.get("below").is_some() { "int64" } else { "float32" };
+            let dtype = input.get("dtype").and_then(Value::as_str).unwrap_or(whole);
+            (format!("x{port}"), serde_json::json!({"shape": shape, "dtype": dtype}))
+        });
+        let inputs: serde_json::Map<String, Value> = inputs.collect();
+        let mut layer = case["layer"].as_object().unwrap().clone();
+        layer.insert("in_variables".into(), inputs.keys().skip(1).cloned().collect());
+        let model = serde_json::json!({"inputs": inputs, "layers": [layer]});
+        LayerGraph::from_yaml(&model.to_string(), "cases.json").unwrap()
+    };
+    cases.iter().map(graph).collect()
+}
+
 /// What a layer from the wire may hold, anything that its type allows, must not panic either.
 #[test]
 fn mutated_layers() {
-    let graphs = EXAMPLES.map(example);
+    let graphs: Vec<LayerGraph> = EXAMPLES.map(example).into_iter().chain(of_every_kind()).collect();
     let layers = || graphs.iter().flat_map(|graph| graph.layers().iter().map(move |layer| (graph, layer)));
     let count = layers().count();
     let mut decoded = 0;
-    for seed in 0..20_000 {
+    for seed in 0..60_000 {
         let mut random = Random(seed);
         let Some((graph, layer)) = layers().nth(random.below(count)) else { continue };
         let mut json = serde_json::to_value(&layer.kind).unwrap();
@@ -200,7 +221,7 @@ fn mutated_layers() {
         };
         assert!(catch_unwind(run).is_ok(), "seed {seed} fails: {json}");
     }
-    assert!(decoded > 5000, "only {decoded} mutants are layers: the test has become blunt");
+    assert!(decoded > 15_000, "only {decoded} mutants are layers: the test has become blunt");
 }
 
 fn mutate_numbers(json: &mut Value, random: &mut Random) {
@@ -218,7 +239,7 @@ fn mutate_numbers(json: &mut Value, random: &mut Random) {
 /// A layer survives the wire unchanged.
 #[test]
 fn layers_survive_serialisation() {
-    for graph in EXAMPLES.map(example) {
+    for graph in EXAMPLES.map(example).into_iter().chain(of_every_kind()) {
         for layer in graph.layers() {
             let json = serde_json::to_string(layer).unwrap();
             assert_eq!(&serde_json::from_str::<layerspec::Layer>(&json).unwrap(), layer);

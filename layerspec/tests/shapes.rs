@@ -31,6 +31,83 @@ fn convolution_sizes() {
     assert_eq!(conv(10, "4, padding: valid"), "[batch, 2, 7, 7]");
 }
 
+#[test]
+fn convolutions_of_other_dimensions() {
+    let conv = "in_channels: 2, out_channels: 4, kernel_size";
+    assert_eq!(output("[batch, 2, 10]", &format!("Conv1d: {{{conv}: 3, stride: 2}}")), "[batch, 4, 4]");
+    assert_eq!(output("[batch, 2, seq]", &format!("Conv1d: {{{conv}: 3, padding: 1}}")), "[batch, 4, seq]");
+    assert_eq!(
+        output("[batch, 2, 9, 9, 9]", &format!("Conv3d: {{{conv}: [1, 3, 5], stride: [2, 1, 1]}}")),
+        "[batch, 4, 5, 7, 5]"
+    );
+    let up = format!("{conv}: 3, stride: 2, padding: 1, output_padding: 1");
+    assert_eq!(output("[batch, 2, seq]", &format!("ConvTranspose1d: {{{up}}}")), "[batch, 4, seq*2]");
+    assert_eq!(output("[batch, 2, 7, h]", &format!("ConvTranspose2d: {{{up}}}")), "[batch, 4, 14, h*2]");
+    assert_eq!(output("[batch, 2, 5, 5, 5]", &format!("ConvTranspose3d: {{{conv}: 2}}")), "[batch, 4, 6, 6, 6]");
+}
+
+#[test]
+fn images_change_their_size() {
+    assert_eq!(output("[batch, 3, h, 8]", "Upsample: {scale_factor: 2}"), "[batch, 3, h*2, 16]");
+    assert_eq!(output("[batch, 3, 5, 8]", "Upsample: {scale_factor: [1.5, 0.3]}"), "[batch, 3, 7, 2]");
+    assert_eq!(output("[batch, 3, h, w]", "Upsample: {size: [4, 6], mode: bicubic}"), "[batch, 3, 4, 6]");
+    assert_eq!(output("[batch, 12, h, 3]", "PixelShuffle: {upscale_factor: 2}"), "[batch, 3, h*2, 6]");
+    assert_eq!(output("[batch, 3, 4, 6]", "PixelUnshuffle: {downscale_factor: 2}"), "[batch, 12, 2, 3]");
+    assert_eq!(output("[batch, seq, 4]", "Pad: {pad: [1, 2, 3, -1]}"), "[batch, seq + 2, 7]");
+}
+
+#[test]
+fn parts_of_words() {
+    let slice = |rest: &str| output("[batch, seq]", &format!("Slice: {{dim: 1, {rest}}}"));
+    assert_eq!(slice("start: 1"), "[batch, seq - 1]");
+    assert_eq!(slice("start: -3"), "[batch, 3]");
+    assert_eq!(slice("end: -1"), "[batch, seq - 1]");
+    assert_eq!(slice("start: 2, end: 7, step: 2"), "[batch, 3]");
+    assert_eq!(slice("start: -4, end: -1"), "[batch, 3]");
+    assert_eq!(slice("step: 2"), "[batch, ((seq + 1)//2)]");
+    assert_eq!(output("[batch, seq, 4]", "Select: {dim: 1, index: -1}"), "[batch, 4]");
+    assert_eq!(output("[batch, seq, 4]", "Mean: {dim: [1, -1]}"), "[batch]");
+    assert_eq!(output("[batch, seq, 4]", "Sum: {dim: 1, keepdim: true}"), "[batch, 1, 4]");
+    assert_eq!(output("[batch, seq, 4]", "Permute: {dims: [1, -1, 0]}"), "[seq, 4, batch]");
+    assert_eq!(output("[batch, 12]", "Unflatten: {dim: 1, unflattened_size: [3, -1]}"), "[batch, 3, 4]");
+    assert_eq!(output("[batch, seq]", "Unsqueeze: {dim: -1}"), "[batch, seq, 1]");
+    assert_eq!(output("[batch, 1, seq]", "Squeeze: {dim: 1}"), "[batch, seq]");
+}
+
+#[test]
+fn layers_with_several_outputs() {
+    let outputs = |input: &str, layer: &str| {
+        let graph = one(input, layer);
+        let outputs = graph.outputs().iter().map(|value| graph.value(*value));
+        outputs.map(|value| format!("{} {}", value.name, value.ty)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        outputs("[batch, 7]", "Split: {split_size_or_sections: 3, dim: 1}"),
+        ["0 [batch, 3]", "0.1 [batch, 3]", "0.2 [batch, 1]"]
+    );
+    assert_eq!(outputs("[batch, 6]", "Chunk: {chunks: 4, dim: 1}").len(), 3, "as in PyTorch");
+    let gates = "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 8}\n  - Chunk: {chunks: 2, dim: 1}\n    out_variables: [a, b]\n  - Mul:\n    input: a\n    in_variables: b\n";
+    let graph = model(gates);
+    assert_eq!(graph.value(graph.outputs()[0]).ty.to_string(), "[batch, 4]");
+    assert!(graph.warnings().is_empty(), "{:?}", graph.warnings());
+}
+
+#[test]
+fn joins_of_two() {
+    let join = |inputs: &str, layer: &str| {
+        let graph = model(&format!("inputs: {inputs}\nlayers:\n  - {layer}\n    in_variables: y"));
+        graph.value(graph.outputs()[0]).ty.to_string()
+    };
+    assert_eq!(join("{x: [batch, seq, 4], y: [batch, 4, seq]}", "MatMul:"), "[batch, seq, seq]");
+    assert_eq!(join("{x: [batch, h, seq, 4], y: [4, 2]}", "MatMul:"), "[batch, h, seq, 2]");
+    assert_eq!(join("{x: [batch, 4], y: [4]}", "Sub:"), "[batch, 4]");
+    assert_eq!(join("{x: [batch, 4], y: [batch, 4]}", "Stack: {dim: 1}"), "[batch, 2, 4]");
+    let masked = join("{x: [batch, 2, seq], y: {shape: [seq], dtype: bool}}", "MaskedFill: {value: -.inf}");
+    assert_eq!(masked, "[batch, 2, seq]");
+    let bilinear = "Bilinear: {in1_features: 3, in2_features: 4, out_features: 5}";
+    assert_eq!(join("{x: [batch, 3], y: [batch, 4]}", bilinear), "[batch, 5]");
+}
+
 /// PyTorch's rule: rounded up, but the last window must start inside the image or its left padding.
 #[test]
 fn pool_sizes_rounded_up() {
@@ -151,6 +228,11 @@ fn parameters_are_pytorchs() {
         "weight [4], bias [4], running_mean [4] buffer, running_var [4] buffer, num_batches_tracked [] buffer"
     );
     assert_eq!(params("[b, 4, 9, 9]", "BatchNorm2d: {num_features: 4, affine: false, track_running_stats: false}"), "");
+    let transposed = "ConvTranspose2d: {in_channels: 4, out_channels: 6, kernel_size: [3, 5], groups: 2}";
+    assert_eq!(params("[b, 4, 9, 9]", transposed), "weight [4, 3, 3, 5], bias [6]");
+    assert_eq!(params("[b, 3, 4]", "PReLU: {num_parameters: 3}"), "weight [3]");
+    assert_eq!(params("[b, 3, 4]", "RMSNorm: {normalized_shape: [3, 4]}"), "weight [3, 4]");
+    assert_eq!(params("[b, 3, 4, 4]", "InstanceNorm2d: {num_features: 3}"), "");
     let encoder = "TransformerEncoderLayer: {d_model: 4, nhead: 2, dim_feedforward: 6";
     assert_eq!(
         params("[s, b, 4]", &format!("{encoder}}}")),
@@ -208,6 +290,9 @@ fn costs_of_known_layers() {
         "Conv2d: {in_channels: 3, out_channels: 64, kernel_size: 7, stride: 2, padding: 3, bias: false}",
     );
     assert_eq!((conv.params, conv.flops), (9408, 2 * 2 * 118_013_952));
+    let up = "ConvTranspose2d: {in_channels: 4, out_channels: 6, kernel_size: 2, stride: 2, groups: 2, bias: false}";
+    let up = cost("[batch, 4, 5, 5]", up);
+    assert_eq!((up.params, up.flops), (4 * 3 * 4, 2 * (2 * 4 * 25) * (3 * 4)));
     // 12 weights of d_model * d_model are 24 FLOPs a position (1.8 GFLOPs a layer of BERT-base at 128 positions),
     // attention 4 * seq * d_model (0.05); the rest is less than a hundredth.
     let encoder = "TransformerEncoderLayer: {d_model: 768, nhead: 12, dim_feedforward: 3072, batch_first: true}";

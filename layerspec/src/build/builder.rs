@@ -116,13 +116,22 @@ impl Builder {
             return Err(at_layer(format!("its output {ty} has more than {MAX_RANK} dimensions")));
         }
         if let Some(extra) = draft.out_variables.get(types.len()) {
-            let message = format!("`{}` is one name too many: it has {} output", extra.text, types.len());
+            let message = format!(
+                "`{}` is one name too many: it has {} output{}",
+                extra.text,
+                types.len(),
+                if types.len() == 1 { "" } else { "s" }
+            );
             return Err(Fault::new(extra.place, message));
         }
         let grad = self.trains(&draft, share)? || draft.inputs.iter().any(|id| self.grad(*id));
         let named = |port: usize| draft.out_variables.get(port).map(|name| &name.text);
         let outputs = types.into_iter().enumerate().map(|(port, ty)| {
-            let name = named(port).unwrap_or(&draft.name).clone();
+            let name = match (named(port), port) {
+                (Some(name), _) => name.clone(),
+                (None, 0) => draft.name.clone(),
+                (None, _) => format!("{}.{port}", draft.name),
+            };
             self.add_value(name, ty, Source::Layer { layer: id, port }, grad)
         });
         let outputs: Vec<ValueId> = outputs.collect();

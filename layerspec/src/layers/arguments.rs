@@ -2,7 +2,7 @@
 
 use super::rules::BadArgument;
 use crate::spec::MAX_RANK;
-use crate::yaml::{Kind, Reader, SIZE};
+use crate::yaml::{Kind, Reader, INTEGER, SIZE};
 use crate::{DType, Dim, TensorType};
 
 /// One size or several.
@@ -10,6 +10,18 @@ pub(super) const SIZES: Reader<Vec<u64>> =
     Reader::new("a whole number, 1 or more, or a list of them", |node| match &node.kind {
         Kind::List(items) if (1..=MAX_RANK).contains(&items.len()) => items.iter().map(SIZE.read).collect(),
         _ => (SIZE.read)(node).map(|size| vec![size]),
+    });
+
+/// A shape, of which one size may be whatever is left.
+pub(super) const SHAPE: Reader<Vec<i64>> =
+    Reader::new("a list of whole numbers, 1 or more, of which one may be -1 (whatever is left)", |node| {
+        let Kind::List(items) = &node.kind else {
+            return None;
+        };
+        let sizes: Vec<i64> = items.iter().take(MAX_RANK + 1).map(INTEGER.read).collect::<Option<_>>()?;
+        let sensible = sizes.iter().all(|size| *size >= 1 || *size == -1);
+        let unknown = sizes.iter().filter(|size| **size == -1).count();
+        ((1..=MAX_RANK).contains(&sizes.len()) && sensible && unknown <= 1).then_some(sizes)
     });
 
 /// Which dimension a PyTorch index means: `-1` is the last.

@@ -22,17 +22,31 @@ layer! {
     }
 }
 
+layer! {
+    /// Takes the second input from the first, element by element; sizes of 1 broadcast.
+    Sub {}
+    refuses { alpha: "multiply the second input before, with `Scale`"; }
+}
+
+layer! {
+    /// Puts its inputs one after the other along a new dimension.
+    Stack {
+        /// The place of the new dimension in the output; `-1` is the last.
+        dim: i64 = INTEGER, or 0;
+    }
+}
+
 /// Rules of a layer that joins its inputs element by element.
 macro_rules! broadcasting {
-    ($($Name:ident),*) => {$(
+    ($($Name:ident: $arity:expr),*) => {$(
         impl Rules for $Name {
             fn arity(&self) -> Arity {
-                Arity::Several
+                $arity
             }
 
             fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
                 let (first, others) = inputs.split_first().ok_or("expected an input")?;
-                others.iter().try_fold(first.clone(), broadcast).map(|joined| vec![joined])
+                others.iter().try_fold(first.clone(), joined).map(|joined| vec![joined])
             }
 
             fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Result<Dim, OutOfRange> {
@@ -42,29 +56,35 @@ macro_rules! broadcasting {
     )*};
 }
 
-broadcasting! { Add, Mul }
+broadcasting! { Add: Arity::Several, Mul: Arity::Several, Sub: Arity::Two }
 
-/// The type of an element-wise result, by PyTorch's rule: shapes are aligned at their end, and a
-/// size goes with itself or with 1. A word goes with itself or 1 only.
-fn broadcast(left: TensorType, right: &TensorType) -> Result<TensorType, String> {
+/// The type of an element-wise result.
+fn joined(left: TensorType, right: &TensorType) -> Result<TensorType, String> {
     expect_same_dtype(&left, right)?;
-    let rank = left.shape.rank().max(right.shape.rank());
-    let one = Dim::Fixed(1);
-    let size = |ty: &TensorType, from_end: usize| {
-        let index = ty.shape.rank().checked_sub(from_end);
-        index.and_then(|index| ty.dims().get(index)).unwrap_or(&one).clone()
-    };
-    let dims = (1..=rank).rev().map(|from_end| match (size(&left, from_end), size(right, from_end)) {
-        (a, b) if a == b || b == one => Ok(a),
-        (a, b) if a == one => Ok(b),
-        (a, b) => Err(format!(
-            "expected inputs whose shapes are equal or broadcast, found {left} and {right}: {a} against {b}"
-        )),
-    });
-    Ok(TensorType::new(left.dtype, dims.collect::<Result<_, _>>()?))
+    let dims = broadcast(left.dims(), right.dims()).map_err(|sizes| {
+        format!("expected inputs whose shapes are equal or broadcast, found {left} and {right}: {sizes}")
+    })?;
+    Ok(TensorType::new(left.dtype, dims))
 }
 
-fn expect_same_dtype(left: &TensorType, right: &TensorType) -> Result<(), String> {
+/// The shape of an element-wise result, by PyTorch's rule: shapes are aligned at their end, and a
+/// size goes with itself or with 1. A word goes with itself or 1 only. The error says which sizes do not.
+pub(super) fn broadcast(left: &[Dim], right: &[Dim]) -> Result<Vec<Dim>, String> {
+    let one = Dim::Fixed(1);
+    let size = |dims: &[Dim], from_end: usize| {
+        let index = dims.len().checked_sub(from_end);
+        index.and_then(|index| dims.get(index)).unwrap_or(&one).clone()
+    };
+    let dims =
+        (1..=left.len().max(right.len())).rev().map(|from_end| match (size(left, from_end), size(right, from_end)) {
+            (a, b) if a == b || b == one => Ok(a),
+            (a, b) if a == one => Ok(b),
+            (a, b) => Err(format!("{a} against {b}")),
+        });
+    dims.collect()
+}
+
+pub(super) fn expect_same_dtype(left: &TensorType, right: &TensorType) -> Result<(), String> {
     if left.dtype == right.dtype {
         return Ok(());
     }
@@ -91,6 +111,29 @@ impl Rules for Concat {
             }
             dims[along] = dims[along].plus(&other.dims()[along])?;
         }
+        Ok(vec![TensorType::new(first.dtype, dims)])
+    }
+
+    fn flops(&self, _: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
+        Ok(Dim::Fixed(0))
+    }
+}
+
+impl Rules for Stack {
+    fn arity(&self) -> Arity {
+        Arity::Several
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let (first, others) = inputs.split_first().ok_or("expected an input")?;
+        if let Some(other) = others.iter().find(|other| *other != first) {
+            return Err(format!("expected inputs that are alike, found {first} and {other}"));
+        }
+        let mut dims = first.dims().to_vec();
+        let along = dimension(self.dim, dims.len() + 1).map_err(|_| {
+            format!("the output has {} dimensions, so there is no dimension {}", dims.len() + 1, self.dim)
+        })?;
+        dims.insert(along, Dim::Fixed(inputs.len() as u64));
         Ok(vec![TensorType::new(first.dtype, dims)])
     }
 

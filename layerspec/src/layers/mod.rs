@@ -3,6 +3,7 @@
 
 mod activation;
 mod arguments;
+mod axes;
 mod batch_norm;
 mod bilinear;
 mod conv;
@@ -18,22 +19,29 @@ mod group_norm;
 mod join;
 mod layer_norm;
 mod linear;
+mod masked_fill;
+mod matmul;
 mod pad;
 mod piecewise;
 mod pixel_shuffle;
 mod pool;
 mod prelu;
 mod rectifier;
+mod reduce;
 mod reshape;
 mod rms_norm;
 mod rules;
+mod scale;
+mod slice;
 mod softmax;
+mod split;
 mod transformer_encoder;
 mod transpose;
 mod upsample;
 mod window;
 
 pub use activation::{Identity, LogSigmoid, ReLU, SiLU, Sigmoid, Softsign, Tanh, Tanhshrink};
+pub use axes::{Permute, Squeeze, Unflatten, Unsqueeze};
 pub use batch_norm::{BatchNorm1d, BatchNorm2d, InstanceNorm2d};
 pub use bilinear::Bilinear;
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
@@ -44,19 +52,25 @@ pub use flatten::Flatten;
 pub use gelu::{Approximate, GELU};
 pub use glu::GLU;
 pub use group_norm::GroupNorm;
-pub use join::{Add, Concat, Mul};
+pub use join::{Add, Concat, Mul, Stack, Sub};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
+pub use masked_fill::MaskedFill;
+pub use matmul::MatMul;
 pub use pad::{Pad, PadMode};
 pub use piecewise::{Hardshrink, Hardsigmoid, Hardswish, Hardtanh, ReLU6, Softshrink};
 pub use pixel_shuffle::{PixelShuffle, PixelUnshuffle};
 pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
 pub use prelu::PReLU;
 pub use rectifier::{LeakyReLU, Mish, Softplus, Threshold, CELU, ELU, SELU};
+pub use reduce::{Mean, Sum};
 pub use reshape::Reshape;
 pub use rms_norm::RMSNorm;
 pub use rules::Arity;
+pub use scale::Scale;
+pub use slice::{Select, Slice};
 pub use softmax::{LogSoftmax, Softmax, Softmin};
+pub use split::{Chunk, Sections, Split};
 pub use transformer_encoder::{Activation, TransformerEncoderLayer};
 pub use transpose::Transpose;
 pub use upsample::{Interpolation, Upsample};
@@ -177,11 +191,26 @@ layers! {
     PixelUnshuffle,
     Pad,
     Flatten,
+    Unflatten,
     Reshape,
     Transpose,
-    Add,
-    Mul,
+    Permute,
+    Squeeze,
+    Unsqueeze,
+    Slice,
+    Select,
+    Split,
+    Chunk,
     Concat,
+    Stack,
+    Add,
+    Sub,
+    Mul,
+    MatMul,
+    Scale,
+    Mean,
+    Sum,
+    MaskedFill,
     Identity,
 }
 

@@ -45,7 +45,7 @@ pub(super) fn expect_room(mode: PadMode, size: &Dim, places: u64) -> Result<(), 
     if places <= most {
         return Ok(());
     }
-    Err(format!("expected at most {most} places of {} padding for a size of {size}, found {places}", mode.name()))
+    Err(format!("expected {} padding of at most {most} for a size of {size}, found {places}", mode.name()))
 }
 
 const MODE: Reader<PadMode> = Reader::word(

@@ -1,18 +1,6 @@
+use super::arguments::SHAPE;
 use super::{layer, Rules};
-use crate::spec::MAX_RANK;
-use crate::yaml::{Kind, Reader, INTEGER};
 use crate::{Dim, OutOfRange, TensorType};
-
-const SHAPE: Reader<Vec<i64>> =
-    Reader::new("a list of whole numbers, 1 or more, of which one may be -1 (whatever is left)", |node| {
-        let Kind::List(items) = &node.kind else {
-            return None;
-        };
-        let sizes: Vec<i64> = items.iter().take(MAX_RANK + 1).map(INTEGER.read).collect::<Option<_>>()?;
-        let sensible = sizes.iter().all(|size| *size >= 1 || *size == -1);
-        let unknown = sizes.iter().filter(|size| **size == -1).count();
-        ((1..=MAX_RANK).contains(&sizes.len()) && sensible && unknown <= 1).then_some(sizes)
-    });
 
 layer! {
     /// Gives the same elements, in the same order, another shape.

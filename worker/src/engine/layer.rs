@@ -69,7 +69,7 @@ impl Node {
 impl Layer {
     /// Makes a layer ready. `wants` says for each of its inputs whether the gradient is wanted.
     pub(super) fn new(spec: &layerspec::Layer, bindings: &[Binding], params: &Params, wants: &[bool]) -> Self {
-        let Lowered { nodes: lowered, outputs } = lower(&spec.kind, spec.inputs.len());
+        let Lowered { nodes: lowered, outputs } = lower(&spec.kind, spec.inputs.len(), spec.outputs.len());
         let mut wants = wants.to_vec();
         let mut nodes = Vec::with_capacity(lowered.len());
         for lower in lowered {

@@ -1,7 +1,7 @@
 //! Activation functions. Where the gradient can be told from the output, that is kept, for the next layer keeps it too.
 
 use super::{of_one, one, update, Back, Call, Keeps, Kept, Op, Run};
-use layerspec::layers::{Approximate, Identity, ReLU, SiLU, Sigmoid, Tanh, GELU};
+use layerspec::layers::{Approximate, Identity, ReLU, Scale, SiLU, Sigmoid, Tanh, GELU};
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
@@ -110,5 +110,25 @@ impl Op for Identity {
 
     fn keeps(&self) -> Keeps {
         Keeps::Nothing
+    }
+}
+
+impl Op for Scale {
+    fn forward(&self, _: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
+        let times = self.factor;
+        Ok(Run::keeping(update(one(inputs)?, |x| x.f_mul_scalar_(times), |x| x.f_mul_scalar(times))?, Vec::new()))
+    }
+
+    fn backward(&self, _: &Call<'_>, _: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
+        let times = self.factor;
+        Ok(Back::to(update(of_one(grads)?, |g| g.f_mul_scalar_(times), |g| g.f_mul_scalar(times))?))
+    }
+
+    fn keeps(&self) -> Keeps {
+        Keeps::Nothing
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
     }
 }

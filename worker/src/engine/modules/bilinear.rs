@@ -1,14 +1,13 @@
 use super::by_autograd::Differentiable;
-use super::{missing, Call};
+use super::join::two;
+use super::Call;
 use layerspec::layers::Bilinear;
 use tch::Tensor;
 use tensor::TensorError;
 
 impl Differentiable for Bilinear {
     fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let [first, second] = inputs else {
-            return Err(missing(format!("expected two inputs, got {}", inputs.len())));
-        };
+        let [first, second] = two(inputs)?;
         Ok(vec![Tensor::f_bilinear(first, second, call.param("weight")?, call.optional("bias"))?])
     }
 }

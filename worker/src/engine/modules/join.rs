@@ -1,6 +1,6 @@
 use super::by_autograd::Differentiable;
 use super::{missing, of_one, update, Back, Call, Keeps, Kept, Op, Run};
-use layerspec::layers::{Add, Concat, Mul};
+use layerspec::layers::{Add, Concat, MaskedFill, MatMul, Mul, Stack, Sub};
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
@@ -69,6 +69,41 @@ impl Differentiable for Mul {
     fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (first, others) = inputs.split_first().ok_or_else(|| missing("expected an input, got none"))?;
         Ok(vec![others.iter().try_fold(first.shallow_clone(), |product, other| product.f_mul(other))?])
+    }
+}
+
+impl Differentiable for Sub {
+    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let [left, right] = two(inputs)?;
+        Ok(vec![left.f_sub(right)?])
+    }
+}
+
+impl Differentiable for MatMul {
+    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let [left, right] = two(inputs)?;
+        Ok(vec![left.f_matmul(right)?])
+    }
+}
+
+impl Differentiable for MaskedFill {
+    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let [input, mask] = two(inputs)?;
+        Ok(vec![input.f_masked_fill(mask, self.value)?])
+    }
+}
+
+impl Differentiable for Stack {
+    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![Tensor::f_stack(inputs, self.dim)?])
+    }
+}
+
+/// The inputs of a layer that takes two.
+pub(super) fn two(inputs: &[Tensor]) -> Result<[&Tensor; 2], TensorError> {
+    match inputs {
+        [left, right] => Ok([left, right]),
+        _ => Err(missing(format!("expected two inputs, got {}", inputs.len()))),
     }
 }
 

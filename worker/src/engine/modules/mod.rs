@@ -18,6 +18,7 @@ mod join;
 mod layer_norm;
 mod linear;
 mod norm;
+mod part;
 mod pool;
 mod shape;
 mod softmax;
@@ -120,7 +121,7 @@ pub(super) struct Lower {
 }
 
 /// The table: a new kind of layer is a file above and a line here.
-pub(super) fn lower(kind: &LayerKind, inputs: usize) -> Lowered {
+pub(super) fn lower(kind: &LayerKind, inputs: usize, outputs: usize) -> Lowered {
     let op: Box<dyn Op> = match kind.clone() {
         LayerKind::TransformerEncoderLayer(layer) => return encoder::lower(&layer),
         LayerKind::Conv1d(layer) => return layer.lower(),
@@ -184,10 +185,26 @@ pub(super) fn lower(kind: &LayerKind, inputs: usize) -> Lowered {
         LayerKind::Mul(layer) => Box::new(ByAutograd(layer)),
         LayerKind::Concat(layer) => Box::new(layer),
         LayerKind::Identity(layer) => Box::new(layer),
+        LayerKind::Unflatten(layer) => Box::new(layer),
+        LayerKind::Permute(layer) => Box::new(layer),
+        LayerKind::Squeeze(layer) => Box::new(layer),
+        LayerKind::Unsqueeze(layer) => Box::new(layer),
+        LayerKind::Slice(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Select(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Split(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Chunk(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Stack(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Sub(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::MatMul(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Scale(layer) => Box::new(layer),
+        LayerKind::Mean(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Sum(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::MaskedFill(layer) => Box::new(ByAutograd(layer)),
     };
     let params = kind.params().iter().map(|param| (param.name, param.name)).collect();
-    // A layer of one op; every kind has one output.
-    Lowered { nodes: vec![Lower { op, inputs: (0..inputs).collect(), outputs: 1, params }], outputs: vec![inputs] }
+    // A layer of one op.
+    let nodes = vec![Lower { op, inputs: (0..inputs).collect(), outputs, params }];
+    Lowered { nodes, outputs: (inputs..inputs + outputs).collect() }
 }
 
 impl Run {

@@ -1,5 +1,5 @@
 use super::{missing, of_one, one, Back, Call, Keeps, Kept, Op, Run};
-use layerspec::layers::{Flatten, Reshape, Transpose};
+use layerspec::layers::{Flatten, Permute, Reshape, Squeeze, Transpose, Unflatten, Unsqueeze};
 use tch::Tensor;
 use tensor::TensorError;
 
@@ -23,7 +23,10 @@ macro_rules! reshaping {
 
 reshaping! {
     Flatten: |layer: &Flatten, input: &Tensor| input.f_flatten(layer.start_dim, layer.end_dim),
-    Reshape: |layer: &Reshape, input: &Tensor| input.f_reshape(&layer.shape[..])
+    Reshape: |layer: &Reshape, input: &Tensor| input.f_reshape(&layer.shape[..]),
+    Unflatten: |layer: &Unflatten, input: &Tensor| input.f_unflatten(layer.dim, &layer.unflattened_size[..]),
+    Squeeze: |layer: &Squeeze, input: &Tensor| input.f_squeeze_dim(layer.dim),
+    Unsqueeze: |layer: &Unsqueeze, input: &Tensor| input.f_unsqueeze(layer.dim)
 }
 
 impl Op for Transpose {
@@ -33,6 +36,26 @@ impl Op for Transpose {
 
     fn backward(&self, _: &Call<'_>, _: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
         Ok(Back::to(of_one(grads)?.f_transpose(self.dim0, self.dim1)?))
+    }
+
+    fn keeps(&self) -> Keeps {
+        Keeps::Nothing
+    }
+}
+
+impl Op for Permute {
+    fn forward(&self, _: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
+        Ok(Run::keeping(one(inputs)?.f_permute(&self.dims[..])?, Vec::new()))
+    }
+
+    fn backward(&self, _: &Call<'_>, _: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
+        let rank = i64::try_from(self.dims.len()).unwrap_or(i64::MAX);
+        let counted = |dim: &i64| if *dim < 0 { dim + rank } else { *dim };
+        let order: Vec<i64> = self.dims.iter().map(counted).collect();
+        let place = |dim: i64| order.iter().position(|other| *other == dim).and_then(|place| i64::try_from(place).ok());
+        let back: Option<Vec<i64>> = (0..rank).map(place).collect();
+        let back = back.ok_or_else(|| missing(format!("{:?} is no order of dimensions", self.dims)))?;
+        Ok(Back::to(of_one(grads)?.f_permute(back)?))
     }
 
     fn keeps(&self) -> Keeps {

@@ -1,7 +1,7 @@
 //! Law 1 for the engine: wherever the model is cut, losses and weights are the same bits.
 
 use super::chain::{Chain, Sample};
-use super::models::{BRANCHY, CONV, RESIDUAL, TEXT};
+use super::models::{BRANCHY, CONV, PARTS, RESIDUAL, TEXT};
 use super::*;
 
 const STEPS: u64 = 3;
@@ -71,6 +71,12 @@ fn no_cut_shows_where_values_have_many_users() {
 fn no_cut_shows_in_a_conv_net_with_batch_norm_and_dropout() {
     let (inputs, target) = (|name: &str, n| normal(name, &[n, 1, 8, 8]), |name: &str, n| classes(name, &[n], 5.0));
     no_cut_shows(CONV, LossSpec::CrossEntropyLoss { label_smoothing: 0.1 }, inputs, target);
+}
+
+#[test]
+fn no_cut_shows_where_layers_have_several_outputs() {
+    let (inputs, target) = (|name: &str, n| normal(name, &[n, 2, 6, 6]), |name: &str, n| normal(name, &[n, 5]));
+    no_cut_shows(PARTS, LossSpec::MSELoss, inputs, target);
 }
 
 #[test]

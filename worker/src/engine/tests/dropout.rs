@@ -66,3 +66,22 @@ layers: [Dropout: {p: 1.0}]
     let output = engine.forward(&train(0), vec![normal("x", &[4, 5])]).unwrap().remove(0);
     assert_eq!(output.abs().sum(Kind::Float).double_value(&[]), 0.0);
 }
+
+#[test]
+fn whole_channels_are_dropped() {
+    let mut engine = engine(
+        "
+model: dropout
+inputs: {x: [batch, 30, 2, 3]}
+layers: [Dropout2d: {p: 0.25}]
+",
+    );
+    let input = Tensor::ones([20, 30, 2, 3], (Kind::Float, Device::Cpu));
+    let output = engine.forward(&train(0), vec![input]).unwrap().remove(0);
+    let of_channels = output.mean_dim(&[2i64, 3][..], true, Kind::Float);
+    assert!(output.equal(&of_channels.expand_as(&output)), "a channel is dropped in parts");
+    let share = output.not_equal(0.0).to_kind(Kind::Float).mean(Kind::Float).double_value(&[]);
+    assert!((share - 0.75).abs() < 0.06, "{share}");
+    let grad = engine.backward(key(0), vec![vec![output.ones_like()]]).unwrap().remove(0).remove(0);
+    assert!(grad.equal(&output));
+}

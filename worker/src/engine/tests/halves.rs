@@ -1,6 +1,6 @@
 //! The backward pass in two halves: the same bits as at once, and less memory between them.
 
-use super::models::{BRANCHY, CONV, RESIDUAL, TEXT};
+use super::models::{BRANCHY, CONV, PARTS, RESIDUAL, TEXT};
 use super::*;
 
 pub(super) const ENCODER: &str = "
@@ -106,7 +106,7 @@ fn gradients(graph: &LayerGraph, order: Order, change: impl Fn(&mut StageModel))
 
 #[test]
 fn in_halves_the_bits_are_those_of_one_pass() {
-    for yaml in [RESIDUAL, BRANCHY, CONV, TEXT, ENCODER, TWICE, OUTPUTS] {
+    for yaml in [RESIDUAL, BRANCHY, CONV, PARTS, TEXT, ENCODER, TWICE, OUTPUTS] {
         let graph = graph(yaml);
         let whole = gradients(&graph, Order::AtOnce, |_| ());
         assert!(whole
@@ -120,7 +120,7 @@ fn in_halves_the_bits_are_those_of_one_pass() {
 
 #[test]
 fn what_is_computed_again_has_the_same_bits() {
-    for yaml in [RESIDUAL, BRANCHY, CONV, TEXT, ENCODER, OUTPUTS] {
+    for yaml in [RESIDUAL, BRANCHY, CONV, PARTS, TEXT, ENCODER, OUTPUTS] {
         let graph = graph(yaml);
         let plain = gradients(&graph, Order::AtOnce, |_| ());
         for recompute in [Recompute::Selective, Recompute::Full] {
@@ -136,15 +136,18 @@ fn what_is_computed_again_has_the_same_bits() {
 
 #[test]
 fn running_statistics_are_learned_once_where_the_forward_pass_is_done_again() {
-    let state = |recompute| {
-        let mut model = whole(&graph(CONV), true);
-        model.layers.iter_mut().for_each(|layer| layer.recompute = recompute);
-        let mut engine = Engine::build(model).unwrap();
-        let output = engine.forward(&train(0), vec![normal("x", &[4, 1, 8, 8])]).unwrap().remove(0);
-        engine.backward(key(0), vec![vec![output.ones_like()]]).unwrap();
-        engine.state().unwrap()
-    };
-    assert_same(&state(Some(Recompute::Full)), &state(None), "state");
+    for yaml in [CONV, PARTS] {
+        let state = |recompute| {
+            let graph = graph(yaml);
+            let mut model = whole(&graph, true);
+            model.layers.iter_mut().for_each(|layer| layer.recompute = recompute);
+            let mut engine = Engine::build(model).unwrap();
+            let output = engine.forward(&train(0), vec![input("x", &graph, 0)]).unwrap().remove(0);
+            engine.backward(key(0), vec![vec![output.ones_like()]]).unwrap();
+            engine.state().unwrap()
+        };
+        assert_same(&state(Some(Recompute::Full)), &state(None), "state");
+    }
 }
 
 /// By hand, against a weight that is used twice on one path.

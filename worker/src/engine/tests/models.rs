@@ -59,6 +59,37 @@ layers:
   - Linear: {in_features: 16, out_features: 5}
 ";
 
+/// Convolutions up and down, norms within samples, whole channels dropped, a layer with several outputs of which one has
+/// two users and one has none.
+pub(super) const PARTS: &str = "
+model: parts
+inputs: {x: [batch, 2, 6, 6]}
+layers:
+  - Conv2d: {in_channels: 2, out_channels: 6, kernel_size: 3, padding: 2, padding_mode: reflect}
+  - Split: {split_size_or_sections: [2, 3, 1], dim: 1}
+    out_variables: [a, b, rest]
+  - InstanceNorm2d: {num_features: 2, affine: true, track_running_stats: true}
+  - PReLU: {num_parameters: 2}
+    out_variables: [a2]
+  - Dropout2d: {p: 0.3}
+    input: b
+  - GroupNorm: {num_groups: 1, num_channels: 3}
+  - ConvTranspose2d: {in_channels: 3, out_channels: 2, kernel_size: 3, stride: 2, padding: 1}
+  - Slice: {dim: 2, end: 15, step: 2}
+  - Slice: {dim: 3, end: 15, step: 2}
+  - Sub: {}
+    in_variables: [a2]
+  - Concat: {dim: 1}
+    in_variables: [b]
+  - ELU
+  - Upsample: {scale_factor: 0.5, mode: bilinear}
+  - AdaptiveMaxPool2d: {output_size: 2}
+  - Mean: {dim: -1}
+  - Flatten
+  - RMSNorm: {normalized_shape: 10}
+  - Linear: {in_features: 10, out_features: 5}
+";
+
 /// Tied parameters, whole numbers as input, strided views between layers.
 pub(super) const TEXT: &str = "
 model: text
