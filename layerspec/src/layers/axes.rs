@@ -86,8 +86,8 @@ impl Unflatten {
         let (wanted, misfit) = (&self.unflattened_size, || {
             format!("cannot make {:?} of {size}, dimension {along} of {input}", self.unflattened_size)
         });
-        let known = wanted.iter().filter_map(|size| u64::try_from(*size).ok());
-        let known = known.fold(Some(1u64), |product, size| product?.checked_mul(size)).ok_or(OutOfRange)?;
+        let mut known = wanted.iter().filter_map(|size| u64::try_from(*size).ok());
+        let known = known.try_fold(1, u64::checked_mul).ok_or(OutOfRange)?;
         let rest = size.divided_exactly(known).ok_or_else(misfit)?;
         if !wanted.contains(&-1) && rest != Dim::Fixed(1) {
             return Err(misfit());
