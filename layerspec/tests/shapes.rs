@@ -86,7 +86,7 @@ fn layers_with_several_outputs() {
         ["0 [batch, 3]", "0.1 [batch, 3]", "0.2 [batch, 1]"]
     );
     assert_eq!(outputs("[batch, 6]", "Chunk: {chunks: 4, dim: 1}").len(), 3, "as in PyTorch");
-    let gates = "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 8}\n  - Chunk: {chunks: 2, dim: 1}\n    out_variables: [a, b]\n  - Mul:\n    input: a\n    in_variables: b\n";
+    let gates = "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 8}\n  - Chunk: {chunks: 2, dim: 1}\n    out_variables: [a, b]\n  - Mul:\n    in_variables: b\n";
     let graph = model(gates);
     assert_eq!(graph.value(graph.outputs()[0]).ty.to_string(), "[batch, 4]");
     assert!(graph.warnings().is_empty(), "{:?}", graph.warnings());

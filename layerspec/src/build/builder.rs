@@ -58,7 +58,10 @@ impl Builder {
         let written = &names.flats[index].written;
         let main = match (&written.input, index.checked_sub(1)) {
             (Some(name), _) => names.find(name, index)?,
-            (None, Some(index)) => Maker::Layer { index, port: 0 },
+            (None, Some(index)) => {
+                names.use_first_of(index);
+                Maker::Layer { index, port: 0 }
+            }
             (None, None) => {
                 names.use_input(0);
                 Maker::Input(0)

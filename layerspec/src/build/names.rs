@@ -160,6 +160,14 @@ impl<'a> Names<'a> {
         let place = self.definitions.values().find(input).map(|definition| definition.place);
         self.used.extend(place);
     }
+
+    /// Says that the layer below takes a layer's first output without its name. Where there are several, the first has to
+    /// have a name so that the others can.
+    pub(super) fn use_first_of(&mut self, index: usize) {
+        if let Some([first, _, ..]) = self.flats.get(index).map(|flat| &flat.written.out_variables[..]) {
+            self.used.insert(first.place);
+        }
+    }
 }
 
 fn is_above(maker: Maker, index: usize) -> bool {
