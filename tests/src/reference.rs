@@ -81,6 +81,7 @@ impl<'a> Net<'a> {
                 let tensor = match spec.init {
                     Init::Zeros => Tensor::zeros(&shape, (kind, Device::Cpu)),
                     Init::Ones => Tensor::ones(&shape, (kind, Device::Cpu)),
+                    Init::Constant { value } => Tensor::full(&shape, value, (kind, Device::Cpu)),
                     Init::Uniform { low, high } => {
                         key.stream(Device::Cpu).unwrap().uniform(&shape, kind, low, high).unwrap()
                     }
