@@ -17,7 +17,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, Serve
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::ParsedCertificate;
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
+    CertificateError, CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
+    SignatureScheme,
 };
 use std::sync::Arc;
 
@@ -95,8 +96,11 @@ fn client(key: &KeyPair, accepts: [u8; 32]) -> Result<quinn::ClientConfig, LinkE
     Ok(quinn::ClientConfig::new(Arc::new(config)))
 }
 
+/// AES-128 comes first: as good as AES-256 against anybody there is, and a third faster over gigabytes of tensors.
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    Arc::new(provider)
 }
 
 /// Accepts one public key, whatever else its certificate says.
