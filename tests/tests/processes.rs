@@ -214,8 +214,8 @@ async fn a_plan_names_every_schedule_and_draws_the_first() {
     let table: Vec<&str> = ended.output.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
     assert!(table[0].trim().starts_with("schedule") && table[0].contains("step"), "{table:?}");
     for (name, _) in pipeline::ScheduleKind::NAMES {
-        let first = |line: &&str| line.trim_start_matches(['*', ' ']).starts_with(&format!("{name} "));
-        assert!(table.iter().any(|line| first(&line)), "no {name} in {table:?}");
+        let first = |line: &str| line.trim_start_matches(['*', ' ']).starts_with(&format!("{name} "));
+        assert!(table.iter().any(|line| first(line)), "no {name} in {table:?}");
     }
     assert_eq!(table.iter().filter(|line| line.starts_with('*')).count(), 1, "one is to be taken: {table:?}");
     assert!(table.iter().any(|line| line.starts_with("worker 0 to worker 1: ")), "no connection in {table:?}");
