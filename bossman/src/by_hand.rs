@@ -129,7 +129,7 @@ impl BossMan {
     /// No optimizer was sent, or a worker failed.
     pub async fn optim_step(&mut self) -> Result<(), BossManError> {
         let before = self.gathered;
-        let scale = if before.steps == 0 { 1.0 } else { before.divisor / before.samples as f64 };
+        let scale = if before.steps == 0 { 1.0 } else { before.divisor / before.counted };
         let update = self.update(scale)?;
         // A number of its own: tensors of a batch that failed before are let go wherever they arrive.
         self.batch += 1;
@@ -244,7 +244,7 @@ impl BossMan {
         result
     }
 
-    fn outputs(&self, answer: Answer, training: bool) -> Result<Vec<Tensor>, BossManError> {
+    pub(crate) fn outputs(&self, answer: Answer, training: bool) -> Result<Vec<Tensor>, BossManError> {
         let mut tensors = Vec::new();
         for (_, value, slot) in answer.outputs {
             let payload = self.handle.slots.take(slot);

@@ -4,8 +4,9 @@
 #[derive(Copy, Clone, Debug, Default)]
 pub(crate) struct Gathered {
     pub(crate) steps: u32,
-    pub(crate) samples: u64,
-    /// What the losses were divided by: the samples that the steps would have, were they all as large as the first.
+    /// Samples, or targets, or whatever the loss takes the mean over.
+    pub(crate) counted: f64,
+    /// What the losses were divided by: what would be counted, were all steps as large as the first.
     pub(crate) divisor: f64,
 }
 

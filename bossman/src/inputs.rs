@@ -124,8 +124,8 @@ pub(crate) struct Range {
 
 impl Range {
     /// These samples of a tensor; shares its memory.
-    fn of(&self, tensor: &Tensor) -> Result<Tensor, BossManError> {
+    pub(crate) fn of(&self, tensor: &Tensor) -> Result<Tensor, tensor::TensorError> {
         let (start, len) = (self.start.cast_signed(), self.len.cast_signed());
-        Ok(tensor.f_narrow(0, start, len).map_err(tensor::TensorError::from)?)
+        Ok(tensor.f_narrow(0, start, len)?)
     }
 }

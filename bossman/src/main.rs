@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use bossman::fleet::FleetSettings;
 use bossman::plan;
 use bossman::run_file::RunFile;
-use bossman::train::{self, Score, Settings};
+use bossman::train::{self, Settings};
 use bossman::{BossManError, Transport};
 use clap::{Parser, Subcommand};
 use layerspec::{Bindings, LayerGraph};
@@ -147,8 +147,7 @@ fn train(arguments: Train) -> Result<()> {
     let outcome = until_interrupted(train::run(&file, &settings))?.context("interrupted; nothing was saved")?;
     println!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64());
     match outcome.test {
-        Some(Score::Accuracy(share)) => println!("test accuracy {:.2} %", share * 100.0),
-        Some(Score::Loss(loss)) => println!("test loss {loss:.6}"),
+        Some(score) => println!("test {score}"),
         None => {}
     }
     if let Some(path) = &settings.save {

@@ -2,8 +2,9 @@
 
 use crate::batch::Batch;
 use crate::boss::BossMan;
+use crate::counts::counts;
 use crate::gathered::Gathered;
-use crate::inputs::{Inputs, Range};
+use crate::inputs::Inputs;
 use crate::probing::first_bytes;
 use crate::scheduling::{LastStep, Work};
 use crate::BossManError;
@@ -52,13 +53,13 @@ impl BossMan {
         batch: &Batch,
     ) -> impl Future<Output = Result<StepReport, BossManError>> + Send + 'a {
         let started = Instant::now();
-        let prepared = self.prepare(batch);
+        let prepared = self.prepare(batch, self.settings.microbatches);
         let preparing = started.elapsed();
         async move {
             let prepared = prepared?;
             self.forget_unnamed().await?;
             let work = Work { sizes: prepared.sizes.clone(), target_bytes: first_bytes(&prepared.targets) };
-            self.choose_schedule(&work, prepared.ranges.len() as u32).await?;
+            self.choose_schedule(&work, prepared.microbatches).await?;
             let report = self.carry_out(prepared, preparing).await?;
             Ok(StepReport { time: started.elapsed(), ..report })
         }
@@ -66,19 +67,20 @@ impl BossMan {
 
     async fn carry_out(&mut self, prepared: Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
         let began = Instant::now();
-        let Prepared { ranges, samples, inputs, targets, .. } = prepared;
-        let spec = self.loss()?;
+        let Prepared { samples, counts, inputs, targets, microbatches, .. } = prepared;
+        let spec = self.loss()?.clone();
+        let counted: f64 = counts.iter().sum();
         let before = self.gathered;
         let mut gathered = before;
         if gathered.steps == 0 {
-            gathered.divisor = samples as f64 * f64::from(self.settings.accumulate);
+            gathered.divisor = counted * f64::from(self.settings.accumulate);
         }
         gathered.steps += 1;
-        gathered.samples += samples;
+        gathered.counted += counted;
         let updates = gathered.steps == self.settings.accumulate;
 
-        let schedule = self.schedule_of_step(ranges.len() as u32, updates)?;
-        let update = updates.then(|| self.update(gathered.divisor / gathered.samples as f64)).transpose()?;
+        let schedule = self.schedule_of_step(microbatches, updates)?;
+        let update = updates.then(|| self.update(gathered.divisor / gathered.counted)).transpose()?;
         self.batch += 1;
         self.step += 1;
         let mut run = self.round(|_| None);
@@ -86,7 +88,7 @@ impl BossMan {
         run.actions = schedule.workers.clone();
         run.order = schedule.order.clone();
         run.update = update;
-        let weights = ranges.iter().map(|range| range.len as f64 / gathered.divisor).collect();
+        let weights = counts.iter().map(|count| count / gathered.divisor).collect();
         run.loss = Some(RoundLoss { spec, weights });
         run.inputs = self.hold_all(inputs);
         run.targets = targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
@@ -107,7 +109,7 @@ impl BossMan {
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
         let loss = match self.settings.accumulate {
             1 => loss,
-            _ => (f64::from(loss) * gathered.divisor / samples as f64) as f32,
+            _ => (f64::from(loss) * gathered.divisor / counted) as f32,
         };
         let time = preparing + began.elapsed();
         self.scheduling.observed.step(&answer.spans, time);
@@ -116,21 +118,23 @@ impl BossMan {
         Ok(StepReport { step: self.step, loss, samples, time, lr, grad_norm })
     }
 
-    fn loss(&self) -> Result<pipeline::LossSpec, BossManError> {
+    pub(crate) fn loss(&self) -> Result<&pipeline::LossSpec, BossManError> {
         let missing = || BossManError::Usage("train_step needs a loss: Builder::loss or BossMan::set_loss".into());
-        self.settings.loss.ok_or_else(missing)
+        self.settings.loss.as_ref().ok_or_else(missing)
     }
 
-    fn prepare(&self, batch: &Batch) -> Result<Prepared, BossManError> {
-        self.loss()?;
+    /// Checks a batch and cuts it.
+    pub(crate) fn prepare(&self, batch: &Batch, microbatches: u32) -> Result<Prepared, BossManError> {
+        let loss = self.loss()?;
         let inputs = Inputs::check(self.model.graph(), &batch.x, &batch.variables)?;
-        let ranges = inputs.microbatches(self.settings.microbatches)?;
+        let ranges = inputs.microbatches(microbatches)?;
         Ok(Prepared {
             samples: inputs.samples(),
             sizes: inputs.sizes_of(&ranges[0]),
             inputs: inputs.payloads(&ranges)?,
             targets: inputs.targets(&batch.target, &ranges)?,
-            ranges,
+            counts: counts(loss, &batch.target, &ranges)?,
+            microbatches: ranges.len() as u32,
         })
     }
 
@@ -166,11 +170,14 @@ impl BossMan {
     }
 }
 
-struct Prepared {
-    ranges: Vec<Range>,
+/// A batch cut into microbatches.
+pub(crate) struct Prepared {
+    microbatches: u32,
     samples: u64,
+    /// What each microbatch counts in the mean of the loss.
+    pub(crate) counts: Vec<f64>,
     /// What the words of the model's shapes are in the first microbatch, which is the largest.
     sizes: layerspec::Bindings,
-    inputs: Vec<(u32, ValueId, Payload)>,
-    targets: Vec<(u32, Payload)>,
+    pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
+    pub(crate) targets: Vec<(u32, Payload)>,
 }

@@ -5,13 +5,11 @@ use crate::fleet::FleetSettings;
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::run_file::{Length, RunFile};
+use crate::score::Score;
 use crate::trace::Trace;
 use crate::{Batch, BossMan, BossManError, Model, StateDict};
-use pipeline::LossSpec;
 use std::path::PathBuf;
 use std::time::Duration;
-use tch::{Kind, Reduction, Tensor};
-use tensor::TensorError;
 
 /// Samples in a batch where nothing is kept for backward.
 const TEST_BATCH: usize = 256;
@@ -44,15 +42,6 @@ pub struct Outcome {
     pub time: Duration,
     /// On the test data, where there is some.
     pub test: Option<Score>,
-}
-
-/// How well the model does on data it was not trained on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Score {
-    /// Share of samples whose largest logit is the right class.
-    Accuracy(f64),
-    /// Mean loss.
-    Loss(f64),
 }
 
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
@@ -155,36 +144,9 @@ impl<'a> Batches<'a> {
 
 /// Runs the test data through the model in evaluation mode.
 async fn score(boss: &mut BossMan, data: &Dataset, file: &RunFile) -> Result<Score, BossManError> {
-    boss.eval();
     let numbers = order(data.samples(), None, 0);
-    let mut sum = 0.0;
     // A model without a word for the batch takes batches of its one size only.
     let fixed = usize::try_from(file.batch_size).unwrap_or(usize::MAX);
     let size = if boss.model().graph().batch().is_some() { TEST_BATCH } else { fixed };
-    for numbers in numbers.chunks(size) {
-        let Batch { x, variables, target } = data.batch(numbers)?;
-        let output = boss.forward(&x, variables).await?;
-        sum += match file.loss {
-            LossSpec::CrossEntropyLoss { .. } => correct(&output, &target)?,
-            LossSpec::MSELoss => mean_squared_error(&output, &target)? * numbers.len() as f64,
-        };
-    }
-    boss.train();
-    let mean = sum / data.samples() as f64;
-    Ok(match file.loss {
-        LossSpec::CrossEntropyLoss { .. } => Score::Accuracy(mean),
-        LossSpec::MSELoss => Score::Loss(mean),
-    })
-}
-
-/// How many samples have their largest logit at the right class; for a target with further dimensions
-/// (a class for each position) the share of right positions, summed over samples.
-fn correct(output: &Tensor, target: &Tensor) -> Result<f64, TensorError> {
-    let right = output.f_argmax(1, false)?.f_eq_tensor(target)?.f_to_kind(Kind::Double)?;
-    let samples = target.size().first().copied().unwrap_or(1) as f64;
-    Ok(right.f_mean(Kind::Double)?.f_double_value(&[])? * samples)
-}
-
-fn mean_squared_error(output: &Tensor, target: &Tensor) -> Result<f64, TensorError> {
-    Ok(output.f_mse_loss(target, Reduction::Mean)?.f_double_value(&[])?)
+    Score::of(boss, numbers.chunks(size).map(|numbers| data.batch(numbers))).await
 }

@@ -2,22 +2,59 @@
 
 use layerspec::yaml::{Choice, Mapping, COUNT, FLAG, NON_NEGATIVE, NUMBER, PROBABILITY, SIZE};
 use layerspec::Fault;
+use pipeline::loss::Classes;
 use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
 use pipeline::optimizer::AdamArgs;
 use pipeline::{LossSpec, OptimizerSpec};
 
 pub(super) fn loss(choice: &Choice<'_>) -> Result<LossSpec, Fault> {
-    match choice.name {
-        "MSELoss" => {
-            choice.arguments(&[])?;
-            Ok(LossSpec::MSELoss)
-        }
+    let keys: &[&str] = match choice.name {
+        "MSELoss" | "L1Loss" | "BCELoss" => &[],
+        "SmoothL1Loss" => &["beta"],
+        "HuberLoss" => &["delta"],
+        "CrossEntropyLoss" => &["weight", "ignore_index", "label_smoothing"],
+        "NLLLoss" => &["weight", "ignore_index"],
+        "BCEWithLogitsLoss" => &["pos_weight"],
+        "KLDivLoss" => &["reduction", "log_target"],
+        _ => return Err(choice.unknown("loss", &LossSpec::NAMES)),
+    };
+    let args = choice.arguments(keys)?;
+    Ok(match choice.name {
+        "MSELoss" => LossSpec::MSELoss,
+        "L1Loss" => LossSpec::L1Loss,
+        "SmoothL1Loss" => LossSpec::SmoothL1Loss { beta: args.optional("beta", &NON_NEGATIVE)?.unwrap_or(1.0) },
+        "HuberLoss" => LossSpec::HuberLoss { delta: args.optional("delta", &POSITIVE)?.unwrap_or(1.0) },
         "CrossEntropyLoss" => {
-            let arguments = choice.arguments(&["label_smoothing"])?;
-            let label_smoothing = arguments.optional("label_smoothing", &PROBABILITY)?.unwrap_or(0.0);
-            Ok(LossSpec::CrossEntropyLoss { label_smoothing })
+            let label_smoothing = args.optional("label_smoothing", &PROBABILITY)?.unwrap_or(0.0);
+            LossSpec::CrossEntropyLoss { classes: classes(&args)?, label_smoothing }
         }
-        _ => Err(choice.unknown("loss", &["MSELoss", "CrossEntropyLoss"])),
+        "NLLLoss" => LossSpec::NLLLoss { classes: classes(&args)? },
+        "BCELoss" => LossSpec::BCELoss,
+        "BCEWithLogitsLoss" => LossSpec::BCEWithLogitsLoss { pos_weight: weights(&args, "pos_weight")? },
+        _ => LossSpec::KLDivLoss {
+            log_target: args.optional("log_target", &FLAG)?.unwrap_or(false),
+            batchmean: batchmean(&args)?,
+        },
+    })
+}
+
+fn classes(args: &Mapping<'_>) -> Result<Classes, Fault> {
+    let ignore_index = args.optional("ignore_index", &INTEGER)?.unwrap_or(Classes::default().ignore_index);
+    Ok(Classes { weight: weights(args, "weight")?, ignore_index })
+}
+
+fn weights(args: &Mapping<'_>, key: &str) -> Result<Vec<f64>, Fault> {
+    let Some(node) = args.get(key) else { return Ok(Vec::new()) };
+    let expected = "a list of numbers, 0 or more, one for each class";
+    node.list(&format!("`{key}`"), expected)?.iter().map(|weight| weight.read("a weight", &NON_NEGATIVE)).collect()
+}
+
+/// PyTorch's default is `mean`, over elements; the sum has no place where a batch is cut.
+fn batchmean(args: &Mapping<'_>) -> Result<bool, Fault> {
+    match args.optional("reduction", &TEXT)?.as_deref() {
+        None | Some("mean") => Ok(false),
+        Some("batchmean") => Ok(true),
+        Some(_) => Err(args.need("reduction")?.unexpected("`reduction`", "`mean` or `batchmean`")),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use layerspec::{LayerId, ValueId};
 use pipeline::ids::{MicrobatchKey, StageId};
-use pipeline::loss::LossSpec;
 use tensor::TensorError;
 
 /// An error of the stage engine.
@@ -24,7 +23,7 @@ pub enum EngineError {
     #[error("{loss}: {source}")]
     Loss {
         /// The loss.
-        loss: LossSpec,
+        loss: &'static str,
         /// What libtorch or the check said.
         source: TensorError,
     },

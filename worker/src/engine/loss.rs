@@ -15,7 +15,7 @@ impl Engine {
     /// In [`Mode::Train`] the gradient of the prediction is kept for [`Engine::backward`]; forward
     /// must have been done under this key.
     pub fn loss(&mut self, key: MicrobatchKey, task: &LossTask<'_>, mode: Mode) -> Result<f32, EngineError> {
-        let failed = |source| EngineError::Loss { loss: task.loss, source };
+        let failed = |source| EngineError::Loss { loss: task.loss.name(), source };
         if mode == Mode::Eval {
             let loss = tch::no_grad(|| weighted(task.prediction, task)).map_err(failed)?;
             return scalar(&loss).map_err(failed);
@@ -39,38 +39,73 @@ fn with_grad(task: &LossTask<'_>) -> Result<(f32, Tensor), TensorError> {
 
 fn weighted(prediction: &Tensor, task: &LossTask<'_>) -> Result<Tensor, TensorError> {
     let target = task.target.f_to_device(prediction.device()).attempt("moving the target to the device")?;
-    let loss = match task.loss {
-        LossSpec::MSELoss => mse(prediction, &target),
-        LossSpec::CrossEntropyLoss { label_smoothing } => cross_entropy(prediction, &target, label_smoothing),
-    }?;
-    Ok(loss.f_mul_scalar(task.weight)?)
+    // The mean over nothing is no number; the sum is 0, and so are its gradients.
+    let reduction = if task.weight == 0.0 { Reduction::Sum } else { Reduction::Mean };
+    Ok(reduced(prediction, &target, task.loss, reduction)?.f_mul_scalar(task.weight)?)
 }
 
-fn mse(prediction: &Tensor, target: &Tensor) -> Result<Tensor, TensorError> {
-    // PyTorch would broadcast, and warn; the loss is then hardly what was meant.
-    if prediction.size() != target.size() || prediction.f_kind()? != target.f_kind()? {
-        return Err(mismatch("a target like the output", prediction, target));
-    }
-    Ok(prediction.f_mse_loss(target, Reduction::Mean)?)
-}
-
-fn cross_entropy(logits: &Tensor, target: &Tensor, label_smoothing: f64) -> Result<Tensor, TensorError> {
-    let expected = "logits [N, C, ...] and a target [N, ...] of int64 class numbers";
-    let size = logits.size();
-    let [samples, _classes, rest @ ..] = &size[..] else {
-        return Err(mismatch(expected, logits, target));
-    };
-    let fits = target.size().split_first() == Some((samples, rest));
-    if !fits || target.f_kind()? != Kind::Int64 {
-        return Err(mismatch(expected, logits, target));
+fn reduced(
+    output: &Tensor,
+    target: &Tensor,
+    loss: &LossSpec,
+    reduction: Reduction,
+) -> Result<Tensor, TensorError> {
+    match loss {
+        LossSpec::CrossEntropyLoss { .. } => are_classes(output, target, "logits")?,
+        LossSpec::NLLLoss { .. } => are_classes(output, target, "logarithms of probabilities")?,
+        _ => are_alike(output, target)?,
     }
     let none: Option<Tensor> = None;
-    Ok(logits.f_cross_entropy_loss(target, none, Reduction::Mean, NO_CLASS_IGNORED, label_smoothing)?)
+    Ok(match loss {
+        LossSpec::MSELoss => output.f_mse_loss(target, reduction)?,
+        LossSpec::L1Loss => output.f_l1_loss(target, reduction)?,
+        LossSpec::SmoothL1Loss { beta } => output.f_smooth_l1_loss(target, reduction, *beta)?,
+        LossSpec::HuberLoss { delta } => output.f_huber_loss(target, reduction, *delta)?,
+        LossSpec::CrossEntropyLoss { classes, label_smoothing } => {
+            let weight = row(&classes.weight, output)?;
+            output.f_cross_entropy_loss(target, weight, reduction, classes.ignore_index, *label_smoothing)?
+        }
+        LossSpec::NLLLoss { classes } => {
+            output.f_nll_loss_nd(target, row(&classes.weight, output)?, reduction, classes.ignore_index)?
+        }
+        LossSpec::BCELoss => output.f_binary_cross_entropy(target, none, reduction)?,
+        LossSpec::BCEWithLogitsLoss { pos_weight } => {
+            output.f_binary_cross_entropy_with_logits(target, none, row(pos_weight, output)?, reduction)?
+        }
+        LossSpec::KLDivLoss { log_target, batchmean: false } => output.f_kl_div(target, reduction, *log_target)?,
+        LossSpec::KLDivLoss { log_target, batchmean: true } => {
+            let samples = output.size().first().copied().unwrap_or(1).max(1);
+            output.f_kl_div(target, Reduction::Sum, *log_target)?.f_div_scalar(samples)?
+        }
+    })
 }
 
-/// PyTorch ignores -100 by default. Here every sample counts: microbatches are weighted by their
-/// number of samples.
-const NO_CLASS_IGNORED: i64 = i32::MIN as i64;
+/// Weights as a tensor of the output's kind; none where there are none.
+fn row(weights: &[f64], output: &Tensor) -> Result<Option<Tensor>, TensorError> {
+    let tensor = |weights| Tensor::f_from_slice(weights)?.f_to_device(output.device())?.f_to_kind(output.f_kind()?);
+    Ok(if weights.is_empty() { None } else { Some(tensor(weights)?) })
+}
+
+fn are_alike(output: &Tensor, target: &Tensor) -> Result<(), TensorError> {
+    // PyTorch would broadcast, and warn; the loss is then hardly what was meant.
+    if output.size() != target.size() || output.f_kind()? != target.f_kind()? {
+        return Err(mismatch("a target like the output", output, target));
+    }
+    Ok(())
+}
+
+fn are_classes(output: &Tensor, target: &Tensor, what: &str) -> Result<(), TensorError> {
+    let size = output.size();
+    let fits = match &size[..] {
+        [samples, _classes, rest @ ..] => target.size().split_first() == Some((samples, rest)),
+        _ => false,
+    };
+    if !fits || target.f_kind()? != Kind::Int64 {
+        let expected = format!("{what} [N, C, ...] and a target [N, ...] of int64 class numbers");
+        return Err(mismatch(&expected, output, target));
+    }
+    Ok(())
+}
 
 fn mismatch(expected: &str, output: &Tensor, target: &Tensor) -> TensorError {
     let describe = |tensor: &Tensor| match tensor::dtype_of(tensor) {

@@ -68,7 +68,7 @@ pub struct LossTask<'a> {
     /// What it should be.
     pub target: &'a Tensor,
     /// How the two are compared.
-    pub loss: LossSpec,
+    pub loss: &'a LossSpec,
     /// The microbatch's share of the batch: samples here / samples in all.
     pub weight: f64,
 }

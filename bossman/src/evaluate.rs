@@ -1,0 +1,47 @@
+//! How well the model does on a batch, without training.
+
+use crate::batch::Batch;
+use crate::boss::BossMan;
+use crate::BossManError;
+use pipeline::message::{Mode, RoundLoss};
+use pipeline::schedule::Action;
+use std::future::Future;
+use tch::Tensor;
+
+/// What [`BossMan::evaluate`] found.
+#[derive(Debug)]
+pub struct Evaluation {
+    /// The mean loss.
+    pub loss: f32,
+    /// What the mean was taken over: samples, or targets by the weight of their class where some are ignored or weighted.
+    pub counted: f64,
+    /// The model's outputs in their order, on the CPU.
+    pub outputs: Vec<Tensor>,
+}
+
+impl BossMan {
+    /// The batch through all stages in evaluation mode, in one piece; the loss is computed where the last layer is.
+    ///
+    /// # Errors
+    /// No loss was set, a tensor does not fit the model, or a worker failed.
+    pub fn evaluate<'a>(
+        &'a mut self,
+        batch: &Batch,
+    ) -> impl Future<Output = Result<Evaluation, BossManError>> + Send + 'a {
+        let prepared = self.prepare(batch, 1);
+        async move {
+            let prepared = prepared?;
+            let spec = self.loss()?.clone();
+            self.batch += 1;
+            let mut run = self.round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
+            run.mode = Mode::Eval;
+            run.outputs = true;
+            run.loss = Some(RoundLoss { spec, weights: vec![1.0] });
+            run.inputs = self.hold_all(prepared.inputs);
+            run.targets = prepared.targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
+            let answer = self.run(run).await?;
+            let loss = answer.losses.first().map_or(0.0, |(_, loss)| *loss);
+            Ok(Evaluation { loss, counted: prepared.counts.iter().sum(), outputs: self.outputs(answer, false)? })
+        }
+    }
+}
