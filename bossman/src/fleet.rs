@@ -64,7 +64,7 @@ impl RunFile {
             .accumulate(self.accumulate)
             .lr_schedule(self.lr_schedule)
             .recompute(self.recompute)
-            .loss(self.loss)
+            .loss(self.loss.clone())
             .seed(self.seed);
         match self.clip_grad_norm {
             Some(max_norm) => builder.clip_grad_norm(max_norm),

@@ -11,7 +11,7 @@ use crate::{BossManError, Candidates, Model};
 /// Anything in the files, the workers or the network; see [`BossManError`].
 pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates, BossManError> {
     let model = Model::from_file(&file.model)?;
-    let data = Dataset::read(&file.train, model.graph(), file.loss)?;
+    let data = Dataset::read(&file.train, model.graph(), &file.loss)?;
     let workers = settings.count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;

@@ -55,6 +55,6 @@ impl Score {
 fn correct(output: &Tensor, target: &Tensor, ignored: i64) -> Result<(f64, f64), TensorError> {
     let counted = target.f_ne(ignored)?;
     let right = output.f_argmax(1, false)?.f_eq_tensor(target)?.f_logical_and(&counted)?;
-    let sum = |tensor: &Tensor| Ok(tensor.f_sum(Kind::Double)?.f_double_value(&[])?);
+    let sum = |tensor: &Tensor| -> Result<f64, TensorError> { Ok(tensor.f_sum(Kind::Double)?.f_double_value(&[])?) };
     Ok((sum(&right)?, sum(&counted)?))
 }

@@ -1,18 +1,14 @@
-//! Weights by PyTorch's names, in and out as safetensors.
+//! Weights by PyTorch's names, and their ways to and from the workers.
 
 use crate::boss::BossMan;
 use crate::payload::{from_payload, to_payload};
 use crate::BossManError;
-use bytes::Bytes;
-use layerspec::{DType, LayerGraph};
+use layerspec::LayerGraph;
 use link::Payload;
 use pipeline::boss::Request;
 use pipeline::ids::WorkerId;
 use pipeline::TensorMeta;
-use safetensors::tensor::{Dtype, SafeTensors, View};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::Path;
 use tch::Tensor;
 
 /// Parameters and buffers by name, as `0.weight`; shared parameters stand once, under the name of the
@@ -21,51 +17,6 @@ use tch::Tensor;
 pub struct StateDict(BTreeMap<String, Tensor>);
 
 impl StateDict {
-    /// Reads a safetensors file.
-    ///
-    /// # Errors
-    /// It cannot be read, or is no safetensors file, or holds a dtype that BossMan has not.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, BossManError> {
-        let path = path.as_ref();
-        let bytes = Bytes::from(std::fs::read(path).map_err(|e| BossManError::file(path, e))?);
-        let file = SafeTensors::deserialize(&bytes)
-            .map_err(|e| BossManError::file(path, format!("not a safetensors file: {e}")))?;
-        let mut tensors = BTreeMap::new();
-        for (name, view) in file.iter() {
-            let dtype = dtype(view.dtype()).ok_or_else(|| {
-                BossManError::file(
-                    path,
-                    format!("tensor `{name}` has dtype {:?}, which BossMan cannot use", view.dtype()),
-                )
-            })?;
-            let meta = TensorMeta { dtype, shape: view.shape().iter().map(|d| *d as u64).collect() };
-            let payload = Payload { meta, bytes: bytes.slice_ref(view.data()) };
-            tensors.insert(name.to_string(), from_payload(&payload)?);
-        }
-        Ok(StateDict(tensors))
-    }
-
-    /// Whether a file can be written there; to be known before the work that makes it.
-    pub fn can_save(path: &Path) -> Result<(), BossManError> {
-        let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-        if path.is_dir() {
-            return Err(BossManError::file(path, "is a folder; name a file for the weights"));
-        }
-        if !folder.is_dir() {
-            return Err(BossManError::file(path, format!("there is no folder {}; make it first", folder.display())));
-        }
-        Ok(())
-    }
-
-    /// Writes a safetensors file; it appears whole under its name or not at all.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BossManError> {
-        let path = path.as_ref();
-        let views = self.0.iter().map(|(name, tensor)| Ok((name.clone(), Stored::new(tensor)?)));
-        let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
-        // The library writes a file beside it and renames that.
-        safetensors::serialize_to_file(views, None, path).map_err(|e| BossManError::file(path, e))
-    }
-
     /// The tensor of that name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.0.get(name)
@@ -131,38 +82,79 @@ impl BossMan {
     }
 
     fn place(&self, weights: &StateDict) -> Result<Vec<(WorkerId, String, Payload)>, BossManError> {
-        let expected = expected(self.model.graph());
-        let mut problems = Vec::new();
+        let fitting = weights.fitting(self.model.graph())?;
         let mut payloads = Vec::new();
+        for (name, Wanted { layer, parameter, .. }) in expected(self.model.graph()).owned {
+            if let Some(tensor) = fitting.get(&name) {
+                let payload = to_payload(tensor)?;
+                let holders = self.plan.holders(layer, parameter).into_iter();
+                payloads.extend(holders.map(|worker| (worker, name.clone(), payload.clone())));
+            }
+        }
+        Ok(payloads)
+    }
+}
+
+impl StateDict {
+    /// The names of a model's parameters and buffers, in alphabetical order; tied ones once, by their owner.
+    pub fn names(graph: &LayerGraph) -> Vec<String> {
+        expected(graph).owned.into_keys().collect()
+    }
+
+    /// The same as a model takes it: numbers of another floating-point type (as bfloat16 for float32) are converted.
+    ///
+    /// # Errors
+    /// Tensors are missing, unknown or misshapen; all are listed.
+    pub fn fitting(&self, graph: &LayerGraph) -> Result<StateDict, BossManError> {
+        let expected = expected(graph);
+        let (mut problems, mut fitting) = (Vec::new(), StateDict::default());
         for (name, want) in &expected.owned {
-            match weights.get(name) {
-                Some(tensor) => {
-                    let payload = to_payload(tensor)?;
-                    if payload.meta == want.meta {
-                        let holders = self.plan.holders(want.layer, want.parameter).into_iter();
-                        payloads.extend(holders.map(|worker| (worker, name.clone(), payload.clone())));
-                    } else {
-                        problems.push(format!("`{name}`: expected {}, got {}", want.meta, payload.meta));
-                    }
-                }
+            // A tied parameter may stand under any of its names.
+            let names = [name].into_iter().chain(expected.names_of(name));
+            match names.into_iter().find_map(|name| self.get(name)) {
+                Some(tensor) => match want.take(tensor)? {
+                    Ok(tensor) => fitting.insert(name, &tensor),
+                    Err(found) => problems.push(format!("`{name}`: expected {}, got {found}", want.meta)),
+                },
                 None => problems.push(format!("`{name}`: missing; expected {}", want.meta)),
             }
         }
-        let unknown = weights.iter().filter(|(name, _)| !expected.owned.contains_key(*name));
+        let unknown = self.iter().filter(|(name, _)| !expected.owned.contains_key(*name));
         for (name, _) in unknown.filter(|(name, _)| !expected.tied.contains_key(*name)) {
             problems.push(format!("`{name}`: the model has no such parameter"));
         }
         for (name, owner) in &expected.tied {
-            if let (Some(one), Some(other)) = (weights.get(name), weights.get(owner)) {
+            if let (Some(one), Some(other)) = (self.get(name), self.get(owner)) {
                 if one.size() != other.size() || !one.equal(other) {
                     problems.push(format!("`{name}`: tied to `{owner}` in the model, but different in the weights"));
                 }
             }
         }
         match problems.is_empty() {
-            true => Ok(payloads),
+            true => Ok(fitting),
             false => Err(BossManError::StateDict(problems)),
         }
+    }
+}
+
+impl Wanted {
+    /// The tensor, converted where both are floating-point; or what it is where it does not fit.
+    fn take(&self, tensor: &Tensor) -> Result<Result<Tensor, TensorMeta>, BossManError> {
+        let shape = tensor.size().into_iter().map(i64::unsigned_abs).collect();
+        let found = TensorMeta { dtype: tensor::dtype_of(tensor)?, shape };
+        let convertible = found.dtype.is_floating() && self.meta.dtype.is_floating();
+        if found.shape != self.meta.shape || (found.dtype != self.meta.dtype && !convertible) {
+            return Ok(Err(found));
+        }
+        let kind = tensor::kind_of(self.meta.dtype);
+        Ok(Ok(tensor.f_to_kind(kind).map_err(tensor::TensorError::from)?))
+    }
+}
+
+impl Expected {
+    /// The other names of a tied parameter.
+    fn names_of<'a>(&'a self, owner: &'a str) -> impl Iterator<Item = &'a String> {
+        self.tied.iter().filter(move |(_, of)| *of == owner).map(|(name, _)| name)
     }
 }
 
@@ -197,59 +189,4 @@ fn expected(graph: &LayerGraph) -> Expected {
         }
     }
     expected
-}
-
-/// A tensor as the safetensors crate wants to see it.
-struct Stored {
-    payload: Payload,
-    shape: Vec<usize>,
-}
-
-impl Stored {
-    fn new(tensor: &Tensor) -> Result<Self, BossManError> {
-        let payload = to_payload(tensor)?;
-        let shape = payload.meta.shape.iter().map(|d| *d as usize).collect();
-        Ok(Stored { payload, shape })
-    }
-}
-
-impl View for Stored {
-    fn dtype(&self) -> Dtype {
-        match self.payload.meta.dtype {
-            DType::Float32 => Dtype::F32,
-            DType::Float64 => Dtype::F64,
-            DType::Float16 => Dtype::F16,
-            DType::BFloat16 => Dtype::BF16,
-            DType::Int64 => Dtype::I64,
-            DType::Int32 => Dtype::I32,
-            DType::UInt8 => Dtype::U8,
-            DType::Bool => Dtype::BOOL,
-        }
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.payload.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.payload.bytes.len()
-    }
-}
-
-fn dtype(stored: Dtype) -> Option<DType> {
-    Some(match stored {
-        Dtype::F32 => DType::Float32,
-        Dtype::F64 => DType::Float64,
-        Dtype::F16 => DType::Float16,
-        Dtype::BF16 => DType::BFloat16,
-        Dtype::I64 => DType::Int64,
-        Dtype::I32 => DType::Int32,
-        Dtype::U8 => DType::UInt8,
-        Dtype::BOOL => DType::Bool,
-        _ => return None,
-    })
 }

@@ -53,9 +53,9 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     for warning in model.graph().warnings() {
         eprintln!("warning: {}: {warning}", file.model.display());
     }
-    let train = Dataset::read(&file.train, model.graph(), file.loss)?;
-    let test = file.test.as_ref().map(|path| Dataset::read(path, model.graph(), file.loss)).transpose()?;
-    let init = settings.init.as_ref().map(StateDict::load).transpose()?;
+    let train = Dataset::read(&file.train, model.graph(), &file.loss)?;
+    let test = file.test.as_ref().map(|path| Dataset::read(path, model.graph(), &file.loss)).transpose()?;
+    let init = init(file, settings, &model)?;
     let workers = settings.fleet.count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;
@@ -103,6 +103,16 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     };
     boss.shutdown().await;
     Ok(Outcome { steps, time, test })
+}
+
+/// The weights to start from, those of the command line before those of the run file, checked against the model.
+fn init(file: &RunFile, settings: &Settings, model: &Model) -> Result<Option<StateDict>, BossManError> {
+    let found = match (&settings.init, &file.weights) {
+        (Some(path), _) => StateDict::load(path)?,
+        (None, Some(weights)) => weights.rename.apply(&StateDict::load(&weights.path)?, model)?,
+        (None, None) => return Ok(None),
+    };
+    found.fitting(model.graph()).map(Some)
 }
 
 fn steps(file: &RunFile, samples: u64) -> u64 {

@@ -1,7 +1,7 @@
 //! The models of law 1, with a loss, an optimizer and data.
 
 use crate::{BATCH, STEPS};
-use bossman::{Loss, Model, Optimizer, StateDict};
+use bossman::{Classes, Loss, Model, Optimizer, StateDict};
 use pipeline::optimizer::AdamArgs;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
@@ -90,7 +90,7 @@ impl Case {
 
     /// A value with three users.
     pub fn branchy() -> Self {
-        let loss = Loss::CrossEntropyLoss { label_smoothing: 0.1 };
+        let loss = Loss::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.1 };
         Self::new("branchy", loss, Optimizer::AdamW(DECAYING), uniform("x", &[8], -1.0, 1.0), classes(4))
     }
 

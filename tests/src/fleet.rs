@@ -65,7 +65,7 @@ fn step_request(
         order: schedule.order,
         update: steps.update(step).then_some(update),
         loss: Some(RoundLoss {
-            spec: case.loss,
+            spec: case.loss.clone(),
             weights: parts(x.shallow_clone()).map(|(_, part)| part.size()[0] as f64 / steps.divisor(step)).collect(),
         }),
         outputs: false,

@@ -38,11 +38,12 @@ impl Place {
 
     /// Writes a run of this many steps over a case's data, with further keys; gives its path.
     pub fn run_file(&self, case: &Case, steps: usize, more: &str) -> PathBuf {
-        let loss = match case.loss {
+        let loss = match &case.loss {
             bossman::Loss::MSELoss => "MSELoss".to_string(),
-            bossman::Loss::CrossEntropyLoss { label_smoothing } => {
+            bossman::Loss::CrossEntropyLoss { label_smoothing, .. } => {
                 format!("{{CrossEntropyLoss: {{label_smoothing: {label_smoothing}}}}}")
             }
+            other => panic!("no case has the loss {other}"),
         };
         let optimizer = match case.optimizer {
             bossman::Optimizer::SGD { lr, momentum, weight_decay, nesterov, .. } => {

@@ -28,7 +28,7 @@ pub fn one_process(case: &Case, microbatches: u32) -> Training {
             let losses = (0u64..).zip(parts).map(|(microbatch, (x, target))| {
                 let weight = x.size()[0] as f64 / case.steps.divisor(step);
                 let prediction = net.forward(&x, step as u64 + 1, microbatch);
-                let loss = loss(case.loss, &prediction, &target) * weight;
+                let loss = loss(&case.loss, &prediction, &target) * weight;
                 loss.backward();
                 net.add_rows();
                 loss.double_value(&[]) as f32
@@ -45,12 +45,13 @@ pub fn one_process(case: &Case, microbatches: u32) -> Training {
     Training::new(&losses, net.params.iter().map(|(name, (tensor, _))| (name.as_str(), tensor)))
 }
 
-fn loss(loss: Loss, prediction: &Tensor, target: &Tensor) -> Tensor {
+fn loss(loss: &Loss, prediction: &Tensor, target: &Tensor) -> Tensor {
     match loss {
         Loss::MSELoss => prediction.mse_loss(target, Reduction::Mean),
-        Loss::CrossEntropyLoss { label_smoothing } => {
-            prediction.cross_entropy_loss::<Tensor>(target, None, Reduction::Mean, -100, label_smoothing)
+        Loss::CrossEntropyLoss { label_smoothing, .. } => {
+            prediction.cross_entropy_loss::<Tensor>(target, None, Reduction::Mean, -100, *label_smoothing)
         }
+        other => panic!("no case has the loss {other}"),
     }
 }
 

@@ -61,7 +61,7 @@ fn step(engine: &mut Engine, number: u64, (x, y): (&Tensor, &Tensor), microbatch
             output: 0,
             prediction: &outputs[0],
             target: &y,
-            loss: LossSpec::MSELoss,
+            loss: &LossSpec::MSELoss,
             weight: 1.0 / microbatches as f64,
         };
         engine.loss(pass.key, &task, pass.mode)?;

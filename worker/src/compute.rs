@@ -45,8 +45,13 @@ impl StageCompute {
             Some(task) => {
                 let prediction = outputs.get(task.output).ok_or_else(|| Failure::new("the loss names no output"))?;
                 let target = tensor(&task.target).map_err(plain)?;
-                let task =
-                    LossTask { output: task.output, prediction, target: &target, loss: &task.spec, weight: task.weight };
+                let task = LossTask {
+                    output: task.output,
+                    prediction,
+                    target: &target,
+                    loss: &task.spec,
+                    weight: task.weight,
+                };
                 Some(engine.loss(pass.key, &task, pass.mode).map_err(explain)?)
             }
             None => None,

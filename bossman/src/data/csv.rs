@@ -13,7 +13,7 @@ use tensor::TensorError;
 
 type Samples = (Vec<(String, Tensor)>, Tensor);
 
-pub(super) fn read(path: &Path, graph: &LayerGraph, loss: LossSpec) -> Result<Samples, BossManError> {
+pub(super) fn read(path: &Path, graph: &LayerGraph, loss: &LossSpec) -> Result<Samples, BossManError> {
     let error = |problem: String| BossManError::file(path, problem);
     let [input] = graph.inputs() else {
         return Err(error(format!(
@@ -26,12 +26,12 @@ pub(super) fn read(path: &Path, graph: &LayerGraph, loss: LossSpec) -> Result<Sa
         sample_sizes(graph, value).ok_or_else(problem)
     };
     let input_sizes = open(*input, "model input")?;
-    let output_sizes = match (loss, graph.outputs().first()) {
-        (LossSpec::MSELoss, Some(output)) => open(*output, "model output")?,
+    let classes = loss.classes().is_some();
+    let output_sizes = match (classes, graph.outputs().first()) {
+        (false, Some(output)) => open(*output, "model output")?,
         _ => Vec::new(),
     };
     let columns = |sizes: &[u64]| sizes.iter().product::<u64>() as usize;
-    let classes = matches!(loss, LossSpec::CrossEntropyLoss { .. });
     let rows = Rows { inputs: columns(&input_sizes), targets: columns(&output_sizes), classes };
     let (inputs, targets) = rows.read(path)?;
 
@@ -40,10 +40,7 @@ pub(super) fn read(path: &Path, graph: &LayerGraph, loss: LossSpec) -> Result<Sa
     let tensor = |numbers: &[f64], sizes: &[u64], kind: Kind| -> Result<Tensor, TensorError> {
         Ok(Tensor::f_from_slice(numbers)?.f_to_kind(kind)?.f_reshape(shape(sizes))?)
     };
-    let target_kind = match loss {
-        LossSpec::CrossEntropyLoss { .. } => Kind::Int64,
-        LossSpec::MSELoss => Kind::Float,
-    };
+    let target_kind = if classes { Kind::Int64 } else { Kind::Float };
     let x = tensor(&inputs, &input_sizes, kind(graph, *input))?;
     let target = tensor(&targets, &output_sizes, target_kind)?;
     Ok((vec![(graph.value(*input).name.clone(), x)], target))

@@ -28,13 +28,13 @@ impl Dataset {
     /// Reads `.csv`, `.csv.gz` or `.safetensors`, as the model and the loss need it.
     ///
     /// CSV: one sample a line, the input's elements first, the target last; one class number for
-    /// `CrossEntropyLoss`, as many numbers as the output has elements for `MSELoss`. A first line that
+    /// a loss over classes, as many numbers as the output has elements for any other. A first line that
     /// is not numbers is a header. Safetensors: a tensor for each model input under its name, and
     /// `target`.
     ///
     /// # Errors
     /// The file cannot be read or does not fit the model; with line and column where it has such.
-    pub fn read(path: &Path, graph: &LayerGraph, loss: LossSpec) -> Result<Self, BossManError> {
+    pub fn read(path: &Path, graph: &LayerGraph, loss: &LossSpec) -> Result<Self, BossManError> {
         let name = path.to_string_lossy();
         let (inputs, target) = if name.ends_with(".csv") || name.ends_with(".csv.gz") {
             csv::read(path, graph, loss)?

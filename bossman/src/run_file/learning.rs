@@ -1,6 +1,6 @@
 //! What a run file says of learning: loss, optimizer, learning-rate schedule.
 
-use layerspec::yaml::{Choice, Mapping, COUNT, FLAG, NON_NEGATIVE, NUMBER, PROBABILITY, SIZE};
+use layerspec::yaml::{Choice, Mapping, COUNT, FLAG, INTEGER, NON_NEGATIVE, NUMBER, POSITIVE, PROBABILITY, SIZE, TEXT};
 use layerspec::Fault;
 use pipeline::loss::Classes;
 use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};

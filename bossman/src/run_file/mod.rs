@@ -2,6 +2,7 @@
 
 mod learning;
 
+use crate::rename::Rename;
 use crate::BossManError;
 use layerspec::yaml::{self, Mapping, Node, COUNT, NON_NEGATIVE, RECOMPUTE, SIZE, TEXT};
 use layerspec::{Fault, Recompute};
@@ -53,6 +54,17 @@ pub struct RunFile {
     pub recompute: Recompute,
     /// Where the model is cut.
     pub cuts: Cuts,
+    /// Weights to start from.
+    pub weights: Option<Weights>,
+}
+
+/// Weights to start from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weights {
+    /// A safetensors file, an index of several, or their folder.
+    pub path: PathBuf,
+    /// What their tensors are called in the model.
+    pub rename: Rename,
 }
 
 /// When training ends.
@@ -64,7 +76,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 17] = [
     "model",
     "data",
     "loss",
@@ -81,6 +93,7 @@ const KEYS: [&str; 16] = [
     "chunks",
     "cuts",
     "recompute",
+    "weights",
 ];
 
 impl RunFile {
@@ -121,6 +134,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         schedule: schedule(&run)?,
         chunks: chunks(&run)?,
         cuts: cuts(&run)?,
+        weights: weights(&run, folder)?,
     })
 }
 
@@ -172,4 +186,33 @@ fn cuts(run: &Mapping<'_>) -> Result<Cuts, Fault> {
     let expected = "`auto` or a list of layer names";
     let names = node.list("`cuts`", expected)?.iter().map(|name| name.read("a cut", &TEXT));
     Ok(Cuts::At(names.collect::<Result<_, _>>()?))
+}
+
+fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Fault> {
+    let Some(node) = run.get("weights") else { return Ok(None) };
+    if let Some(path) = node.as_text() {
+        return Ok(Some(Weights { path: folder.join(path), rename: Rename::default() }));
+    }
+    let weights = node.mapping("`weights`", "key", &["path", "rename", "ignore"])?;
+    let mut rename = Rename::default();
+    if let Some(node) = weights.get("rename") {
+        for (name, source) in node.entries("`rename`", "name in the model")? {
+            let sources = match source.as_text() {
+                Some(source) => vec![source.to_string()],
+                None => source
+                    .list("a source", "a name in the file, or a list of them")?
+                    .iter()
+                    .map(|source| source.read("a name in the file", &TEXT))
+                    .collect::<Result<_, _>>()?,
+            };
+            rename.rule(name, &sources).map_err(|why| Fault::new(source.place, why))?;
+        }
+    }
+    if let Some(node) = weights.get("ignore") {
+        for name in node.list("`ignore`", "a list of names in the file")? {
+            let text = name.read("a name in the file", &TEXT)?;
+            rename.ignore(&text).map_err(|why| Fault::new(name.place, why))?;
+        }
+    }
+    Ok(Some(Weights { path: folder.join(weights.required("path", &TEXT)?), rename }))
 }

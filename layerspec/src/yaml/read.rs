@@ -78,6 +78,16 @@ impl Node {
         Ok(Mapping { place: self.place, noun, entries })
     }
 
+    /// The node as a mapping of any keys, each at most once, in the order of the file.
+    pub fn entries<'n>(&'n self, what: &'n str, noun: &'n str) -> Result<Vec<(&'n str, &'n Node)>, Fault> {
+        let keys: Vec<&str> = match &self.kind {
+            Kind::Map(entries) => entries.iter().map(|entry| entry.key.text.as_str()).collect(),
+            _ => Vec::new(),
+        };
+        let mapping = self.mapping(what, noun, &keys)?;
+        Ok(mapping.entries.iter().map(|entry| (entry.key.text.as_str(), &entry.value)).collect())
+    }
+
     /// The node as a choice with arguments: a bare word (`ReLU`) or a mapping with one key
     /// (`Linear: {...}`). `what` names the node in the error; `noun` says what is chosen ("a loss").
     pub fn choice(&self, what: &str, noun: &str) -> Result<Choice<'_>, Fault> {

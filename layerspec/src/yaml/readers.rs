@@ -39,6 +39,9 @@ pub const NUMBER: Reader<f64> = Reader::new("a number", number);
 pub const NON_NEGATIVE: Reader<f64> =
     Reader::new("a number, 0 or more", |node| number(node).filter(|value| *value >= 0.0));
 
+/// A number above 0.
+pub const POSITIVE: Reader<f64> = Reader::new("a number above 0", |node| number(node).filter(|value| *value > 0.0));
+
 /// A number between 0 and 1.
 pub const PROBABILITY: Reader<f64> =
     Reader::new("a number between 0 and 1", |node| number(node).filter(|p| (0.0..=1.0).contains(p)));

@@ -125,7 +125,7 @@ impl Running {
         let loss = self.round.loss.as_ref().zip(loss_output(spec)).and_then(|(loss, output)| {
             let weight = *loss.weights.get(key.index as usize)?;
             let target = inbox.take(key, stage, Item::Target).pop()?;
-            Some(LossTask { output, spec: loss.spec, weight, target })
+            Some(LossTask { output, spec: loss.spec.clone(), weight, target })
         });
         let leaves = |o: &StageOutput| !o.to.is_empty() || (self.round.outputs && o.model_output.is_some());
         let export = (0..spec.outputs.len()).filter(|i| leaves(&spec.outputs[*i])).collect();

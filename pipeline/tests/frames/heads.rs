@@ -5,6 +5,7 @@ use layerspec::{DType, LayerGraph, LayerId, ValueId};
 use pipeline::effect::Micros;
 use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
+use pipeline::loss::Classes;
 use pipeline::message::{
     Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Round, RoundLoss, RoundUpdate, Span,
 };
@@ -156,7 +157,8 @@ fn round(random: &mut Random) -> Round {
             _ => Action::OptimStep { stage },
         }
     };
-    let spec = *random.pick(&[LossSpec::MSELoss, LossSpec::CrossEntropyLoss { label_smoothing: 0.1 }]);
+    let classes = Classes { weight: vec![0.5, 2.0], ignore_index: 1 };
+    let spec = random.pick(&[LossSpec::MSELoss, LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.1 }]).clone();
     let weights = (0..random.below(4)).map(|n| n as f64 / 3.0).collect();
     Round {
         batch: batch(random),

@@ -44,12 +44,7 @@ fn weighted(prediction: &Tensor, task: &LossTask<'_>) -> Result<Tensor, TensorEr
     Ok(reduced(prediction, &target, task.loss, reduction)?.f_mul_scalar(task.weight)?)
 }
 
-fn reduced(
-    output: &Tensor,
-    target: &Tensor,
-    loss: &LossSpec,
-    reduction: Reduction,
-) -> Result<Tensor, TensorError> {
+fn reduced(output: &Tensor, target: &Tensor, loss: &LossSpec, reduction: Reduction) -> Result<Tensor, TensorError> {
     match loss {
         LossSpec::CrossEntropyLoss { .. } => are_classes(output, target, "logits")?,
         LossSpec::NLLLoss { .. } => are_classes(output, target, "logarithms of probabilities")?,

@@ -31,7 +31,7 @@ impl Chain {
     }
 
     /// One step over uneven microbatches: all forward, then all backward. Returns the step's loss.
-    pub(super) fn step(&mut self, step: u64, samples: &[Sample], loss: LossSpec) -> f32 {
+    pub(super) fn step(&mut self, step: u64, samples: &[Sample], loss: &LossSpec) -> f32 {
         let sizes: Vec<f64> = samples.iter().map(|sample| sample.target.size()[0] as f64).collect();
         let mut total = 0.0;
         for (index, sample) in samples.iter().enumerate() {
@@ -49,7 +49,7 @@ impl Chain {
         total
     }
 
-    fn forward(&mut self, pass: &Pass, sample: &Sample, loss: LossSpec, weight: f64) -> f32 {
+    fn forward(&mut self, pass: &Pass, sample: &Sample, loss: &LossSpec, weight: f64) -> f32 {
         let mut values: HashMap<ValueId, Tensor> = HashMap::new();
         for (value, tensor) in self.graph.inputs().iter().zip(&sample.inputs) {
             values.insert(*value, tensor.shallow_clone());

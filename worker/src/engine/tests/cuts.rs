@@ -23,14 +23,14 @@ fn classes(name: &str, shape: &[i64], classes: f64) -> Tensor {
 /// Losses by step, weights, optimizer state.
 type Run = (Vec<f32>, Vec<(String, Tensor)>, Vec<(String, Tensor)>);
 
-fn run(mut chain: Chain, loss: LossSpec, inputs: fn(&str, i64) -> Tensor, target: fn(&str, i64) -> Tensor) -> Run {
+fn run(mut chain: Chain, loss: &LossSpec, inputs: fn(&str, i64) -> Tensor, target: fn(&str, i64) -> Tensor) -> Run {
     chain.set_optimizer(OptimizerSpec::adam(1e-2));
     let losses = (0..STEPS).map(|step| chain.step(step, &samples(step, inputs, target), loss)).collect();
     (losses, chain.state(), chain.optimizer_state())
 }
 
 /// Runs every cut into one, two and three stages.
-fn no_cut_shows(yaml: &str, loss: LossSpec, inputs: fn(&str, i64) -> Tensor, target: fn(&str, i64) -> Tensor) {
+fn no_cut_shows(yaml: &str, loss: &LossSpec, inputs: fn(&str, i64) -> Tensor, target: fn(&str, i64) -> Tensor) {
     let graph = graph(yaml);
     let uncut = run(Chain::new(&graph, &[], true).unwrap(), loss, inputs, target);
     assert!(uncut.0.windows(2).all(|pair| pair[0] != pair[1]), "nothing is learned: {:?}", uncut.0);
@@ -58,29 +58,34 @@ fn no_cut_shows(yaml: &str, loss: LossSpec, inputs: fn(&str, i64) -> Tensor, tar
 #[test]
 fn no_cut_shows_in_a_residual_model() {
     let (inputs, target) = (|name: &str, n| normal(name, &[n, 3]), |name: &str, n| normal(name, &[n, 2]));
-    no_cut_shows(RESIDUAL, LossSpec::MSELoss, inputs, target);
+    no_cut_shows(RESIDUAL, &LossSpec::MSELoss, inputs, target);
 }
 
 #[test]
 fn no_cut_shows_where_values_have_many_users() {
     let (inputs, target) = (|name: &str, n| normal(name, &[n, 4]), |name: &str, n| normal(name, &[n, 2]));
-    no_cut_shows(BRANCHY, LossSpec::MSELoss, inputs, target);
+    no_cut_shows(BRANCHY, &LossSpec::MSELoss, inputs, target);
 }
 
 #[test]
 fn no_cut_shows_in_a_conv_net_with_batch_norm_and_dropout() {
     let (inputs, target) = (|name: &str, n| normal(name, &[n, 1, 8, 8]), |name: &str, n| classes(name, &[n], 5.0));
-    no_cut_shows(CONV, LossSpec::CrossEntropyLoss { label_smoothing: 0.1 }, inputs, target);
+    no_cut_shows(
+        CONV,
+        &LossSpec::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.1 },
+        inputs,
+        target,
+    );
 }
 
 #[test]
 fn no_cut_shows_where_layers_have_several_outputs() {
     let (inputs, target) = (|name: &str, n| normal(name, &[n, 2, 6, 6]), |name: &str, n| normal(name, &[n, 5]));
-    no_cut_shows(PARTS, LossSpec::MSELoss, inputs, target);
+    no_cut_shows(PARTS, &LossSpec::MSELoss, inputs, target);
 }
 
 #[test]
 fn no_cut_shows_with_tied_parameters() {
     let (inputs, target) = (|name: &str, n| classes(name, &[n, 6], 13.0), |name: &str, n| classes(name, &[n, 6], 13.0));
-    no_cut_shows(TEXT, LossSpec::cross_entropy(), inputs, target);
+    no_cut_shows(TEXT, &LossSpec::cross_entropy(), inputs, target);
 }

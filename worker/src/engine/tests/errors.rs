@@ -59,29 +59,29 @@ fn a_gradient_of_another_shape_is_refused() {
 fn targets_that_do_not_fit_are_refused() {
     let mut engine = engine(RESIDUAL);
     let prediction = engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap().remove(0);
-    let mut fail = |loss, target: &Tensor| {
+    let mut fail = |loss: &LossSpec, target: &Tensor| {
         let task = LossTask { output: 0, prediction: &prediction, target, loss, weight: 1.0 };
         let error = engine.loss(key(0), &task, Mode::Train).unwrap_err().to_string();
         assert_eq!(engine.loss(key(0), &task, Mode::Eval).unwrap_err().to_string(), error);
         error
     };
-    let error = fail(LossSpec::MSELoss, &normal("y", &[4, 1]));
+    let error = fail(&LossSpec::MSELoss, &normal("y", &[4, 1]));
     assert_eq!(
         error,
         "MSELoss: expected a target like the output: the output is float32 [4, 2], the target float32 [4, 1]"
     );
-    fail(LossSpec::MSELoss, &normal("y", &[4, 2]).to_kind(Kind::Double));
+    fail(&LossSpec::MSELoss, &normal("y", &[4, 2]).to_kind(Kind::Double));
 
-    let classes = LossSpec::cross_entropy();
+    let classes = &LossSpec::cross_entropy();
     for wrong in [&[0i64, 1][..], &[0, 1, 1], &[0, 1, 1, 0, 1]] {
         let error = fail(classes, &Tensor::from_slice(wrong));
         assert!(error.starts_with("CrossEntropyLoss: expected logits [N, C, ...] and a target"), "{error}");
     }
     fail(classes, &normal("y", &[4]));
-    for outside in [2i64, -1, -100, i64::MAX, i64::MIN] {
+    for outside in [2i64, -1, i64::MAX, i64::MIN] {
         let error = fail(classes, &Tensor::from_slice(&[0i64, 1, outside, 1]));
         assert!(error.contains("out of bounds"), "{outside}: {error}");
-        let smooth = LossSpec::CrossEntropyLoss { label_smoothing: 0.1 };
+        let smooth = &LossSpec::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.1 };
         assert!(fail(smooth, &Tensor::from_slice(&[0i64, 1, outside, 1])).contains("out of bounds"));
     }
     engine.discard(1);

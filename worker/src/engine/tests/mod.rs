@@ -16,7 +16,7 @@ mod whole_graph;
 
 use super::*;
 use layerspec::{LayerGraph, Recompute};
-use pipeline::loss::LossSpec;
+use pipeline::loss::{Classes, LossSpec};
 use pipeline::task::Update;
 use tch::{Device, Kind, Tensor};
 use tensor::random::Key;
@@ -67,7 +67,7 @@ fn normal(name: &str, shape: &[i64]) -> Tensor {
 }
 
 fn mse<'a>(prediction: &'a Tensor, target: &'a Tensor, weight: f64) -> LossTask<'a> {
-    LossTask { output: 0, prediction, target, loss: LossSpec::MSELoss, weight }
+    LossTask { output: 0, prediction, target, loss: &LossSpec::MSELoss, weight }
 }
 
 fn assert_same(left: &[(String, Tensor)], right: &[(String, Tensor)], what: &str) {
