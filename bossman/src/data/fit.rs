@@ -1,0 +1,146 @@
+//! A column brought to what the model takes: dtype, shape, range.
+
+use super::column::Column;
+use super::normalize::Normalize;
+use crate::BossManError;
+use layerspec::{DType, Dim, LayerGraph, ValueId};
+use tch::{Kind, Tensor};
+use tensor::TensorError;
+
+/// What the model takes.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    /// Of a sample, where its sizes are known; nothing where the model does not say anything.
+    pub(super) shape: Option<Vec<Option<u64>>>,
+}
+
+impl Wanted {
+    pub(super) fn value(graph: &LayerGraph, id: ValueId) -> Self {
+        let value = graph.value(id);
+        let shape = value.ty.dims().iter().skip(1).map(Dim::as_fixed).collect();
+        Wanted { name: value.name.clone(), dtype: value.ty.dtype, shape: Some(shape) }
+    }
+
+    /// The sizes of a sample, where they are all known.
+    pub(super) fn sizes(&self) -> Option<Vec<u64>> {
+        self.shape.as_ref()?.iter().copied().collect()
+    }
+
+    pub(super) fn shape_in_words(&self) -> String {
+        let sizes = self.shape.iter().flatten().map(|size| size.map_or_else(|| "any".into(), |size| size.to_string()));
+        format!("[{}]", sizes.collect::<Vec<String>>().join(", "))
+    }
+}
+
+/// A column with what is done to its batches.
+#[derive(Clone, Debug)]
+pub(super) struct Fitted {
+    column: Column,
+    kind: Kind,
+    /// The shape of a sample, where it is not the column's.
+    reshape: Option<Vec<i64>>,
+    normalize: Option<Normalize>,
+}
+
+impl Fitted {
+    /// The error is without the file's name.
+    pub(super) fn new(column: Column, wanted: &Wanted, normalize: Option<&Normalize>) -> Result<Self, String> {
+        let Wanted { name, dtype, .. } = wanted;
+        let found = column.dtype();
+        if !converts(found, *dtype) {
+            return Err(format!("`{name}` is {found}, but {dtype} is wanted"));
+        }
+        let reshape = reshape(column.shape(), wanted)?;
+        let kind = tensor::kind_of(*dtype);
+        if let Some(normalize) = normalize {
+            if !Normalize::suits(kind) {
+                return Err(format!("`normalize` goes with numbers, but the model takes `{name}` as {dtype}"));
+            }
+            let sizes = reshape.as_ref().map(|sizes| sizes.iter().map(|size| size.unsigned_abs()).collect::<Vec<_>>());
+            normalize.check(sizes.as_deref().or(column.shape()))?;
+        }
+        Ok(Fitted { column, kind, reshape, normalize: normalize.cloned() })
+    }
+
+    pub(super) fn samples(&self) -> u64 {
+        self.column.samples()
+    }
+
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
+        let mut batch = self.column.rows(numbers)?.f_to_kind(self.kind).map_err(TensorError::from)?;
+        if let Some(shape) = &self.reshape {
+            let shape: Vec<i64> = [numbers.len() as i64].iter().chain(shape).copied().collect();
+            batch = batch.f_reshape(shape).map_err(TensorError::from)?;
+        }
+        match &self.normalize {
+            Some(normalize) => Ok(normalize.apply(&batch)?),
+            None => Ok(batch),
+        }
+    }
+}
+
+/// Whether elements keep their meaning: fractions are never cut off, and only int64 and floats take in others.
+fn converts(found: DType, wanted: DType) -> bool {
+    let whole = |dtype| matches!(dtype, DType::Int64 | DType::Int32 | DType::UInt8 | DType::Bool);
+    found == wanted
+        || !whole(wanted)
+        || (wanted == DType::Int64 && whole(found))
+        || (wanted == DType::Int32 && matches!(found, DType::UInt8 | DType::Bool))
+}
+
+/// The shape that samples are given, where it is another than theirs. Sizes of 1 come and go and dimensions may be
+/// flattened into one or made of one, as the elements keep their order; anything else is rather a mistake.
+fn reshape(found: Option<&[u64]>, wanted: &Wanted) -> Result<Option<Vec<i64>>, String> {
+    let (Some(found), Some(shape)) = (found, &wanted.shape) else { return Ok(None) };
+    let fits = |(found, wanted): (&u64, &Option<u64>)| wanted.is_none_or(|wanted| wanted == *found);
+    if found.len() == shape.len() && found.iter().zip(shape).all(fits) {
+        return Ok(None);
+    }
+    let no_ones = |sizes: &[u64]| sizes.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+    let product = |sizes: &[u64]| sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+    match wanted.sizes() {
+        Some(sizes)
+            if product(&sizes) == product(found)
+                && (no_ones(&sizes) == no_ones(found) || sizes.len() <= 1 || found.len() <= 1) =>
+        {
+            Ok(Some(sizes.iter().map(|size| size.cast_signed()).collect()))
+        }
+        _ => Err(format!(
+            "a sample of `{}` has the shape {found:?}, but {} is wanted",
+            wanted.name,
+            wanted.shape_in_words()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_take_the_shape_that_the_model_wants_where_their_elements_keep_their_order() {
+        let shape = |found: &[u64], wanted: &[Option<u64>]| {
+            let wanted = Wanted { name: "x".into(), dtype: DType::Float32, shape: Some(wanted.to_vec()) };
+            reshape(Some(found), &wanted)
+        };
+        let all = |sizes: &[u64]| sizes.iter().copied().map(Some).collect::<Vec<_>>();
+        assert_eq!(shape(&[28, 28], &all(&[28, 28])), Ok(None));
+        assert_eq!(shape(&[28, 28], &all(&[1, 28, 28])), Ok(Some(vec![1, 28, 28])));
+        assert_eq!(shape(&[28, 28], &all(&[784])), Ok(Some(vec![784])));
+        assert_eq!(shape(&[12], &all(&[3, 4])), Ok(Some(vec![3, 4])));
+        assert_eq!(shape(&[1], &all(&[])), Ok(Some(vec![])));
+        assert_eq!(shape(&[9, 4], &[None, Some(4)]), Ok(None));
+        assert!(shape(&[3, 4], &all(&[4, 3])).is_err());
+        let error = shape(&[9, 4], &[None, Some(5)]).unwrap_err();
+        assert_eq!(error, "a sample of `x` has the shape [9, 4], but [any, 5] is wanted");
+    }
+
+    #[test]
+    fn no_fraction_is_cut_off() {
+        assert!(converts(DType::UInt8, DType::Float32) && converts(DType::Float64, DType::Float32));
+        assert!(converts(DType::UInt8, DType::Int64) && converts(DType::Int32, DType::Int64));
+        assert!(!converts(DType::Float32, DType::Int64) && !converts(DType::Int64, DType::UInt8));
+    }
+}

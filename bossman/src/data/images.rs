@@ -1,0 +1,148 @@
+//! A folder of pictures: a folder in it for each class, PNG and JPEG files in those.
+
+use super::column::Column;
+use super::element::Element;
+use super::fit::Wanted;
+use super::source::Columns;
+use super::stored::Gather;
+use crate::BossManError;
+use image::{ImageReader, Limits};
+use layerspec::DType;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tch::Tensor;
+
+/// Neither side of a picture may be longer, so that no header asks for all memory.
+const MAX_SIDE: u32 = 1 << 14;
+const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
+
+/// Pictures of one size, decoded when they are asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Images {
+    files: Arc<[PathBuf]>,
+    /// Channels, height, width.
+    shape: [u64; 3],
+}
+
+/// The pictures with the numbers of their folders, which are sorted by name.
+pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<Columns, BossManError> {
+    let classes: Vec<PathBuf> = listed(folder)?.into_iter().filter(|path| path.is_dir()).collect();
+    if classes.is_empty() {
+        return Err(BossManError::file(folder, "holds no folders; expected one for each class, with pictures in it"));
+    }
+    let mut files = Vec::new();
+    let mut labels = Gather::new(Element::I64);
+    for (class, folder) in classes.iter().enumerate() {
+        let pictures = listed(folder)?.into_iter().filter(|path| is_picture(path));
+        let before = files.len();
+        files.extend(pictures);
+        if files.len() == before {
+            return Err(BossManError::file(folder, "holds no .png, .jpg or .jpeg"));
+        }
+        (before..files.len()).try_for_each(|_| labels.push(&[class as f64], &[]))?;
+    }
+    let (width, height) = size(&files[0])?;
+    // That all have one size is known before training, not when a batch fails.
+    for file in &files {
+        let (found_width, found_height) = size(file)?;
+        if (found_width, found_height) != (width, height) {
+            let first = files[0].display();
+            let problem = format!(
+                "is {found_width} x {found_height}, but {first} is {width} x {height}; bring all pictures to one size"
+            );
+            return Err(BossManError::file(file, problem));
+        }
+    }
+    let pixels = u64::from(width) * u64::from(height);
+    let channels = channels(wanted, pixels).map_err(|problem| BossManError::file(folder, problem))?;
+    let images = Images { files: files.into(), shape: [channels, height.into(), width.into()] };
+    Ok(Columns { inputs: vec![Column::Images(images)], target: Column::Stored(labels.finish(folder)?) })
+}
+
+impl Images {
+    pub(super) fn samples(&self) -> u64 {
+        self.files.len() as u64
+    }
+
+    pub(super) fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
+        let mut bytes = Vec::new();
+        for number in numbers {
+            let file = usize::try_from(*number).ok().and_then(|number| self.files.get(number));
+            let file = file.ok_or_else(|| BossManError::Usage(format!("there is no picture {number}")))?;
+            self.decode(file, &mut bytes).map_err(|problem| BossManError::file(file, problem))?;
+        }
+        let [channels, height, width] = self.shape.map(u64::cast_signed);
+        let shape = [numbers.len() as i64, channels, height, width];
+        Ok(tensor::payload::from_bytes(DType::UInt8, &shape, bytes.into())?)
+    }
+
+    /// Appends the picture, channel after channel.
+    fn decode(&self, file: &Path, into: &mut Vec<u8>) -> Result<(), String> {
+        let picture = reader(file)?.decode().map_err(|e| e.to_string())?;
+        let [channels, height, width] = self.shape;
+        if (u64::from(picture.width()), u64::from(picture.height())) != (width, height) {
+            return Err(format!("is no longer {width} x {height}; has the file changed?"));
+        }
+        let pixels = match channels {
+            1 => picture.into_luma8().into_raw(),
+            3 => picture.into_rgb8().into_raw(),
+            _ => picture.into_rgba8().into_raw(),
+        };
+        let channels = channels as usize;
+        (0..channels).for_each(|channel| into.extend(pixels.iter().skip(channel).step_by(channels)));
+        Ok(())
+    }
+}
+
+/// How many channels the model takes of pictures with so many pixels.
+fn channels(wanted: &Wanted, pixels: u64) -> Result<u64, String> {
+    let elements =
+        wanted.sizes().and_then(|sizes| sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size)));
+    let first = wanted.shape.as_ref().and_then(|shape| *shape.first()?);
+    match elements.filter(|elements| elements % pixels == 0).map(|elements| elements / pixels).or(first) {
+        Some(channels @ (1 | 3 | 4)) => Ok(channels),
+        None => Ok(3),
+        Some(_) => {
+            let shape = wanted.shape_in_words();
+            Err(format!(
+                "the model takes `{}` as {shape}, which is no picture of 1, 3 or 4 channels with {pixels} pixels",
+                wanted.name
+            ))
+        }
+    }
+}
+
+fn size(file: &Path) -> Result<(u32, u32), BossManError> {
+    let dimensions = reader(file).and_then(|reader| reader.into_dimensions().map_err(|e| e.to_string()));
+    dimensions.map_err(|problem| BossManError::file(file, problem))
+}
+
+fn reader(file: &Path) -> Result<ImageReader<BufReader<File>>, String> {
+    let reader = ImageReader::open(file).and_then(ImageReader::with_guessed_format);
+    let mut reader = reader.map_err(|e| e.to_string())?;
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    reader.limits(limits);
+    Ok(reader)
+}
+
+/// What a folder holds, sorted by name, hidden files left out.
+fn listed(folder: &Path) -> Result<Vec<PathBuf>, BossManError> {
+    let error = |e: std::io::Error| BossManError::file(folder, e);
+    let entries = std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;
+    let hidden = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let mut paths: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(|path| !hidden(path)).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+fn is_picture(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ENDINGS.contains(&ending.to_string_lossy().to_lowercase().as_str()))
+}

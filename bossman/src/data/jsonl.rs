@@ -1,0 +1,54 @@
+//! JSON lines, plain or gzipped: an object a line, with a key for each model input and the target.
+
+use super::column::Column;
+use super::element::Element;
+use super::names::Table;
+use super::nested::Nested;
+use super::plain;
+use super::stored::Gather;
+use crate::BossManError;
+use layerspec::DType;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// The columns of these names, each kept as the dtype it is wanted in.
+pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError> {
+    let path = &table.path;
+    let mut columns: Vec<(&str, Gather)> =
+        wanted.iter().map(|(name, dtype)| (name.as_str(), Gather::new(Element::wanted(*dtype)))).collect();
+    let (mut file, _) = plain::open(path)?;
+    let (mut number, mut text) = (0, String::new());
+    let mut nested = Nested::default();
+    while plain::line(path, &mut file, &mut number, &mut text)? {
+        if text.trim().is_empty() {
+            continue;
+        }
+        let error = |problem: String| BossManError::file(path, format!("line {number}: {problem}"));
+        let object: Map<String, Value> =
+            serde_json::from_str(&text).map_err(|e| error(format!("is no JSON object: {e}")))?;
+        for (name, column) in &mut columns {
+            let value = object.get(*name).ok_or_else(|| {
+                let held: Vec<String> = object.keys().cloned().collect();
+                error(format!("no key `{name}`; it has {}", held.join(", ")))
+            })?;
+            nested.clear();
+            flatten(value, 0, &mut nested).map_err(|problem| error(format!("`{name}`: {problem}")))?;
+            column.push(&nested.numbers, &nested.shape).map_err(|e| error(format!("`{name}`: {e}")))?;
+        }
+    }
+    let finish = |(name, column): (&str, Gather)| Ok((name.to_string(), Column::Stored(column.finish(path)?)));
+    columns.into_iter().map(finish).collect()
+}
+
+/// serde_json bounds how deep lists lie in each other.
+fn flatten(value: &Value, depth: usize, into: &mut Nested) -> Result<(), String> {
+    match value {
+        Value::Array(items) => {
+            into.list(depth, items.len())?;
+            items.iter().try_for_each(|item| flatten(item, depth + 1, into))
+        }
+        Value::Bool(truth) => into.number(depth, f64::from(u8::from(*truth))),
+        Value::Number(number) => into.number(depth, number.as_f64().unwrap_or(f64::NAN)),
+        other => Err(format!("expected numbers, found {other}")),
+    }
+}

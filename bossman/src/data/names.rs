@@ -1,0 +1,48 @@
+//! Files that hold several columns, and which of them goes where.
+
+use crate::BossManError;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A file with columns by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// The file.
+    pub path: PathBuf,
+    /// The column for an input of the model; an input that is not here has the column of its own name.
+    pub inputs: BTreeMap<String, String>,
+    /// The column for the target.
+    pub target: String,
+}
+
+impl Table {
+    /// The file whose columns are named as the model's inputs, and `target`.
+    pub fn named_alike(path: PathBuf) -> Self {
+        Table { path, inputs: BTreeMap::new(), target: "target".into() }
+    }
+
+    /// With a column for every input of the model.
+    pub(super) fn resolved(&self, inputs: &[&str]) -> Result<Self, BossManError> {
+        if let Some(unknown) = self.inputs.keys().find(|name| !inputs.contains(&name.as_str())) {
+            let problem = format!("the model has no input `{unknown}`; its inputs are {}", inputs.join(", "));
+            return Err(BossManError::file(&self.path, problem));
+        }
+        let column = |name: &str| self.inputs.get(name).cloned().unwrap_or_else(|| name.to_string());
+        let inputs = inputs.iter().map(|name| (name.to_string(), column(name))).collect();
+        Ok(Table { inputs, ..self.clone() })
+    }
+
+    /// The names of the columns wanted, each once.
+    pub(super) fn columns(&self) -> impl Iterator<Item = &str> {
+        let names: std::collections::BTreeSet<&str> =
+            self.inputs.values().chain([&self.target]).map(String::as_str).collect();
+        names.into_iter()
+    }
+
+    /// The error for a column that is not there.
+    pub(super) fn missing(&self, noun: &str, name: &str, held: &[String]) -> BossManError {
+        let near = layerspec::nearest(name, held.iter().map(String::as_str));
+        let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+        BossManError::file(&self.path, format!("no {noun} `{name}`; it holds {}{near}", held.join(", ")))
+    }
+}

@@ -1,0 +1,55 @@
+//! NumPy's `.npz`: a zip archive of `.npy` arrays.
+
+use super::column::Column;
+use super::names::Table;
+use super::npy;
+use super::plain;
+use super::spool::{Spool, Store};
+use super::stored::{Layout, Stored};
+use crate::BossManError;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::sync::Arc;
+use zip::{CompressionMethod, ZipArchive};
+
+/// The arrays of these names. Those that are not compressed (`numpy.savez`) are read where they lie.
+pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, BossManError> {
+    let path = &table.path;
+    let error = |problem: String| BossManError::file(path, problem);
+    let file = BufReader::new(File::open(path).map_err(|e| error(e.to_string()))?);
+    let mut archive = ZipArchive::new(file).map_err(|e| error(format!("not an .npz file: {e}")))?;
+    let held: Vec<String> = archive.file_names().map(|name| name.trim_end_matches(".npy").to_string()).collect();
+    let store = Arc::new(Store::open(path)?);
+    let mut columns = BTreeMap::new();
+    for name in table.columns() {
+        let place =
+            archive.index_for_name(&format!("{name}.npy")).ok_or_else(|| table.missing("array", name, &held))?;
+        columns.insert(name.to_string(), Column::Stored(array(path, name, &mut archive, place, &store)?));
+    }
+    Ok(columns)
+}
+
+fn array(
+    path: &Path,
+    name: &str,
+    archive: &mut ZipArchive<BufReader<File>>,
+    place: usize,
+    store: &Arc<Store>,
+) -> Result<Stored, BossManError> {
+    // Errors name the file and the array in it.
+    let path = &path.join(format!("{name}.npy"));
+    let mut entry = archive.by_index(place).map_err(|e| BossManError::file(path, e))?;
+    let (stored, offset) = (entry.compression() == CompressionMethod::Stored, entry.data_start());
+    let (layout, samples) = npy::header(path, &mut entry)?;
+    if let (true, Some(offset)) = (stored, offset) {
+        let start = layout.start.saturating_add(offset);
+        return Stored::new(path, store.clone(), Layout { start, ..layout }, samples);
+    }
+    let bytes = layout.shape.iter().try_fold(layout.element.size(), |product, size| product.checked_mul(*size));
+    let bytes = bytes.and_then(|bytes| bytes.checked_mul(samples));
+    let mut spool = Spool::new();
+    plain::copy(path, &mut entry, &mut spool, bytes.unwrap_or(u64::MAX))?;
+    Stored::new(path, Arc::new(spool.finish()?), Layout { start: 0, ..layout }, samples)
+}

@@ -1,0 +1,106 @@
+//! Pairs of texts, as sentences and their translations: lines of two columns, or of JSON with two keys.
+
+use super::column::Column;
+use super::fit::Wanted;
+use super::plain;
+use super::ragged::{Marks, Padded, Pairs, Role};
+use super::source::Columns;
+use super::tokens::{Tokenizer, Tokens};
+use crate::BossManError;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A file of pairs and how they become samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextPairs {
+    /// Plain or gzipped.
+    pub path: PathBuf,
+    /// The keys of a line of JSON; nothing where lines are two columns with a tab between them.
+    pub keys: Option<[String; 2]>,
+    /// What makes tokens of the first texts.
+    pub tokenizer: Tokenizer,
+    /// And of the second, where that is another.
+    pub target_tokenizer: Option<Tokenizer>,
+    /// The names of the tokens for begin, end and padding.
+    pub marks: [String; 3],
+    /// The most tokens of a sequence with its mark; what is longer is cut.
+    pub max_length: Option<u64>,
+    /// Every batch has that many positions, not only as many as its longest sequence.
+    pub fixed: bool,
+    /// The model's inputs for `source`, `target`, `source_padding`, `target_padding`.
+    pub inputs: BTreeMap<String, String>,
+}
+
+impl TextPairs {
+    /// What an input can be.
+    pub const ROLES: [&str; 4] = ["source", "target", "source_padding", "target_padding"];
+}
+
+pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, BossManError> {
+    let path = &texts.path;
+    let roles = inputs.iter().map(|input| role(texts, &input.name)).collect::<Result<Vec<_>, _>>()?;
+    let source = Tokens::load(&texts.tokenizer)?;
+    let other = texts.target_tokenizer.as_ref().map(Tokens::load).transpose()?;
+    let target = other.as_ref().unwrap_or(&source);
+    let [bos, eos, pad] = &texts.marks;
+    let marks = Marks {
+        bos: target.special("bos", bos)?.into(),
+        source_eos: source.special("eos", eos)?.into(),
+        target_eos: target.special("eos", eos)?.into(),
+        source_pad: source.special("pad", pad)?.into(),
+        target_pad: target.special("pad", pad)?.into(),
+    };
+    let length = texts.max_length.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+    let mut pairs = Pairs::new(length.map_or(usize::MAX, |length| length.saturating_sub(1)));
+    let (mut file, _) = plain::open(path)?;
+    let (mut number, mut line, mut tokens) = (0, String::new(), Vec::new());
+    while plain::line(path, &mut file, &mut number, &mut line)? {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let both = both(&line, texts.keys.as_ref());
+        let both = both.map_err(|problem| BossManError::file(path, format!("line {number}: {problem}")))?;
+        for (tokenizer, text) in [&source, target].into_iter().zip(both) {
+            tokens.clear();
+            tokenizer.encode(&text, &mut tokens)?;
+            pairs.push(&tokens)?;
+        }
+    }
+    let pairs = Arc::new(pairs.finish(path, marks, length.filter(|_| texts.fixed))?);
+    let column = |role| Column::Padded(Padded { pairs: pairs.clone(), role });
+    Ok(Columns { inputs: roles.into_iter().map(column).collect(), target: column(Role::Labels) })
+}
+
+/// What this input of the model is: what the run file says, else what its name says.
+fn role(texts: &TextPairs, input: &str) -> Result<Role, BossManError> {
+    let named = texts.inputs.iter().find(|(_, name)| *name == input).map(|(role, _)| role.as_str());
+    let own = Some(input).filter(|name| !texts.inputs.contains_key(*name));
+    match named.or(own) {
+        Some("source") => Ok(Role::Source),
+        Some("target") => Ok(Role::Target),
+        Some("source_padding") => Ok(Role::SourcePadding),
+        Some("target_padding") => Ok(Role::TargetPadding),
+        _ => {
+            let roles = TextPairs::ROLES.join(", ");
+            let problem = format!("what is the model's input `{input}`? `inputs:` says it for each of {roles}");
+            Err(BossManError::file(&texts.path, problem))
+        }
+    }
+}
+
+fn both(line: &str, keys: Option<&[String; 2]>) -> Result<[String; 2], String> {
+    let Some(keys) = keys else {
+        let (source, rest) = line.split_once('\t').ok_or("expected two columns with a tab between them")?;
+        let target = rest.split('\t').next().unwrap_or(rest);
+        return Ok([source.to_string(), target.to_string()]);
+    };
+    let object: Map<String, Value> = serde_json::from_str(line).map_err(|e| format!("is no JSON object: {e}"))?;
+    let text = |key: &String| match object.get(key) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(other) => Err(format!("`{key}`: expected text, found {other}")),
+        None => Err(format!("no key `{key}`; it has {}", object.keys().cloned().collect::<Vec<_>>().join(", "))),
+    };
+    Ok([text(&keys[0])?, text(&keys[1])?])
+}

@@ -1,0 +1,79 @@
+//! Parquet: columns by name, of numbers or of lists of numbers, read a row group after the other.
+
+use super::column::Column;
+use super::element::Element;
+use super::names::Table;
+use super::nested::Nested;
+use super::stored::Gather;
+use crate::BossManError;
+use ::parquet::errors::ParquetError;
+use ::parquet::file::reader::{FileReader, SerializedFileReader};
+use ::parquet::record::Field;
+use ::parquet::schema::types::Type;
+use layerspec::DType;
+use std::collections::BTreeMap;
+use std::fs::File;
+
+/// The columns of these names, each kept as the dtype it is wanted in.
+pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError> {
+    // The library asserts some things that a broken file can make untrue. It says so itself, and training does not begin.
+    let read = std::panic::catch_unwind(|| read(table, wanted));
+    read.unwrap_or_else(|_| {
+        Err(BossManError::file(&table.path, "a broken Parquet file: its pages contradict its schema"))
+    })
+}
+
+fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError> {
+    let path = &table.path;
+    let error = |problem: String| BossManError::file(path, problem);
+    let broken = |e: ParquetError| error(format!("not a Parquet file, or a broken one: {e}"));
+    let file = File::open(path).map_err(|e| error(e.to_string()))?;
+    let reader = SerializedFileReader::new(file).map_err(broken)?;
+    let schema = reader.metadata().file_metadata().schema();
+    let held: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_string()).collect();
+    let mut fields = Vec::new();
+    for name in wanted.keys() {
+        let field = schema.get_fields().iter().find(|field| field.name() == name);
+        fields.push(field.cloned().ok_or_else(|| table.missing("column", name, &held))?);
+    }
+    let projection = Type::group_type_builder(schema.name()).with_fields(fields).build().map_err(broken)?;
+    let mut columns: BTreeMap<&str, Gather> =
+        wanted.iter().map(|(name, dtype)| (name.as_str(), Gather::new(Element::wanted(*dtype)))).collect();
+    let mut nested = Nested::default();
+    for (number, row) in reader.get_row_iter(Some(projection)).map_err(broken)?.enumerate() {
+        for (name, field) in row.map_err(broken)?.get_column_iter() {
+            let error = |problem: String| error(format!("row {number}, column `{name}`: {problem}"));
+            nested.clear();
+            flatten(field, 0, &mut nested).map_err(error)?;
+            if let Some(column) = columns.get_mut(name.as_str()) {
+                column.push(&nested.numbers, &nested.shape).map_err(|e| error(e.to_string()))?;
+            }
+        }
+    }
+    let finish = |(name, column): (&str, Gather)| Ok((name.to_string(), Column::Stored(column.finish(path)?)));
+    columns.into_iter().map(finish).collect()
+}
+
+/// The file's schema bounds how deep lists lie in each other.
+fn flatten(field: &Field, depth: usize, into: &mut Nested) -> Result<(), String> {
+    let number = match field {
+        Field::ListInternal(list) => {
+            into.list(depth, list.len())?;
+            return list.elements().iter().try_for_each(|item| flatten(item, depth + 1, into));
+        }
+        Field::Bool(truth) => f64::from(u8::from(*truth)),
+        Field::Byte(number) => f64::from(*number),
+        Field::Short(number) => f64::from(*number),
+        Field::Int(number) => f64::from(*number),
+        Field::Long(number) => *number as f64,
+        Field::UByte(number) => f64::from(*number),
+        Field::UShort(number) => f64::from(*number),
+        Field::UInt(number) => f64::from(*number),
+        Field::ULong(number) => *number as f64,
+        Field::Float16(number) => f64::from(*number),
+        Field::Float(number) => f64::from(*number),
+        Field::Double(number) => *number,
+        other => return Err(format!("expected numbers, found {other}")),
+    };
+    into.number(depth, number)
+}

@@ -1,0 +1,138 @@
+//! Pairs of sequences of any lengths, and what a batch of them is: padded, with masks that say where.
+
+use super::spool::{Spool, Store};
+use crate::BossManError;
+use layerspec::DType;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tch::Tensor;
+
+/// The class of positions that the loss leaves out, as PyTorch's `ignore_index`.
+const IGNORED: i64 = -100;
+
+/// Tokens of pairs, one after the other.
+#[derive(Debug)]
+pub(super) struct Ragged {
+    path: PathBuf,
+    store: Store,
+    /// Where the sequences begin, first and second by turns, and where the last one ends.
+    starts: Vec<u64>,
+    marks: Marks,
+    /// Positions in each batch; nothing for those of its longest sequence.
+    length: Option<usize>,
+}
+
+/// The tokens that stand for no text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Marks {
+    pub(super) bos: i64,
+    pub(super) source_eos: i64,
+    pub(super) target_eos: i64,
+    pub(super) source_pad: i64,
+    pub(super) target_pad: i64,
+}
+
+/// What of pairs goes into one input of the model, or is its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// The first sequence and its end.
+    Source,
+    /// Begin and the second sequence.
+    Target,
+    /// Where the first one is padded.
+    SourcePadding,
+    /// Where the second one is padded.
+    TargetPadding,
+    /// The second sequence and its end: at each position what comes after [`Role::Target`]'s token there.
+    Labels,
+}
+
+/// Pairs on their way into a [`Ragged`].
+pub(super) struct Pairs {
+    spool: Spool,
+    starts: Vec<u64>,
+    /// The most tokens a sequence keeps.
+    most: usize,
+}
+
+impl Pairs {
+    pub(super) fn new(most: usize) -> Self {
+        Pairs { spool: Spool::new(), starts: vec![0], most }
+    }
+
+    /// The first or, after it, the second of a pair.
+    pub(super) fn push(&mut self, tokens: &[u32]) -> Result<(), BossManError> {
+        tokens.iter().take(self.most).try_for_each(|token| self.spool.write(&token.to_le_bytes()))?;
+        self.starts.push(self.spool.length() / 4);
+        Ok(())
+    }
+
+    pub(super) fn finish(self, path: &Path, marks: Marks, length: Option<usize>) -> Result<Ragged, BossManError> {
+        let Pairs { spool, starts, .. } = self;
+        Ok(Ragged { path: path.to_path_buf(), store: spool.finish()?, starts, marks, length })
+    }
+}
+
+/// One input of the model.
+#[derive(Clone, Debug)]
+pub(super) struct Padded {
+    pub(super) pairs: Arc<Ragged>,
+    pub(super) role: Role,
+}
+
+impl Padded {
+    pub(super) fn samples(&self) -> u64 {
+        (self.pairs.starts.len() / 2) as u64
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        match self.role {
+            Role::SourcePadding | Role::TargetPadding => DType::Bool,
+            Role::Source | Role::Target | Role::Labels => DType::Int64,
+        }
+    }
+
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
+        let second = !matches!(self.role, Role::Source | Role::SourcePadding);
+        let sequences = numbers.iter().map(|number| self.pairs.sequence(*number, second));
+        let sequences: Vec<Vec<i64>> = sequences.collect::<Result<_, _>>()?;
+        let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+        // One more for the mark at the end or at the beginning.
+        let width = self.pairs.length.unwrap_or(longest + 1);
+        let marks = &self.pairs.marks;
+        let (first, last, pad) = match self.role {
+            Role::Source => (None, Some(marks.source_eos), marks.source_pad),
+            Role::Target => (Some(marks.bos), None, marks.target_pad),
+            Role::Labels => (None, Some(marks.target_eos), IGNORED),
+            // What is not padding is 0.
+            Role::SourcePadding | Role::TargetPadding => (None, Some(0), 1),
+        };
+        let mask = self.dtype() == DType::Bool;
+        let mut padded = Vec::with_capacity(numbers.len().saturating_mul(width));
+        for mut sequence in sequences {
+            if mask {
+                sequence.fill(0);
+            }
+            let row = first.into_iter().chain(sequence).chain(last).chain(std::iter::repeat(pad));
+            padded.extend(row.take(width));
+        }
+        let shape = [numbers.len() as i64, width as i64];
+        let bytes: Vec<u8> = match mask {
+            true => padded.iter().map(|number| u8::from(*number != 0)).collect(),
+            false => padded.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        };
+        Ok(tensor::payload::from_bytes(self.dtype(), &shape, bytes.into())?)
+    }
+}
+
+impl Ragged {
+    fn sequence(&self, number: i64, second: bool) -> Result<Vec<i64>, BossManError> {
+        let error = |problem: String| BossManError::file(&self.path, problem);
+        let place = usize::try_from(number).ok().and_then(|number| number.checked_mul(2)?.checked_add(second.into()));
+        let ends = place.and_then(|place| Some((*self.starts.get(place)?, *self.starts.get(place + 1)?)));
+        let (start, end) = ends.ok_or_else(|| error(format!("no pair {number}")))?;
+        let mut bytes = vec![0; (end - start) as usize * 4];
+        self.store.read(start * 4, &mut bytes).map_err(|e| error(format!("pair {number}: {e}")))?;
+        Ok(bytes.chunks_exact(4).map(|b| i64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect())
+    }
+}

@@ -1,0 +1,162 @@
+//! Where samples come from.
+
+use super::column::Column;
+use super::fit::Wanted;
+use super::names::Table;
+use super::{csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs};
+use crate::BossManError;
+use layerspec::DType;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A data set's files and their format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file whose ending tells the format.
+    File(PathBuf),
+    /// idx files of inputs and of classes.
+    Idx {
+        /// The model's only input.
+        images: PathBuf,
+        /// The target.
+        labels: PathBuf,
+    },
+    /// `.npy` files: one for each input and one for the target.
+    Npy {
+        /// By the names of the model's inputs.
+        inputs: BTreeMap<String, PathBuf>,
+        /// The target.
+        target: PathBuf,
+    },
+    /// Arrays in one `.npz`.
+    Npz(Table),
+    /// Tensors in one `.safetensors`.
+    Safetensors(Table),
+    /// Lines of JSON.
+    Jsonl(Table),
+    /// Columns of a Parquet file.
+    Parquet(Table),
+    /// Pictures: PNG and JPEG files in a folder for each class.
+    Images {
+        /// The folder that holds those folders.
+        folder: PathBuf,
+    },
+    /// Text, for the next token.
+    Text(Text),
+    /// Pairs of texts.
+    Pairs(TextPairs),
+}
+
+/// The columns for the model's inputs, in its order, and for the target.
+pub(super) struct Columns {
+    pub(super) inputs: Vec<Column>,
+    pub(super) target: Column,
+}
+
+const ENDINGS: &str = ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
+
+impl Source {
+    /// What errors name.
+    pub fn path(&self) -> &Path {
+        match self {
+            Source::File(path) | Source::Idx { images: path, .. } | Source::Npy { target: path, .. } => path,
+            Source::Npz(table) | Source::Safetensors(table) | Source::Jsonl(table) | Source::Parquet(table) => {
+                &table.path
+            }
+            Source::Images { folder } => folder,
+            Source::Text(text) => text.paths.first().map_or(Path::new("text"), PathBuf::as_path),
+            Source::Pairs(pairs) => &pairs.path,
+        }
+    }
+
+    pub(super) fn open(&self, inputs: &[Wanted], target: &Wanted) -> Result<Columns, BossManError> {
+        match self {
+            Source::File(path) => open_file(path, inputs, target),
+            Source::Idx { images, labels } => {
+                only_input("idx files hold", images, inputs)?;
+                let inputs = vec![Column::Stored(idx::open(images)?)];
+                Ok(Columns { inputs, target: Column::Stored(idx::open(labels)?) })
+            }
+            Source::Npy { inputs: files, target } => {
+                let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
+                let usage = |problem: String| BossManError::Usage(format!("data, npy: {problem}"));
+                if let Some(unknown) = files.keys().find(|name| !names.contains(&name.as_str())) {
+                    let problem = format!("the model has no input `{unknown}`; its inputs are {}", names.join(", "));
+                    return Err(usage(problem));
+                }
+                let file =
+                    |name: &&str| files.get(*name).ok_or_else(|| usage(format!("no file for the input `{name}`")));
+                let open = |name: &&str| Ok(Column::Stored(npy::open(file(name)?)?));
+                let inputs = names.iter().map(open).collect::<Result<_, BossManError>>()?;
+                Ok(Columns { inputs, target: Column::Stored(npy::open(target)?) })
+            }
+            Source::Npz(table) => by_name(table, inputs, target, |table, _| npz::open(table)),
+            Source::Safetensors(table) => by_name(table, inputs, target, |table, _| safetensors::open(table)),
+            Source::Jsonl(table) => by_name(table, inputs, target, jsonl::open),
+            Source::Parquet(table) => by_name(table, inputs, target, parquet::open),
+            Source::Images { folder } => {
+                only_input("pictures are", folder, inputs)?;
+                images::open(folder, &inputs[0])
+            }
+            Source::Text(text) => {
+                only_input("text is", self.path(), inputs)?;
+                text::open(text)
+            }
+            Source::Pairs(pairs) => pairs::open(pairs, inputs),
+        }
+    }
+}
+
+fn open_file(path: &Path, inputs: &[Wanted], target: &Wanted) -> Result<Columns, BossManError> {
+    let name = path.to_string_lossy();
+    let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+    let table = || Table::named_alike(path.to_path_buf());
+    let source = match () {
+        () if ends(&[".csv", ".csv.gz"]) => {
+            only_input("csv holds", path, inputs)?;
+            return csv::open(path, &inputs[0], target);
+        }
+        () if ends(&[".safetensors"]) => Source::Safetensors(table()),
+        () if ends(&[".npz"]) => Source::Npz(table()),
+        () if ends(&[".jsonl", ".jsonl.gz"]) => Source::Jsonl(table()),
+        () if ends(&[".parquet"]) => Source::Parquet(table()),
+        () if ends(&[".txt", ".tsv"]) => {
+            let problem = "text needs more than its path: {text: {path: ..., tokenizer: ..., sequence_length: ...}}, \
+                           or {pairs: {path: ..., tokenizer: ...}}";
+            return Err(BossManError::file(path, problem));
+        }
+        () if path.is_dir() => Source::Images { folder: path.to_path_buf() },
+        () => return Err(BossManError::file(path, format!("expected a file ending in {ENDINGS}"))),
+    };
+    source.open(inputs, target)
+}
+
+fn only_input(what: &str, path: &Path, inputs: &[Wanted]) -> Result<(), BossManError> {
+    match inputs {
+        [_] => Ok(()),
+        _ => {
+            let count = inputs.len();
+            let problem =
+                format!("{what} one input, but the model has {count}; give a .safetensors file with a tensor for each");
+            Err(BossManError::file(path, problem))
+        }
+    }
+}
+
+/// Opens a file of named columns, each of which is wanted as some dtype.
+fn by_name(
+    table: &Table,
+    inputs: &[Wanted],
+    target: &Wanted,
+    open: impl Fn(&Table, &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError>,
+) -> Result<Columns, BossManError> {
+    let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
+    let table = table.resolved(&names)?;
+    let column = |name: &String| table.inputs.get(name).cloned().unwrap_or_default();
+    let dtypes = inputs.iter().map(|input| (column(&input.name), input.dtype));
+    let dtypes = dtypes.chain([(table.target.clone(), target.dtype)]).collect();
+    let columns = open(&table, &dtypes)?;
+    let get = |name: &str| columns.get(name).cloned().ok_or_else(|| table.missing("column", name, &[]));
+    let inputs = names.iter().map(|name| get(&column(&name.to_string()))).collect::<Result<_, _>>()?;
+    Ok(Columns { inputs, target: get(&table.target)? })
+}

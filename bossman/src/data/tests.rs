@@ -1,0 +1,112 @@
+//! Every format from files that the tests make, and what is said of files that are wrong.
+
+mod batches;
+mod broken;
+mod formats;
+mod text;
+
+use super::*;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use tch::{Kind, Tensor};
+
+pub(super) static CLASSES: LazyLock<LossSpec> = LazyLock::new(LossSpec::cross_entropy);
+
+/// A model of one input, of this shape after the batch.
+pub(super) fn model(shape: &str) -> LayerGraph {
+    LayerGraph::from_yaml(&format!("{{model: m, inputs: {{x: [batch, {shape}]}}, layers: [ReLU]}}"), "model").unwrap()
+}
+
+/// A folder that goes when the test ends, and its files.
+pub(super) struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub(super) fn new() -> Self {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(super) fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// An error as a user sees it, without the folder.
+    pub(super) fn error<T: std::fmt::Debug>(&self, result: Result<T, BossManError>) -> String {
+        result.unwrap_err().to_string().replace(&format!("{}/", self.0.path().display()), "")
+    }
+}
+
+/// An idx file of bytes.
+pub(super) fn idx(sizes: &[u32], bytes: &[u8]) -> Vec<u8> {
+    let mut file = vec![0, 0, 8, sizes.len() as u8];
+    file.extend(sizes.iter().flat_map(|size| size.to_be_bytes()));
+    file.extend(bytes);
+    file
+}
+
+/// A `.npy` file.
+pub(super) fn npy(descr: &str, shape: &str, bytes: &[u8]) -> Vec<u8> {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend((header.len() as u16).to_le_bytes());
+    file.extend(header.as_bytes());
+    file.extend(bytes);
+    file
+}
+
+pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap()
+}
+
+/// A zip archive, compressed or not.
+pub(super) fn archive(compressed: bool, files: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    use std::io::Write;
+    let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    let method = if compressed { zip::CompressionMethod::Deflated } else { zip::CompressionMethod::Stored };
+    let options = zip::write::SimpleFileOptions::default().compression_method(method);
+    for (name, bytes) in files {
+        zip.start_file(*name, options).unwrap();
+        zip.write_all(bytes).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}
+
+pub(super) fn floats(numbers: &[f32]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
+    let flat = tensor.f_to_kind(Kind::Double).unwrap().f_reshape([-1]).unwrap();
+    flat.iter::<f64>().unwrap().collect()
+}
+
+/// Three rows of `label` (a number) and `pixels` (a list of two).
+pub(super) fn parquet_file() -> Vec<u8> {
+    use ::parquet::data_type::{FloatType, Int32Type};
+    use ::parquet::file::properties::WriterProperties;
+    use ::parquet::file::writer::SerializedFileWriter;
+    let schema = "message m { required int32 label; \
+                  required group pixels (LIST) { repeated group list { required float element; } } }";
+    let schema = std::sync::Arc::new(::parquet::schema::parser::parse_message_type(schema).unwrap());
+    let compressed = WriterProperties::builder().set_compression(::parquet::basic::Compression::SNAPPY).build();
+    let mut writer = SerializedFileWriter::new(Vec::new(), schema, compressed.into()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<Int32Type>().write_batch(&[7, 8, 9], None, None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let (numbers, repeated) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0, 1, 0, 1, 0, 1]);
+    column.typed::<FloatType>().write_batch(&numbers, Some(&[1; 6]), Some(&repeated)).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.into_inner().unwrap()
+}

@@ -1,0 +1,156 @@
+//! Text in windows and pairs in padded batches.
+
+use super::*;
+use crate::data::{Text, TextPairs, Tokenizer};
+
+const WORDS: &str = r#"{"version": "1.0", "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst",
+"stride": 0}, "padding": null, "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+"post_processor": null, "decoder": null, "model": {"type": "WordLevel", "unk_token": "?",
+"vocab": {"?": 0, "<s>": 1, "</s>": 2, "<pad>": 3, "a": 4, "b": 5, "c": 70000}}}"#;
+
+fn tokens_model() -> LayerGraph {
+    let layers = "[Embedding: {num_embeddings: 300, embedding_dim: 4}]";
+    let text = format!("{{model: m, inputs: {{x: {{shape: [batch, seq], dtype: int64}}}}, layers: {layers}}}");
+    LayerGraph::from_yaml(&text, "model").unwrap()
+}
+
+fn text(paths: Vec<PathBuf>, tokenizer: Tokenizer, sequence_length: u64, eos: Option<&str>) -> Source {
+    Source::Text(Text { paths, tokenizer, sequence_length, eos: eos.map(String::from) })
+}
+
+#[test]
+fn text_is_cut_into_windows_whose_targets_are_one_later() {
+    let folder = Folder::new();
+    let paths = vec![folder.file("a.txt", "abcd"), folder.file("b.txt.gz", gzip(b"efg"))];
+    let data = Dataset::open(&text(paths.clone(), Tokenizer::Bytes, 3, None), &tokens_model(), &CLASSES, None).unwrap();
+    let batch = data.batch(&[1, 0]).unwrap();
+    assert_eq!((data.samples(), batch.x.kind(), batch.target.kind()), (2, Kind::Int64, Kind::Int64));
+    assert_eq!(numbers(&batch.x), [100.0, 101.0, 102.0, 97.0, 98.0, 99.0]);
+    assert_eq!(numbers(&batch.target), [101.0, 102.0, 103.0, 98.0, 99.0, 100.0]);
+
+    let ended = text(paths.clone(), Tokenizer::Bytes, 8, Some("<eos>"));
+    let batch = Dataset::open(&ended, &tokens_model(), &CLASSES, None).unwrap().batch(&[0]).unwrap();
+    assert_eq!(numbers(&batch.target)[2..], [100.0, 257.0, 101.0, 102.0, 103.0, 257.0]);
+
+    let long = text(paths, Tokenizer::Bytes, 7, None);
+    let error = folder.error(Dataset::open(&long, &tokens_model(), &CLASSES, None));
+    assert_eq!(error, "a.txt: 7 tokens; one sample of sequence_length 7 needs one more than that");
+}
+
+#[test]
+fn a_tokenizer_file_makes_the_tokens() {
+    let folder = Folder::new();
+    let words = Tokenizer::File(folder.file("tokenizer.json", WORDS));
+    let paths = vec![folder.file("a.txt", "a b c\nnever  b\n")];
+    let source = text(paths.clone(), words, 2, Some("</s>"));
+    let batch = Dataset::open(&source, &tokens_model(), &CLASSES, None).unwrap().batch(&[0, 1]).unwrap();
+    assert_eq!(numbers(&batch.x), [4.0, 5.0, 70000.0, 0.0]);
+    assert_eq!(numbers(&batch.target), [5.0, 70000.0, 0.0, 5.0]);
+
+    let open = |tokenizer, eos| {
+        folder.error(Dataset::open(&text(paths.clone(), tokenizer, 2, eos), &tokens_model(), &CLASSES, None))
+    };
+    let broken = Tokenizer::File(folder.file("broken.json", &WORDS[..99]));
+    assert!(open(broken, None).starts_with("broken.json: is no tokenizer.json: EOF while parsing"));
+    let words = Tokenizer::File(folder.path("tokenizer.json"));
+    assert_eq!(open(words, Some("<eos>")), "tokenizer.json: has no token `<eos>`; name one that it has with `eos:`");
+    folder.file("a.txt", b"a \xff b");
+    let words = Tokenizer::File(folder.path("tokenizer.json"));
+    assert_eq!(open(words, None), "a.txt: is not text (UTF-8)");
+}
+
+/// A model of two sequences and where the first is padded.
+fn pairs_model() -> LayerGraph {
+    let text = "
+model: pairs
+inputs:
+  source: {shape: [batch, s], dtype: int64}
+  given: {shape: [batch, t], dtype: int64}
+  source_padding: {shape: [batch, s], dtype: bool}
+layers:
+  - Embedding: {num_embeddings: 300, embedding_dim: 4}
+";
+    LayerGraph::from_yaml(text, "model").unwrap()
+}
+
+fn pairs(path: PathBuf) -> TextPairs {
+    TextPairs {
+        path,
+        keys: None,
+        tokenizer: Tokenizer::Bytes,
+        target_tokenizer: None,
+        marks: ["<bos>", "<eos>", "<pad>"].map(String::from),
+        max_length: None,
+        fixed: false,
+        inputs: [("target".to_string(), "given".to_string())].into(),
+    }
+}
+
+#[test]
+fn pairs_are_padded_and_their_targets_come_one_later() {
+    let folder = Folder::new();
+    let tsv = pairs(folder.file("a.tsv", "ab\tA\tfrom somewhere\r\n\nc\tDEF\n"));
+    let json = "{\"en\": \"ab\", \"de\": \"A\"}\n{\"de\": \"DEF\", \"en\": \"c\"}\n";
+    let json = TextPairs { keys: Some(["en", "de"].map(String::from)), ..pairs(folder.file("a.jsonl", json)) };
+    let (bos, eos, pad, no) = (256.0, 257.0, 258.0, -100.0);
+    for texts in [tsv.clone(), json] {
+        let data = Dataset::open(&Source::Pairs(texts), &pairs_model(), &CLASSES, None).unwrap();
+        let batch = data.batch(&[0, 1]).unwrap();
+        let given = batch.variables.get("given").unwrap();
+        let padding = batch.variables.get("source_padding").unwrap();
+        assert_eq!((batch.x.size(), given.size(), batch.target.size()), (vec![2, 3], vec![2, 4], vec![2, 4]));
+        assert_eq!(numbers(&batch.x), [97.0, 98.0, eos, 99.0, eos, pad]);
+        assert_eq!(numbers(given), [bos, 65.0, pad, pad, bos, 68.0, 69.0, 70.0]);
+        assert_eq!(numbers(&batch.target), [65.0, eos, no, no, 68.0, 69.0, 70.0, eos]);
+        assert_eq!((padding.kind(), numbers(padding)), (Kind::Bool, vec![0.0, 0.0, 0.0, 0.0, 0.0, 1.0]));
+    }
+    let cut = TextPairs { max_length: Some(3), fixed: true, ..tsv };
+    let batch = Dataset::open(&Source::Pairs(cut), &pairs_model(), &CLASSES, None).unwrap().batch(&[1, 0]).unwrap();
+    assert_eq!(numbers(&batch.x), [99.0, eos, pad, 97.0, 98.0, eos]);
+    assert_eq!(numbers(&batch.target), [68.0, 69.0, eos, 65.0, eos, no]);
+}
+
+#[test]
+fn mistakes_in_pairs_are_named() {
+    let folder = Folder::new();
+    let open = |texts| folder.error(Dataset::open(&Source::Pairs(texts), &pairs_model(), &CLASSES, None));
+    let whole = pairs(folder.file("a.tsv", "a\tb\n"));
+    let keys = Some(["en", "de"].map(String::from));
+    let golden = [
+        (pairs(folder.file("b.tsv", "a\tb\nc\n")), "b.tsv: line 2: expected two columns with a tab between them"),
+        (
+            TextPairs { inputs: [].into(), ..whole.clone() },
+            "a.tsv: what is the model's input `given`? `inputs:` says it for each of source, target, source_padding, target_padding",
+        ),
+        (
+            TextPairs { marks: ["<s>", "</s>", "<pad>"].map(String::from), ..whole.clone() },
+            "tokenizer: bytes: has no token `<s>`; name one that it has with `bos:`",
+        ),
+        (
+            TextPairs { keys: keys.clone(), ..pairs(folder.file("c.jsonl", "{\"en\": 1}")) },
+            "c.jsonl: line 1: `en`: expected text, found 1",
+        ),
+        (
+            TextPairs { keys, ..pairs(folder.file("d.jsonl", "{\"en\": \"a\", \"fr\": \"b\"}")) },
+            "d.jsonl: line 1: no key `de`; it has en, fr",
+        ),
+        (pairs(folder.file("e.tsv", "\n")), "e.tsv: it holds no samples"),
+    ];
+    for (texts, expected) in golden {
+        assert_eq!(open(texts), expected);
+    }
+}
+
+/// A tokenizer's file with a few bytes changed is refused or makes tokens.
+#[test]
+fn no_tokenizer_file_makes_a_panic() {
+    use rand::SeedableRng;
+    let folder = Folder::new();
+    let paths = vec![folder.file("a.txt", "a b c\nnever  b\n")];
+    let source = text(paths, Tokenizer::File(folder.path("tokenizer.json")), 2, None);
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(3);
+    for _ in 0..400 {
+        folder.file("tokenizer.json", super::broken::mutated(WORDS.as_bytes(), &mut random));
+        drop(Dataset::open(&source, &tokens_model(), &CLASSES, None));
+    }
+}

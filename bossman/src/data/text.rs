@@ -1,0 +1,69 @@
+//! Text for models that foretell the next token: one long row of tokens, cut into windows.
+
+use super::column::Column;
+use super::element::Element;
+use super::plain;
+use super::source::Columns;
+use super::spool::Spool;
+use super::stored::{Layout, Stored};
+use super::tokens::{Tokenizer, Tokens};
+use crate::BossManError;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Text files and how they become samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    /// Read one after the other, plain or gzipped.
+    pub paths: Vec<PathBuf>,
+    /// What makes tokens of them.
+    pub tokenizer: Tokenizer,
+    /// Tokens in a sample.
+    pub sequence_length: u64,
+    /// The token that is put after each file.
+    pub eos: Option<String>,
+}
+
+/// Windows that follow each other: the input, and the same one token later as the target.
+pub(super) fn open(text: &Text) -> Result<Columns, BossManError> {
+    let tokens = Tokens::load(&text.tokenizer)?;
+    let eos = text.eos.as_ref().map(|name| tokens.special("eos", name)).transpose()?;
+    // Bytes stay bytes where nothing else is among them.
+    let element = match (&tokens, eos) {
+        (Tokens::Bytes, None) => Element::U8,
+        _ => Element::U32,
+    };
+    let mut spool = Spool::new();
+    let (mut piece, mut numbers) = (String::new(), Vec::new());
+    for path in &text.paths {
+        let (mut file, _) = plain::open(path)?;
+        if element == Element::U8 {
+            plain::copy(path, &mut file, &mut spool, u64::MAX)?;
+            continue;
+        }
+        while plain::lines(path, &mut file, &mut piece)? {
+            numbers.clear();
+            tokens.encode(&piece, &mut numbers)?;
+            write(&mut spool, &numbers)?;
+        }
+        write(&mut spool, eos.as_slice())?;
+    }
+    let (size, length) = (element.size(), text.sequence_length);
+    let found = spool.length() / size;
+    let path = text.paths.first().cloned().unwrap_or_default();
+    let samples = found.saturating_sub(1) / length.max(1);
+    if samples == 0 {
+        let problem = format!("{found} tokens; one sample of sequence_length {length} needs one more than that");
+        return Err(BossManError::file(&path, problem));
+    }
+    let store = Arc::new(spool.finish()?);
+    let windows = |start: u64| {
+        let layout = Layout { start, stride: Some(length * size), ..Layout::packed(element, &[length]) };
+        Ok::<_, BossManError>(Column::Stored(Stored::new(&path, store.clone(), layout, samples)?))
+    };
+    Ok(Columns { inputs: vec![windows(0)?], target: windows(size)? })
+}
+
+fn write(spool: &mut Spool, tokens: &[u32]) -> Result<(), BossManError> {
+    tokens.iter().try_for_each(|token| spool.write(&token.to_le_bytes()))
+}

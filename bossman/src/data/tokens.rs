@@ -1,0 +1,73 @@
+//! Text as numbers: its bytes, or what a `tokenizer.json` makes of it.
+
+use crate::BossManError;
+use std::path::{Path, PathBuf};
+
+/// What makes numbers of text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// Each byte is a token; after the 256 come `<bos>`, `<eos>` and `<pad>`.
+    Bytes,
+    /// A `tokenizer.json` as Hugging Face's libraries write it.
+    File(PathBuf),
+}
+
+/// The tokens of [`Tokenizer::Bytes`] that are no bytes, from 256 on.
+const SPECIAL: [&str; 3] = ["<bos>", "<eos>", "<pad>"];
+/// A vocabulary is some megabytes.
+const MAX_FILE: u64 = 256 * 1024 * 1024;
+
+/// A tokenizer, loaded.
+pub(super) enum Tokens {
+    Bytes,
+    Loaded(PathBuf, Box<tokenizers::Tokenizer>),
+}
+
+impl Tokens {
+    pub(super) fn load(tokenizer: &Tokenizer) -> Result<Self, BossManError> {
+        match tokenizer {
+            Tokenizer::Bytes => Ok(Tokens::Bytes),
+            Tokenizer::File(path) => load(path),
+        }
+    }
+
+    /// Appends the text's tokens, without any that mark begin or end.
+    pub(super) fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), BossManError> {
+        match self {
+            Tokens::Bytes => into.extend(text.bytes().map(u32::from)),
+            Tokens::Loaded(path, tokenizer) => {
+                let encoding = tokenizer.encode_fast(text, false).map_err(|e| BossManError::file(path, e))?;
+                into.extend(encoding.get_ids());
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of a token that stands for no text.
+    pub(super) fn special(&self, key: &str, name: &str) -> Result<u32, BossManError> {
+        let id = match self {
+            Tokens::Bytes => SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id),
+            Tokens::Loaded(_, tokenizer) => tokenizer.token_to_id(name),
+        };
+        let path = match self {
+            Tokens::Bytes => Path::new("tokenizer: bytes"),
+            Tokens::Loaded(path, _) => path,
+        };
+        id.ok_or_else(|| BossManError::file(path, format!("has no token `{name}`; name one that it has with `{key}:`")))
+    }
+}
+
+fn load(path: &Path) -> Result<Tokens, BossManError> {
+    let error = |problem: String| BossManError::file(path, problem);
+    let size = std::fs::metadata(path).map_err(|e| error(e.to_string()))?.len();
+    if size > MAX_FILE {
+        return Err(error(format!("has {size} bytes, which no tokenizer.json has; is this the right file?")));
+    }
+    let bytes = std::fs::read(path).map_err(|e| error(e.to_string()))?;
+    let tokenizer = tokenizers::Tokenizer::from_bytes(bytes);
+    let mut tokenizer = tokenizer.map_err(|e| error(format!("is no tokenizer.json: {e}")))?;
+    // What the file says of these is for single sentences; samples are cut and padded here.
+    tokenizer.with_padding(None);
+    tokenizer.with_truncation(None).map_err(|e| error(e.to_string()))?;
+    Ok(Tokens::Loaded(path.to_path_buf(), Box::new(tokenizer)))
+}

@@ -1,0 +1,137 @@
+//! What a run file says of data: which files, of which format, and how they are brought into range.
+
+use super::text;
+use crate::data::{Normalize, Source, Table};
+use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, TEXT};
+use layerspec::Fault;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Samples for each purpose.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Data {
+    /// To train on.
+    pub train: Source,
+    /// To look at after each epoch.
+    pub validation: Option<Validation>,
+    /// To test on at the end.
+    pub test: Option<Source>,
+    /// How an input is brought into range.
+    pub normalize: Option<Normalize>,
+}
+
+/// What the model is looked at with after each epoch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Validation {
+    /// Samples of their own.
+    Source(Source),
+    /// A share of those to train on, which are then not trained on.
+    Split(f64),
+}
+
+/// Neither none nor all.
+const SHARE: Reader<f64> = Reader::new("a number between 0 and 1, as 0.1", |node| match node.kind {
+    Kind::Float(share) if share > 0.0 && share < 1.0 => Some(share),
+    _ => None,
+});
+
+const SOURCES: [&str; 9] = ["idx", "images", "jsonl", "npy", "npz", "pairs", "parquet", "safetensors", "text"];
+
+/// A number that can be divided by.
+const DIVISOR: Reader<f64> = Reader::new("a number that is not 0", |node| match node.kind {
+    Kind::Int(number) if number != 0 => Some(number as f64),
+    Kind::Float(number) if number.is_finite() && number != 0.0 => Some(number),
+    _ => None,
+});
+
+pub(super) fn data(node: &Node, folder: &Path) -> Result<Data, Fault> {
+    let data = node.mapping("`data`", "key", &["train", "validation", "test", "normalize"])?;
+    Ok(Data {
+        train: source(data.need("train")?, "`train`", folder)?,
+        validation: data.get("validation").map(|node| validation(node, folder)).transpose()?,
+        test: data.get("test").map(|node| source(node, "`test`", folder)).transpose()?,
+        normalize: data.get("normalize").map(normalize).transpose()?,
+    })
+}
+
+fn validation(node: &Node, folder: &Path) -> Result<Validation, Fault> {
+    match &node.kind {
+        Kind::Map(entries) if entries.iter().any(|entry| entry.key.text == "split") => {
+            let split = node.mapping("`validation`", "key", &["split"])?;
+            Ok(Validation::Split(split.required("split", &SHARE)?))
+        }
+        _ => Ok(Validation::Source(source(node, "`validation`", folder)?)),
+    }
+}
+
+/// A path, or a format with its files.
+fn source(node: &Node, what: &str, folder: &Path) -> Result<Source, Fault> {
+    if let Some(path) = (TEXT.read)(node) {
+        return Ok(Source::File(folder.join(path)));
+    }
+    let choice = node.choice(what, "a path or a format")?;
+    let path = |arguments: &Mapping<'_>, key: &str| Ok::<_, Fault>(folder.join(arguments.required(key, &TEXT)?));
+    match choice.name {
+        "idx" => {
+            let arguments = choice.arguments(&["images", "labels"])?;
+            Ok(Source::Idx { images: path(&arguments, "images")?, labels: path(&arguments, "labels")? })
+        }
+        "npy" => {
+            let arguments = choice.arguments(&["inputs", "target"])?;
+            let inputs = words(arguments.need("inputs")?, "`inputs`")?;
+            let inputs = inputs.into_iter().map(|(name, file)| (name, folder.join(file))).collect();
+            Ok(Source::Npy { inputs, target: path(&arguments, "target")? })
+        }
+        "npz" => Ok(Source::Npz(table(&choice, folder)?)),
+        "safetensors" => Ok(Source::Safetensors(table(&choice, folder)?)),
+        "jsonl" => Ok(Source::Jsonl(table(&choice, folder)?)),
+        "parquet" => Ok(Source::Parquet(table(&choice, folder)?)),
+        "images" => Ok(Source::Images { folder: path(&choice.arguments(&["folder"])?, "folder")? }),
+        "text" => Ok(Source::Text(text::text(&choice, folder)?)),
+        "pairs" => Ok(Source::Pairs(text::pairs(&choice, folder)?)),
+        _ => Err(choice.unknown("format", &SOURCES)),
+    }
+}
+
+/// A file with named columns: `{path: P, inputs: {x: column}, target: column}`.
+fn table(choice: &Choice<'_>, folder: &Path) -> Result<Table, Fault> {
+    let arguments = choice.arguments(&["path", "inputs", "target"])?;
+    let path: PathBuf = folder.join(arguments.required("path", &TEXT)?);
+    let inputs = arguments.get("inputs").map(|node| words(node, "`inputs`")).transpose()?.unwrap_or_default();
+    let target = arguments.optional("target", &TEXT)?;
+    let alike = Table::named_alike(path);
+    Ok(Table { inputs, target: target.unwrap_or(alike.target), ..alike })
+}
+
+/// Words by names that the file is free to choose.
+pub(super) fn words(node: &Node, what: &str) -> Result<BTreeMap<String, String>, Fault> {
+    let Kind::Map(entries) = &node.kind else {
+        return Err(node.unexpected(what, "a mapping of the model's inputs"));
+    };
+    let names: Vec<&str> = entries.iter().map(|entry| entry.key.text.as_str()).collect();
+    // Finds names that are given twice.
+    node.mapping(what, "input", &names)?;
+    entries.iter().map(|entry| Ok((entry.key.text.clone(), entry.value.read(what, &TEXT)?))).collect()
+}
+
+fn normalize(node: &Node) -> Result<Normalize, Fault> {
+    let arguments = node.mapping("`normalize`", "key", &["input", "divide", "mean", "std"])?;
+    Ok(Normalize {
+        input: arguments.optional("input", &TEXT)?,
+        divide: arguments.optional("divide", &DIVISOR)?.unwrap_or(1.0),
+        mean: numbers(&arguments, "mean", 0.0, &layerspec::yaml::NUMBER)?,
+        std: numbers(&arguments, "std", 1.0, &DIVISOR)?,
+    })
+}
+
+/// One number, or a list with one for each channel.
+fn numbers(arguments: &Mapping<'_>, key: &str, default: f64, reader: &Reader<f64>) -> Result<Vec<f64>, Fault> {
+    let what = format!("`{key}`");
+    match arguments.get(key) {
+        None => Ok(vec![default]),
+        Some(Node { kind: Kind::List(items), .. }) if !items.is_empty() => {
+            items.iter().map(|item| item.read(&what, reader)).collect()
+        }
+        Some(node) => Ok(vec![node.read(&what, reader)?]),
+    }
+}

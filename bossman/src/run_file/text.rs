@@ -1,0 +1,81 @@
+//! What a run file says of text: files, tokenizer, lengths.
+
+use super::data::words;
+use crate::data::{Text, TextPairs, Tokenizer};
+use layerspec::yaml::{Choice, Kind, Mapping, Reader, SIZE, TEXT};
+use layerspec::Fault;
+use std::path::Path;
+
+/// With one token beside the mark at its begin or end.
+const LENGTH: Reader<u64> = Reader::new("a whole number, 2 or more", |node| match node.kind {
+    Kind::Int(number) => u64::try_from(number).ok().filter(|number| *number > 1),
+    _ => None,
+});
+
+pub(super) fn text(choice: &Choice<'_>, folder: &Path) -> Result<Text, Fault> {
+    let arguments = choice.arguments(&["path", "tokenizer", "sequence_length", "eos"])?;
+    let node = arguments.need("path")?;
+    let one = [node.clone()];
+    let nodes = match &node.kind {
+        Kind::List(items) if !items.is_empty() => items.as_slice(),
+        _ => &one[..],
+    };
+    let path = |node: &layerspec::yaml::Node| Ok(folder.join(node.read("`path`", &TEXT)?));
+    Ok(Text {
+        paths: nodes.iter().map(path).collect::<Result<_, Fault>>()?,
+        tokenizer: tokenizer(&arguments, "tokenizer", folder)?.unwrap_or(Tokenizer::Bytes),
+        sequence_length: arguments.required("sequence_length", &SIZE)?,
+        eos: arguments.optional("eos", &TEXT)?,
+    })
+}
+
+pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fault> {
+    let arguments = choice.arguments(&[
+        "path",
+        "keys",
+        "tokenizer",
+        "target_tokenizer",
+        "bos",
+        "eos",
+        "pad",
+        "length",
+        "max_length",
+        "inputs",
+    ])?;
+    let mark = |key: &str| Ok::<_, Fault>(arguments.optional(key, &TEXT)?.unwrap_or_else(|| format!("<{key}>")));
+    let (fixed, most) = (arguments.optional("length", &LENGTH)?, arguments.optional("max_length", &LENGTH)?);
+    if let (Some(_), Some(node)) = (fixed, arguments.get("max_length")) {
+        return Err(Fault::new(node.place, "give `length` or `max_length`, not both"));
+    }
+    let inputs = arguments.get("inputs").map(|node| {
+        // Only these names mean something.
+        node.mapping("`inputs`", "input", &TextPairs::ROLES)?;
+        words(node, "`inputs`")
+    });
+    Ok(TextPairs {
+        path: folder.join(arguments.required("path", &TEXT)?),
+        keys: keys(&arguments)?,
+        tokenizer: tokenizer(&arguments, "tokenizer", folder)?.unwrap_or(Tokenizer::Bytes),
+        target_tokenizer: tokenizer(&arguments, "target_tokenizer", folder)?,
+        marks: [mark("bos")?, mark("eos")?, mark("pad")?],
+        max_length: fixed.or(most),
+        fixed: fixed.is_some(),
+        inputs: inputs.transpose()?.unwrap_or_default(),
+    })
+}
+
+fn keys(arguments: &Mapping<'_>) -> Result<Option<[String; 2]>, Fault> {
+    let Some(node) = arguments.get("keys") else { return Ok(None) };
+    match node.list("`keys`", "two keys")? {
+        [source, target] => Ok(Some([source.read("a key", &TEXT)?, target.read("a key", &TEXT)?])),
+        _ => Err(node.unexpected("`keys`", "two keys")),
+    }
+}
+
+fn tokenizer(arguments: &Mapping<'_>, key: &str, folder: &Path) -> Result<Option<Tokenizer>, Fault> {
+    let name = arguments.optional(key, &TEXT)?;
+    Ok(name.map(|name| match name.as_str() {
+        "bytes" => Tokenizer::Bytes,
+        _ => Tokenizer::File(folder.join(name)),
+    }))
+}
