@@ -18,6 +18,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
+import layer_modules
 import pytorch
 import setup_libtorch
 import tensor_file
@@ -65,19 +66,22 @@ def make(torch, case):
     function = functions(torch).get(kind)
     if function is not None:
         return torch.nn.Module(), lambda *inputs: function(*inputs, **arguments)
+    special = getattr(layer_modules, kind, None)
+    if special is not None:
+        return special(torch, **arguments)
     module = getattr(torch.nn, kind)(**arguments)
     return module, module
 
 
-def drawn(torch, given):
+def drawn(torch, given, batch):
     """An input: normal numbers of a shape, perhaps times a number, or whole numbers below a bound, or true and false."""
-    if isinstance(given, list):
-        return torch.randn(given).requires_grad_()
+    given = {"shape": given, "times": 1} if isinstance(given, list) else given
+    shape = [batch if size == "batch" else size for size in given["shape"]]
     if "times" in given:
-        return (torch.randn(given["shape"]) * given["times"]).requires_grad_()
+        return (torch.randn(shape) * given["times"]).requires_grad_()
     if given.get("dtype") == "bool":
-        return torch.rand(given["shape"]) < 0.5
-    return torch.randint(given["below"], given["shape"])
+        return torch.rand(shape) < 0.5
+    return torch.randint(given["below"], shape)
 
 
 def fill(torch, module):
@@ -97,7 +101,9 @@ def record(torch, case, path):
     module.train(not case.get("eval", False))
     fill(torch, module)
     tensors.update({f"state.{name}": tensor.clone() for name, tensor in module.state_dict().items()})
-    inputs = [drawn(torch, given) for given in case["inputs"]]
+    first = case["inputs"][0]
+    batch = (first if isinstance(first, list) else first["shape"] or [None])[0]
+    inputs = [drawn(torch, given, batch) for given in case["inputs"]]
     outputs = function(*inputs)
     outputs = outputs if isinstance(outputs, tuple | list) else [outputs]
     tensors.update({f"input.{port}": tensor for port, tensor in enumerate(inputs)})

@@ -56,6 +56,12 @@ impl Init {
         let bound = if fan_in > 0.0 { 1.0 / fan_in.sqrt() } else { 0.0 };
         Init::Uniform { low: -bound, high: bound }
     }
+
+    /// PyTorch's `xavier_uniform_` of a matrix.
+    pub(crate) fn xavier(rows: u64, columns: u64) -> Init {
+        let bound = (6.0 / (rows as f64 + columns as f64)).sqrt();
+        Init::Uniform { low: -bound, high: bound }
+    }
 }
 
 /// One tensor that belongs to a layer.

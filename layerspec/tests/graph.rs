@@ -278,8 +278,7 @@ fn attention_across_samples_is_warned_of() {
         let graph = model(&format!("inputs: {{x: {input}}}\nlayers:\n  - {layer}\n"));
         graph.warnings().iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    let expected =
-        "model.yaml:3:5: warning: layer 0 (TransformerEncoderLayer): it attends from sample to sample of the \
+    let expected = "model.yaml:3:5: warning: layer 0 (TransformerEncoderLayer): it goes from sample to sample of the \
                     batch; `batch_first: true` keeps to each sample";
     assert_eq!(warnings("[batch, seq, 4]", ""), [expected]);
     assert!(warnings("[batch, seq, 4]", ", batch_first: true").is_empty());

@@ -204,6 +204,59 @@ fn encoder_layers_keep_their_inputs_type() {
     assert!(refused("[seq, batch, 9]").ends_with("found [seq, batch, 9]"));
 }
 
+#[test]
+fn attention_keeps_its_querys_type() {
+    let graph = |masks: &str, others: &str| {
+        let inputs = "x: [batch, seq, 8], m: [batch, mem, 6], a: {shape: [seq, mem], dtype: bool}, \
+                      p: {shape: [batch, mem], dtype: bool}";
+        let layer =
+            format!("MultiheadAttention: {{embed_dim: 8, num_heads: 2, kdim: 6, vdim: 6, batch_first: true{masks}}}");
+        model(&format!("inputs: {{{inputs}}}\nlayers:\n  - {layer}\n    in_variables: [{others}]\n"))
+    };
+    for (masks, others) in
+        [("", "m, m"), (", attn_mask: true", "m, m, a"), (", attn_mask: true, key_padding_mask: true", "m, m, a, p")]
+    {
+        let graph = graph(masks, others);
+        assert_eq!(graph.value(graph.outputs()[0]).ty.to_string(), "[batch, seq, 8]");
+    }
+    assert_eq!(
+        output("[batch, seq, 8]", "LlamaAttention: {hidden_size: 8, num_attention_heads: 2}"),
+        "[batch, seq, 8]"
+    );
+    assert_eq!(output("[batch, 2, seq, 4]", "RotaryEmbedding: {head_dim: 4}"), "[batch, 2, seq, 4]");
+    assert_eq!(output("[batch, seq, 8]", "RotaryEmbedding: {head_dim: 4, num_heads: 2}"), "[batch, seq, 8]");
+    assert_eq!(output("[seq, batch, 8]", "PositionalEncoding: {d_model: 8}"), "[seq, batch, 8]");
+    assert_eq!(output("[batch, 4, 6]", "LlamaMLP: {hidden_size: 6, intermediate_size: 9}"), "[batch, 4, 6]");
+}
+
+#[test]
+fn recurrent_layers_give_their_states() {
+    let outputs = |input: &str, layer: &str| {
+        let graph = one(input, layer);
+        let types = graph.outputs().iter().map(|output| graph.value(*output).ty.to_string());
+        types.collect::<Vec<_>>().join(" ")
+    };
+    let sizes = "input_size: 3, hidden_size: 4";
+    assert_eq!(outputs("[seq, batch, 3]", &format!("RNN: {{{sizes}}}")), "[seq, batch, 4] [1, batch, 4]");
+    assert_eq!(
+        outputs("[batch, seq, 3]", &format!("GRU: {{{sizes}, num_layers: 3, bidirectional: true, batch_first: true}}")),
+        "[batch, seq, 8] [6, batch, 4]"
+    );
+    assert_eq!(
+        outputs("[batch, 7, 3]", &format!("LSTM: {{{sizes}, batch_first: true}}")),
+        "[batch, 7, 4] [1, batch, 4] [1, batch, 4]"
+    );
+    assert_eq!(
+        params("[seq, b, 3]", &format!("LSTM: {{{sizes}, num_layers: 2, bias: false, bidirectional: true}}")),
+        "weight_ih_l0 [16, 3], weight_hh_l0 [16, 4], weight_ih_l0_reverse [16, 3], weight_hh_l0_reverse [16, 4], \
+         weight_ih_l1 [16, 8], weight_hh_l1 [16, 4], weight_ih_l1_reverse [16, 8], weight_hh_l1_reverse [16, 4]"
+    );
+    assert_eq!(
+        params("[seq, b, 3]", &format!("GRU: {{{sizes}}}")),
+        "weight_ih_l0 [12, 3], weight_hh_l0 [12, 4], bias_ih_l0 [12], bias_hh_l0 [12]"
+    );
+}
+
 /// Name, shape and role of a layer's parameters and buffers.
 fn params(input: &str, layer: &str) -> String {
     let graph = one(input, layer);
@@ -300,6 +353,22 @@ fn costs_of_known_layers() {
     let products = 2 * 128 * (24 * 768 * 768 + 4 * 128 * 768);
     assert_eq!(encoder.params, 7_087_872);
     assert!((products..products / 100 * 101).contains(&encoder.flops), "{} for {products}", encoder.flops);
+    // Four projections of grouped heads, scores and values, three linear layers: of Llama's size the rest is little.
+    let grouped = "LlamaAttention: {hidden_size: 4096, num_attention_heads: 32, num_key_value_heads: 8}";
+    let grouped = cost("[batch, 128, 4096]", grouped);
+    assert_eq!(grouped.params, 2 * 4096 * (4096 + 1024));
+    let products = 2 * 128 * (4 * 4096 * (4096 + 1024) + 4 * 128 * 4096);
+    assert!((products..products / 100 * 101).contains(&grouped.flops), "{} for {products}", grouped.flops);
+    let mlp = cost("[batch, 128, 4096]", "LlamaMLP: {hidden_size: 4096, intermediate_size: 11008}");
+    assert_eq!(mlp.params, 3 * 4096 * 11008);
+    let products = 2 * 128 * 6 * 4096 * 11008;
+    assert!((products..products / 100 * 101).contains(&mlp.flops), "{} for {products}", mlp.flops);
+    let lstm = cost("[batch, 10, 256]", "LSTM: {input_size: 256, hidden_size: 256, num_layers: 2, batch_first: true}");
+    assert_eq!(lstm.params, 2 * 4 * 256 * (256 + 256 + 2));
+    let products = 2 * 10 * 2 * 2 * 4 * 256 * (256 + 256);
+    assert!((products..products / 100 * 101).contains(&lstm.flops), "{} for {products}", lstm.flops);
+    let attention = cost("[batch, 128, 768]", "MultiheadAttention: {embed_dim: 768, num_heads: 12, batch_first: true}");
+    assert_eq!(attention.params, 4 * 768 * 768 + 4 * 768);
     let graph = one("[batch, seq, 4]", "ReLU");
     assert_eq!(graph.cost(graph.layers()[0].id, &Bindings::new().with("batch", 2)), None, "seq is not bound");
 }

@@ -2,12 +2,12 @@
 
 use super::names::Names;
 use crate::graph::Source;
-use crate::{Layer, LayerGraph, LayerKind, Place, Warning};
+use crate::{Layer, LayerGraph, Place, Warning};
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::{Dfs, Reversed};
 use std::collections::BTreeMap;
 
-/// Variables and inputs that nothing uses, layers that no output depends on, and layers that attend from sample to
+/// Variables and inputs that nothing uses, layers that no output depends on, and layers that go from sample to
 /// sample; each place once, however often it is repeated.
 pub(super) fn warnings(graph: &LayerGraph, names: &Names<'_>, file: &str) -> Vec<Warning> {
     let mut messages: BTreeMap<Place, String> = BTreeMap::new();
@@ -21,10 +21,10 @@ pub(super) fn warnings(graph: &LayerGraph, names: &Names<'_>, file: &str) -> Vec
             let message = format!("layer {name} ({kind}): no output of the model depends on it");
             messages.entry(layer.place).or_insert(message);
         }
-        if attends_across_samples(graph, layer) {
+        if mixes_samples(graph, layer) {
             let (name, kind) = (&layer.name, layer.kind.name());
             let message = format!(
-                "layer {name} ({kind}): it attends from sample to sample of the batch; `batch_first: true` keeps to each sample"
+                "layer {name} ({kind}): it goes from sample to sample of the batch; `batch_first: true` keeps to each sample"
             );
             messages.entry(layer.place).or_insert(message);
         }
@@ -35,10 +35,10 @@ pub(super) fn warnings(graph: &LayerGraph, names: &Names<'_>, file: &str) -> Vec
 
 /// Whether a layer takes the batch for positions of a sequence. PyTorch's default does where the batch comes first, and
 /// results would then depend on how it is cut into microbatches.
-fn attends_across_samples(graph: &LayerGraph, layer: &Layer) -> bool {
-    let LayerKind::TransformerEncoderLayer(encoder) = &layer.kind else { return false };
+fn mixes_samples(graph: &LayerGraph, layer: &Layer) -> bool {
     let positions = layer.inputs.first().and_then(|input| graph.value(*input).ty.dims().first());
-    !encoder.batch_first && graph.batch().is_some() && positions.and_then(|dim| dim.as_symbol()) == graph.batch()
+    let is_batch = graph.batch().is_some() && positions.and_then(|dim| dim.as_symbol()) == graph.batch();
+    is_batch && layer.kind.mixes_outermost()
 }
 
 /// For each layer: whether an output of the model depends on it.

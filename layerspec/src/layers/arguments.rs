@@ -12,6 +12,13 @@ pub(super) const SIZES: Reader<Vec<u64>> =
         _ => (SIZE.read)(node).map(|size| vec![size]),
     });
 
+/// A size that may be left to another argument.
+pub(super) const OPTIONAL_SIZE: Reader<Option<u64>> =
+    Reader::new("a whole number, 1 or more, or null", |node| match node.kind {
+        Kind::Null => Some(None),
+        _ => (SIZE.read)(node).map(Some),
+    });
+
 /// A shape, of which one size may be whatever is left.
 pub(super) const SHAPE: Reader<Vec<i64>> =
     Reader::new("a list of whole numbers, 1 or more, of which one may be -1 (whatever is left)", |node| {

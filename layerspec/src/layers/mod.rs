@@ -3,6 +3,7 @@
 
 mod activation;
 mod arguments;
+mod attention;
 mod axes;
 mod batch_norm;
 mod bilinear;
@@ -19,22 +20,29 @@ mod group_norm;
 mod join;
 mod layer_norm;
 mod linear;
+mod llama;
 mod masked_fill;
 mod matmul;
+mod multihead_attention;
 mod pad;
 mod piecewise;
 mod pixel_shuffle;
 mod pool;
+mod positions;
 mod prelu;
 mod rectifier;
+mod recurrent;
 mod reduce;
 mod reshape;
 mod rms_norm;
+mod rotary;
 mod rules;
 mod scale;
 mod slice;
 mod softmax;
 mod split;
+mod transformer;
+mod transformer_decoder;
 mod transformer_encoder;
 mod transpose;
 mod upsample;
@@ -55,23 +63,30 @@ pub use group_norm::GroupNorm;
 pub use join::{Add, Concat, Mul, Stack, Sub};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
+pub use llama::{LlamaAttention, LlamaMLP};
 pub use masked_fill::MaskedFill;
 pub use matmul::MatMul;
+pub use multihead_attention::MultiheadAttention;
 pub use pad::{Pad, PadMode};
 pub use piecewise::{Hardshrink, Hardsigmoid, Hardswish, Hardtanh, ReLU6, Softshrink};
 pub use pixel_shuffle::{PixelShuffle, PixelUnshuffle};
 pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+pub use positions::{LearnedPositions, PositionalEncoding};
 pub use prelu::PReLU;
 pub use rectifier::{LeakyReLU, Mish, Softplus, Threshold, CELU, ELU, SELU};
+pub use recurrent::{Nonlinearity, GRU, LSTM, RNN};
 pub use reduce::{Mean, Sum};
 pub use reshape::Reshape;
 pub use rms_norm::RMSNorm;
+pub use rotary::RotaryEmbedding;
 pub use rules::Arity;
 pub use scale::Scale;
 pub use slice::{Select, Slice};
 pub use softmax::{LogSoftmax, Softmax, Softmin};
 pub use split::{Chunk, Sections, Split};
-pub use transformer_encoder::{Activation, TransformerEncoderLayer};
+pub use transformer::Activation;
+pub use transformer_decoder::TransformerDecoderLayer;
+pub use transformer_encoder::TransformerEncoderLayer;
 pub use transpose::Transpose;
 pub use upsample::{Interpolation, Upsample};
 
@@ -172,7 +187,17 @@ layers! {
     BatchNorm2d,
     InstanceNorm2d,
     Embedding,
+    MultiheadAttention,
     TransformerEncoderLayer,
+    TransformerDecoderLayer,
+    PositionalEncoding,
+    LearnedPositions,
+    RotaryEmbedding,
+    LlamaAttention,
+    LlamaMLP,
+    RNN,
+    GRU,
+    LSTM,
     Conv1d,
     Conv2d,
     Conv3d,
@@ -218,6 +243,11 @@ impl LayerKind {
     /// How many inputs the layer takes.
     pub fn arity(&self) -> Arity {
         self.rules().arity()
+    }
+
+    /// Whether it takes the outermost dimension of its input for positions of a sequence that it mixes.
+    pub(crate) fn mixes_outermost(&self) -> bool {
+        self.rules().mixes_outermost()
     }
 
     /// The layer's parameters and buffers, in PyTorch's order.

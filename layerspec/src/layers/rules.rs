@@ -15,6 +15,12 @@ pub(crate) trait Rules {
         Ok(())
     }
 
+    /// Whether it takes the outermost dimension of its input for positions of a sequence, from one of which to another
+    /// something goes.
+    fn mixes_outermost(&self) -> bool {
+        false
+    }
+
     /// Parameters and buffers in PyTorch's order.
     fn params(&self) -> Vec<ParamSpec> {
         Vec::new()
@@ -28,7 +34,7 @@ pub(crate) trait Rules {
 }
 
 /// How many inputs a kind of layer takes.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arity {
     /// Exactly one.
     One,
@@ -36,12 +42,23 @@ pub enum Arity {
     Two,
     /// Two or more.
     Several,
+    /// As many as one of these lists names.
+    Named(Vec<Vec<&'static str>>),
 }
 
 impl Arity {
     /// Checks a number of inputs; the error says what to do.
-    pub(crate) fn check(self, inputs: usize) -> Result<(), String> {
+    pub(crate) fn check(&self, inputs: usize) -> Result<(), String> {
         match (self, inputs) {
+            (Arity::Named(lists), _) if lists.iter().any(|list| list.len() == inputs) => Ok(()),
+            (Arity::Named(lists), _) => {
+                let named = |list: &Vec<&str>| format!("{} ({})", list.len(), list.join(", "));
+                let expected: Vec<String> = lists.iter().map(named).collect();
+                Err(format!(
+                    "expected as inputs {}, found {inputs}; name those after the first in `in_variables: [..]`",
+                    expected.join(" or ")
+                ))
+            }
             (Arity::One, 1) | (Arity::Two, 2) | (Arity::Several, 2..) => Ok(()),
             (Arity::One, 0) => Err("expected one input, found none".into()),
             (Arity::One, _) => Err(format!(

@@ -1,28 +1,14 @@
-use super::arguments::{bad, expect_float32};
-use super::{layer, BadArgument, Rules};
-use crate::yaml::{Reader, FLAG, NON_NEGATIVE, PROBABILITY, SIZE};
-use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
-use serde::{Deserialize, Serialize};
-
-/// The function between the two linear layers of a [`TransformerEncoderLayer`].
-#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Activation {
-    /// `max(x, 0)`.
-    Relu,
-    /// Gaussian error linear unit, by the error function.
-    Gelu,
-}
-
-const ACTIVATION: Reader<Activation> =
-    Reader::word("`relu` or `gelu`", &["relu", "gelu"], |node| match node.as_text()? {
-        "relu" => Some(Activation::Relu),
-        "gelu" => Some(Activation::Gelu),
-        _ => None,
-    });
+use super::arguments::bad;
+use super::attention::{Reach, Sequence};
+use super::transformer::{Activation, Block, ACTIVATION};
+use super::{layer, Arity, BadArgument, Rules};
+use crate::yaml::{FLAG, NON_NEGATIVE, PROBABILITY, SIZE};
+use crate::{Dim, OutOfRange, ParamSpec, TensorType};
 
 layer! {
     /// Attention of every position to every other (Vaswani et al. 2017, arXiv:1706.03762), then two
-    /// linear layers on each position; both have a residual connection and a layer norm. It takes no mask.
+    /// linear layers on each position; both have a residual connection and a layer norm. After its input come the masks
+    /// that its arguments tell of, in their order.
     TransformerEncoderLayer {
         /// Size of the last dimension of input and output.
         d_model: u64 = SIZE;
@@ -43,25 +29,32 @@ layer! {
         norm_first: bool = FLAG, or false;
         /// Whether linear layers and layer norms add a learned bias.
         bias: bool = FLAG, or true;
+        /// Whether a further input is a mask, as `attn_mask` of `MultiheadAttention`.
+        src_mask: bool = FLAG, or false;
+        /// Whether a further input, `[batch, seq]` of bool, is true where a position is never attended to.
+        src_key_padding_mask: bool = FLAG, or false;
+        /// Whether a position attends to no later one. It needs no mask.
+        is_causal: bool = FLAG, or false;
     }
 }
 
 impl TransformerEncoderLayer {
-    /// The sizes of an input: how many samples, and how many positions each has.
-    fn samples_and_positions<'a>(&self, input: &'a TensorType) -> Option<[&'a Dim; 2]> {
-        match input.dims() {
-            [samples, positions, last] if self.batch_first && *last == Dim::Fixed(self.d_model) => {
-                Some([samples, positions])
-            }
-            [positions, samples, last] if !self.batch_first && *last == Dim::Fixed(self.d_model) => {
-                Some([samples, positions])
-            }
-            _ => None,
-        }
+    fn block(&self) -> Block {
+        let &TransformerEncoderLayer { d_model: model, dim_feedforward: inner, activation, bias, .. } = self;
+        Block { model, inner, activation, bias }
     }
 }
 
 impl Rules for TransformerEncoderLayer {
+    fn arity(&self) -> Arity {
+        let masks = [(self.src_mask, "src_mask"), (self.src_key_padding_mask, "src_key_padding_mask")];
+        let masks = masks.into_iter().filter_map(|(given, name)| given.then_some(name));
+        match std::iter::once("src").chain(masks).collect::<Vec<_>>() {
+            names if names.len() == 1 => Arity::One,
+            names => Arity::Named(vec![names]),
+        }
+    }
+
     fn check(&self) -> Result<(), BadArgument> {
         if self.d_model.checked_rem(self.nhead) == Some(0) {
             return Ok(());
@@ -69,57 +62,34 @@ impl Rules for TransformerEncoderLayer {
         Err(bad("nhead", format!("a divisor of d_model ({})", self.d_model)))
     }
 
+    fn mixes_outermost(&self) -> bool {
+        !self.batch_first
+    }
+
     fn params(&self) -> Vec<ParamSpec> {
-        let (model, inner) = (self.d_model, self.dim_feedforward);
-        // Too large a size stays too large, and the number of elements says so.
-        let three = model.saturating_mul(3);
-        // PyTorch draws the three projections as one matrix: `xavier_uniform_` of [3 * d_model, d_model].
-        let xavier = (6.0 / (4.0 * model as f64)).sqrt();
-        let (by_model, by_inner) = (Init::fan_in(model as f64), Init::fan_in(inner as f64));
-        let mut params = Vec::with_capacity(12);
-        let mut add = |[weight, bias]: [&'static str; 2], shape: Vec<u64>, [of_weight, of_bias]: [Init; 2]| {
-            let size = shape[0];
-            params.push(ParamSpec::parameter(weight, shape, of_weight));
-            if self.bias {
-                params.push(ParamSpec::parameter(bias, vec![size], of_bias));
-            }
-        };
-        let in_proj = Init::Uniform { low: -xavier, high: xavier };
-        add(["self_attn.in_proj_weight", "self_attn.in_proj_bias"], vec![three, model], [in_proj, Init::Zeros]);
-        add(["self_attn.out_proj.weight", "self_attn.out_proj.bias"], vec![model, model], [by_model, Init::Zeros]);
-        add(["linear1.weight", "linear1.bias"], vec![inner, model], [by_model; 2]);
-        add(["linear2.weight", "linear2.bias"], vec![model, inner], [by_inner; 2]);
-        add(["norm1.weight", "norm1.bias"], vec![model], [Init::Ones, Init::Zeros]);
-        add(["norm2.weight", "norm2.bias"], vec![model], [Init::Ones, Init::Zeros]);
-        params
+        let block = self.block();
+        let into = ["self_attn.in_proj_weight", "self_attn.in_proj_bias"];
+        let out = ["self_attn.out_proj.weight", "self_attn.out_proj.bias"];
+        let norms = [block.norm(["norm1.weight", "norm1.bias"]), block.norm(["norm2.weight", "norm2.bias"])];
+        [block.attention(into, out), block.feed_forward(), norms.concat()].concat()
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        let input = &inputs[0];
-        expect_float32(input)?;
-        if self.samples_and_positions(input).is_some() {
-            return Ok(inputs.to_vec());
+        let input = Sequence::expect(&inputs[0], "input", self.batch_first, ("d_model", self.d_model))?;
+        let reach = Reach::between(input, input, self.nhead)?;
+        if let Some(mask) = inputs.get(1).filter(|_| self.src_mask) {
+            reach.expect_mask(mask, "src_mask")?;
         }
-        let dims = if self.batch_first { "batch, seq" } else { "seq, batch" };
-        Err(format!("expected an input [{dims}, {}] (d_model), found {input}", self.d_model))
+        if let Some(mask) = inputs.last().filter(|_| self.src_key_padding_mask) {
+            reach.expect_padding_mask(mask, "src_key_padding_mask")?;
+        }
+        Ok(vec![inputs[0].clone()])
     }
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
-        let [samples, positions] = self.samples_and_positions(&inputs[0]).ok_or(OutOfRange)?;
-        let (model, inner) = (Dim::Fixed(self.d_model), Dim::Fixed(self.dim_feedforward));
-        let activation = match self.activation {
-            Activation::Relu => 1,
-            Activation::Gelu => 8,
-        };
-        // For one position: four projections, two linear layers and the activation between them; two layer
-        // norms (8 an element), two sums and the dropout before each (2 an element).
-        let projections = model.times(&model)?.times_number(8)?;
-        let linear = model.times(&inner)?.times_number(4)?.plus(&inner.times_number(activation + 2)?)?;
-        let around = model.times_number(2 * (8 + 1 + 2))?;
-        // For one position and each other that it attends to: the products of scores and of values, and in
-        // every head a softmax (5) and dropout (2).
-        let attention = model.times_number(4)?.plus(&Dim::Fixed(self.nhead).times_number(5 + 2)?)?;
-        let for_position = projections.plus(&linear)?.plus(&around)?.plus(&attention.times(positions)?)?;
-        samples.times(positions)?.times(&for_position)
+        let input = Sequence::of(&inputs[0], self.batch_first, self.d_model).ok_or(OutOfRange)?;
+        let reach = Reach { queries: input, keys: input.positions, heads: self.nhead };
+        let others = Dim::product([input.samples, input.positions, &self.block().flops_each(2)?])?;
+        self.block().attention_flops(&reach)?.plus(&others)
     }
 }

@@ -81,6 +81,11 @@ impl<'a> Call<'a> {
         self.purpose != Purpose::Outputs && self.node.is_active()
     }
 
+    /// Whether a backward pass follows, for which all may be computed again.
+    pub(super) fn goes_back(&self) -> bool {
+        self.training() && self.node.is_active()
+    }
+
     /// Whether this forward pass was done before, and is done again for what backward needs.
     pub(super) fn is_again(&self) -> bool {
         self.purpose == Purpose::Again

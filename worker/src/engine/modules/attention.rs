@@ -1,35 +1,48 @@
-//! Attention of every position to every other, between the projections of a multi-head attention.
+//! Attention of positions to positions, between the projections of a multi-head attention.
 
 use super::by_autograd::{ByAutograd, Differentiable};
 use super::dropout::mask;
+use super::mask::Mask;
 use super::{missing, of_one, one, Back, Call, Kept, Op, Run};
 use tch::{Device, Kind, Tensor};
 use tensor::TensorError;
 
-/// Scaled dot-product attention over queries, keys and values that lie side by side in one tensor `[.., .., 3 * width]`.
-///
-/// On a CPU by libtorch's blockwise kernel (Dao et al. 2022, arXiv:2205.14135), which keeps no attention weights and reads
-/// queries, keys and values where they lie.
-#[derive(Debug)]
-pub(super) struct Attention {
-    core: ByAutograd<Plain>,
+/// What an attention is made of.
+#[derive(Debug, Clone)]
+pub(super) struct Heads {
+    /// Heads of queries, and of keys and values, each of which serves as many of the queries'.
+    pub(super) queries: i64,
+    pub(super) keys: i64,
+    pub(super) batch_first: bool,
+    pub(super) dropout: f64,
+    /// What the random numbers are for, as their key has it.
+    pub(super) purpose: &'static str,
+    /// Whether a query attends to no key at a later position.
+    pub(super) causal: bool,
+    /// Whether an input is a mask of queries and keys, and whether the one after it is one of keys.
+    pub(super) mask: bool,
+    pub(super) padding_mask: bool,
 }
 
-/// The same, operation by operation: where weights are dropped or there is no blockwise kernel.
+/// Scaled dot-product attention. Its inputs are queries, keys and values `[.., .., width]`, in one tensor side by side or in
+/// three, and then the masks.
+///
+/// Without masks and on a CPU by libtorch's blockwise kernel (Dao et al. 2022, arXiv:2205.14135), which keeps no attention
+/// weights and reads queries, keys and values where they lie.
 #[derive(Debug)]
-struct Plain {
-    heads: i64,
-    batch_first: bool,
-    dropout: f64,
+pub(super) struct Attention {
+    core: ByAutograd<Heads>,
 }
 
 impl Attention {
-    pub(super) fn new(heads: i64, batch_first: bool, dropout: f64) -> Self {
-        Attention { core: ByAutograd(Plain { heads, batch_first, dropout }) }
+    pub(super) fn new(heads: Heads) -> Self {
+        Attention { core: ByAutograd(heads) }
     }
 
     fn is_blockwise(&self, call: &Call<'_>) -> bool {
-        call.device() == Device::Cpu && (self.core.0.dropout == 0.0 || !call.training())
+        let heads = &self.core.0;
+        let is_plain = call.ports() == 1 && heads.queries == heads.keys && !heads.drops(call);
+        is_plain && call.device() == Device::Cpu
     }
 }
 
@@ -40,11 +53,18 @@ impl Op for Attention {
         if !self.is_blockwise(call) {
             return self.core.forward(call, inputs);
         }
-        let packed = one(inputs)?;
-        let [q, k, v] = self.core.0.split(&packed)?;
-        let (out, logsumexp) =
-            Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(&q, &k, &v, 0.0, false, NO_MASK, None)?;
-        let joined = self.core.0.join(&out)?;
+        let (packed, heads) = (one(inputs)?, &self.core.0);
+        let [q, k, v] = heads.split(std::slice::from_ref(&packed))?;
+        let (out, logsumexp) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
+            &q,
+            &k,
+            &v,
+            0.0,
+            heads.causal,
+            NO_MASK,
+            None,
+        )?;
+        let joined = heads.join(&out)?;
         Ok(Run::keeping(joined, if call.keeps() { vec![packed, out, logsumexp] } else { Vec::new() }))
     }
 
@@ -52,13 +72,21 @@ impl Op for Attention {
         if !self.is_blockwise(call) {
             return self.core.backward(call, kept, grads);
         }
-        let [packed, out, logsumexp] = kept.tensors()?;
-        let plain = &self.core.0;
-        let ([q, k, v], grad) = (plain.split(&packed)?, plain.heads_of(&of_one(grads)?)?);
+        let ([packed, out, logsumexp], heads) = (kept.tensors()?, &self.core.0);
+        let ([q, k, v], grad) = (heads.split(&[packed])?, heads.heads_of(&of_one(grads)?, heads.queries)?);
         let (q, k, v) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
-            &grad, &q, &k, &v, &out, &logsumexp, 0.0, false, NO_MASK, None,
+            &grad,
+            &q,
+            &k,
+            &v,
+            &out,
+            &logsumexp,
+            0.0,
+            heads.causal,
+            NO_MASK,
+            None,
         )?;
-        let parts = [plain.join(&q)?, plain.join(&k)?, plain.join(&v)?];
+        let parts = [heads.join(&q)?, heads.join(&k)?, heads.join(&v)?];
         Ok(Back::to(Tensor::f_cat(&parts, -1)?))
     }
 
@@ -67,53 +95,87 @@ impl Op for Attention {
     }
 }
 
-impl Plain {
+impl Heads {
+    fn drops(&self, call: &Call<'_>) -> bool {
+        self.dropout != 0.0 && call.training()
+    }
+
     /// Queries, keys and values, each `[batch, heads, positions, width of a head]`.
-    fn split(&self, packed: &Tensor) -> Result<[Tensor; 3], TensorError> {
-        let [outer, inner, width] = self.size(packed)?;
-        let parts = packed.f_view([outer, inner, 3, self.heads, width / (3 * self.heads)])?;
-        let part = |index| self.swapped(&parts.f_select(2, index)?);
-        Ok([part(0)?, part(1)?, part(2)?])
+    fn split(&self, sources: &[Tensor]) -> Result<[Tensor; 3], TensorError> {
+        let parts = match sources {
+            [packed] => {
+                let width = packed.size().last().copied().unwrap_or(0);
+                let head = width.checked_div(self.queries + 2 * self.keys).unwrap_or(0);
+                let widths = [self.queries * head, self.keys * head, self.keys * head];
+                packed.f_split_with_sizes(&widths[..], -1)?
+            }
+            several => several.iter().map(Tensor::shallow_clone).collect(),
+        };
+        let [q, k, v] = <[Tensor; 3]>::try_from(parts)
+            .map_err(|parts| missing(format!("expected queries, keys and values, got {} inputs", parts.len())))?;
+        Ok([self.heads_of(&q, self.queries)?, self.heads_of(&k, self.keys)?, self.heads_of(&v, self.keys)?])
     }
 
     /// `[.., .., width]` as `[batch, heads, positions, width of a head]`.
-    fn heads_of(&self, tensor: &Tensor) -> Result<Tensor, TensorError> {
-        let [outer, inner, width] = self.size(tensor)?;
-        self.swapped(&tensor.f_view([outer, inner, self.heads, width / self.heads])?)
-    }
-
-    fn swapped(&self, heads: &Tensor) -> Result<Tensor, TensorError> {
-        let order = if self.batch_first { [0, 2, 1, 3] } else { [1, 2, 0, 3] };
-        Ok(heads.f_permute(order)?)
+    fn heads_of(&self, tensor: &Tensor, heads: i64) -> Result<Tensor, TensorError> {
+        let size = tensor.size();
+        let [outer, inner, width] = <[i64; 3]>::try_from(&size[..])
+            .map_err(|_| missing(format!("expected an input of three dimensions, got {size:?}")))?;
+        let parts = tensor.f_view([outer, inner, heads, width.checked_div(heads).unwrap_or(0)])?;
+        Ok(parts.f_permute(if self.batch_first { [0, 2, 1, 3] } else { [1, 2, 0, 3] })?)
     }
 
     /// Back from `[batch, heads, positions, width of a head]`.
     fn join(&self, heads: &Tensor) -> Result<Tensor, TensorError> {
         let order = if self.batch_first { [0, 2, 1, 3] } else { [2, 0, 1, 3] };
-        let ordered = heads.f_permute(order)?;
-        let size = ordered.size();
-        Ok(ordered.f_reshape([size[0], size[1], size[2] * size[3]])?)
+        Ok(heads.f_permute(order)?.f_flatten(2, 3)?)
     }
 
-    fn size(&self, tensor: &Tensor) -> Result<[i64; 3], TensorError> {
-        let size = tensor.size();
-        let three = || missing(format!("expected an input of three dimensions, got {size:?}"));
-        <[i64; 3]>::try_from(&size[..]).map_err(|_| three())
+    /// Keys or values, one head for each of the queries'.
+    fn for_each_query(&self, heads: Tensor) -> Result<Tensor, TensorError> {
+        match self.queries.checked_div(self.keys) {
+            None | Some(1) => Ok(heads),
+            Some(each) => Ok(heads.f_repeat_interleave_self_int(each, 1, None)?),
+        }
     }
 }
 
-impl Differentiable for Plain {
+impl Differentiable for Heads {
     fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let packed = inputs.first().ok_or_else(|| missing("expected an input, got none"))?;
-        let [q, k, v] = self.split(packed)?;
-        if self.dropout == 0.0 || !call.training() {
-            let joined = Tensor::f_scaled_dot_product_attention(&q, &k, &v, NO_MASK, 0.0, false, None, false)?;
-            return Ok(vec![self.join(&joined)?]);
+        let masks = usize::from(self.mask) + usize::from(self.padding_mask);
+        let sources = inputs.len().saturating_sub(masks);
+        let [q, k, v] = self.split(&inputs[..sources])?;
+        let (k, v) = (self.for_each_query(k)?, self.for_each_query(v)?);
+        let between = inputs.get(sources).filter(|_| self.mask);
+        let padding = inputs.last().filter(|_| self.padding_mask);
+        if !self.drops(call) {
+            // Without masks, libtorch knows by itself which positions are later.
+            let (mask, causal) = match masks {
+                0 => (None, self.causal),
+                _ => (Mask::new([&q, &k], between, padding, self.causal)?.for_libtorch()?, false),
+            };
+            // Only operation by operation does a mask get its gradient. libtorch would choose by whether it records a
+            // graph, and what is computed again would not have the same bits.
+            let attended = match self.mask && call.wants(sources) {
+                true => {
+                    Tensor::f_internal_scaled_dot_product_attention_math(
+                        &q, &k, &v, mask, 0.0, causal, NO_MASK, None, false,
+                    )?
+                    .0
+                }
+                false => Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, causal, None, false)?,
+            };
+            return Ok(vec![self.join(&attended)?]);
         }
         let width = q.size().last().copied().unwrap_or(1) as f64;
         let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_mul_scalar(1.0 / width.sqrt())?;
-        let weights = scores.f_softmax(-1, None::<Kind>)?;
-        let weights = weights.f_mul(&mask(call, "attention", &weights.size(), weights.f_kind()?, self.dropout)?)?;
+        let blocked = Mask::new([&q, &k], between, padding, self.causal)?;
+        let weights = match blocked.is_empty() {
+            true => scores.f_softmax(-1, None::<Kind>)?,
+            // Zeros, where nothing is left to attend to.
+            false => blocked.put_on(&scores)?.f_internal_safe_softmax(-1, None::<Kind>)?,
+        };
+        let weights = weights.f_mul(&mask(call, self.purpose, &weights.size(), weights.f_kind()?, self.dropout)?)?;
         Ok(vec![self.join(&weights.f_matmul(&v)?)?])
     }
 

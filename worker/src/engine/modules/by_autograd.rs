@@ -15,6 +15,11 @@ pub(super) trait Differentiable: fmt::Debug + Send {
     fn is_cheap(&self) -> bool {
         false
     }
+
+    /// Whether libtorch gives other bits where it records a graph.
+    fn depends_on_graph(&self) -> bool {
+        false
+    }
 }
 
 /// Both halves of the backward pass are done at once, for autograd would keep all of its graph between them; what the
@@ -24,7 +29,9 @@ pub(super) struct ByAutograd<T>(pub(super) T);
 
 impl<T: Differentiable> Op for ByAutograd<T> {
     fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        if !call.keeps() {
+        // What is computed again before backward must have the same bits then as now.
+        let as_if_kept = self.0.depends_on_graph() && call.goes_back();
+        if !call.keeps() && !as_if_kept {
             return Ok(Run { outputs: self.0.compute(call, &inputs)?, kept: Kept::default() });
         }
         let leaf =
@@ -35,6 +42,9 @@ impl<T: Differentiable> Op for ByAutograd<T> {
         let params: Vec<(&'static str, Tensor)> = params.collect::<Result<_, TensorError>>()?;
         let made = tch::with_grad(|| self.0.compute(&call.with_leaves(&params), &inputs))?;
         let outputs = made.iter().map(Tensor::f_detach).collect::<Result<_, _>>()?;
+        if !call.keeps() {
+            return Ok(Run { outputs, kept: Kept::default() });
+        }
         let tensors = inputs.into_iter().chain(params.into_iter().map(|(_, leaf)| leaf)).chain(made).collect();
         Ok(Run { outputs, kept: Kept { tensors, sizes: Vec::new() } })
     }

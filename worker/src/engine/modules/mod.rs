@@ -12,22 +12,30 @@ mod conv;
 mod dropout;
 mod elementwise;
 mod embedding;
-mod encoder;
 mod image;
 mod join;
 mod layer_norm;
 mod linear;
+mod llama;
+mod mask;
+mod multihead_attention;
 mod norm;
+mod ops;
 mod part;
 mod pool;
+mod positions;
+mod recurrent;
+mod rotary;
 mod shape;
 mod softmax;
+mod transformer;
 
 use super::call::Call;
 use super::gradient::Gradients;
 use by_autograd::ByAutograd;
 use conv::Convolution;
 use layerspec::LayerKind;
+use recurrent::Recurrent;
 use std::fmt;
 use tch::Tensor;
 use tensor::{memory, TensorError};
@@ -122,8 +130,14 @@ pub(super) struct Lower {
 
 /// The table: a new kind of layer is a file above and a line here.
 pub(super) fn lower(kind: &LayerKind, inputs: usize, outputs: usize) -> Lowered {
+    let names: Vec<&'static str> = kind.params().iter().map(|param| param.name).collect();
     let op: Box<dyn Op> = match kind.clone() {
-        LayerKind::TransformerEncoderLayer(layer) => return encoder::lower(&layer),
+        LayerKind::MultiheadAttention(layer) => return multihead_attention::lower(&layer, inputs),
+        LayerKind::TransformerEncoderLayer(layer) => return transformer::lower_encoder(&layer, inputs),
+        LayerKind::TransformerDecoderLayer(layer) => return transformer::lower_decoder(&layer, inputs),
+        LayerKind::PositionalEncoding(layer) => return positions::lower(&layer),
+        LayerKind::LlamaAttention(layer) => return llama::lower_attention(&layer, inputs),
+        LayerKind::LlamaMLP(layer) => return llama::lower_mlp(&layer),
         LayerKind::Conv1d(layer) => return layer.lower(),
         LayerKind::Conv2d(layer) => return layer.lower(),
         LayerKind::Conv3d(layer) => return layer.lower(),
@@ -167,6 +181,11 @@ pub(super) fn lower(kind: &LayerKind, inputs: usize, outputs: usize) -> Lowered 
         LayerKind::BatchNorm2d(layer) => Box::new(ByAutograd(layer)),
         LayerKind::InstanceNorm2d(layer) => Box::new(ByAutograd(layer)),
         LayerKind::Embedding(layer) => Box::new(layer),
+        LayerKind::LearnedPositions(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::RotaryEmbedding(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::RNN(layer) => Box::new(ByAutograd(Recurrent::rnn(&layer, names.clone()))),
+        LayerKind::GRU(layer) => Box::new(ByAutograd(Recurrent::gru(&layer, names.clone()))),
+        LayerKind::LSTM(layer) => Box::new(ByAutograd(Recurrent::lstm(&layer, names.clone()))),
         LayerKind::MaxPool1d(layer) => Box::new(ByAutograd(layer)),
         LayerKind::MaxPool2d(layer) => Box::new(ByAutograd(layer)),
         LayerKind::AvgPool1d(layer) => Box::new(ByAutograd(layer)),
@@ -201,7 +220,7 @@ pub(super) fn lower(kind: &LayerKind, inputs: usize, outputs: usize) -> Lowered 
         LayerKind::Sum(layer) => Box::new(ByAutograd(layer)),
         LayerKind::MaskedFill(layer) => Box::new(ByAutograd(layer)),
     };
-    let params = kind.params().iter().map(|param| (param.name, param.name)).collect();
+    let params = names.iter().map(|name| (*name, *name)).collect();
     // A layer of one op.
     let nodes = vec![Lower { op, inputs: (0..inputs).collect(), outputs, params }];
     Lowered { nodes, outputs: (inputs..inputs + outputs).collect() }

@@ -1,16 +1,16 @@
 //! Law 1 for the engine: wherever the model is cut, losses and weights are the same bits.
 
 use super::chain::{Chain, Sample};
-use super::models::{BRANCHY, CONV, PARTS, RESIDUAL, TEXT};
+use super::models::{ATTENTION, BRANCHY, CONV, PARTS, RESIDUAL, TEXT};
 use super::*;
 
 const STEPS: u64 = 3;
 
 /// Microbatches of 3, 3 and 1 samples for each step.
-fn samples(step: u64, inputs: fn(&str, i64) -> Tensor, target: fn(&str, i64) -> Tensor) -> Vec<Sample> {
+fn samples(step: u64, inputs: fn(&str, i64) -> Vec<Tensor>, target: fn(&str, i64) -> Tensor) -> Vec<Sample> {
     let one = |(index, size): (usize, i64)| {
         let name = format!("{step} {index}");
-        Sample { inputs: vec![inputs(&name, size)], target: target(&name, size) }
+        Sample { inputs: inputs(&name, size), target: target(&name, size) }
     };
     [3, 3, 1].into_iter().enumerate().map(one).collect()
 }
@@ -23,14 +23,14 @@ fn classes(name: &str, shape: &[i64], classes: f64) -> Tensor {
 /// Losses by step, weights, optimizer state.
 type Run = (Vec<f32>, Vec<(String, Tensor)>, Vec<(String, Tensor)>);
 
-fn run(mut chain: Chain, loss: &LossSpec, inputs: fn(&str, i64) -> Tensor, target: fn(&str, i64) -> Tensor) -> Run {
+fn run(mut chain: Chain, loss: &LossSpec, inputs: fn(&str, i64) -> Vec<Tensor>, target: fn(&str, i64) -> Tensor) -> Run {
     chain.set_optimizer(OptimizerSpec::adam(1e-2));
     let losses = (0..STEPS).map(|step| chain.step(step, &samples(step, inputs, target), loss)).collect();
     (losses, chain.state(), chain.optimizer_state())
 }
 
 /// Runs every cut into one, two and three stages.
-fn no_cut_shows(yaml: &str, loss: &LossSpec, inputs: fn(&str, i64) -> Tensor, target: fn(&str, i64) -> Tensor) {
+fn no_cut_shows(yaml: &str, loss: &LossSpec, inputs: fn(&str, i64) -> Vec<Tensor>, target: fn(&str, i64) -> Tensor) {
     let graph = graph(yaml);
     let uncut = run(Chain::new(&graph, &[], true).unwrap(), loss, inputs, target);
     assert!(uncut.0.windows(2).all(|pair| pair[0] != pair[1]), "nothing is learned: {:?}", uncut.0);
@@ -57,19 +57,20 @@ fn no_cut_shows(yaml: &str, loss: &LossSpec, inputs: fn(&str, i64) -> Tensor, ta
 
 #[test]
 fn no_cut_shows_in_a_residual_model() {
-    let (inputs, target) = (|name: &str, n| normal(name, &[n, 3]), |name: &str, n| normal(name, &[n, 2]));
+    let (inputs, target) = (|name: &str, n| vec![normal(name, &[n, 3])], |name: &str, n| normal(name, &[n, 2]));
     no_cut_shows(RESIDUAL, &LossSpec::MSELoss, inputs, target);
 }
 
 #[test]
 fn no_cut_shows_where_values_have_many_users() {
-    let (inputs, target) = (|name: &str, n| normal(name, &[n, 4]), |name: &str, n| normal(name, &[n, 2]));
+    let (inputs, target) = (|name: &str, n| vec![normal(name, &[n, 4])], |name: &str, n| normal(name, &[n, 2]));
     no_cut_shows(BRANCHY, &LossSpec::MSELoss, inputs, target);
 }
 
 #[test]
 fn no_cut_shows_in_a_conv_net_with_batch_norm_and_dropout() {
-    let (inputs, target) = (|name: &str, n| normal(name, &[n, 1, 8, 8]), |name: &str, n| classes(name, &[n], 5.0));
+    let (inputs, target) =
+        (|name: &str, n| vec![normal(name, &[n, 1, 8, 8])], |name: &str, n| classes(name, &[n], 5.0));
     no_cut_shows(
         CONV,
         &LossSpec::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.1 },
@@ -80,12 +81,19 @@ fn no_cut_shows_in_a_conv_net_with_batch_norm_and_dropout() {
 
 #[test]
 fn no_cut_shows_where_layers_have_several_outputs() {
-    let (inputs, target) = (|name: &str, n| normal(name, &[n, 2, 6, 6]), |name: &str, n| normal(name, &[n, 5]));
+    let (inputs, target) = (|name: &str, n| vec![normal(name, &[n, 2, 6, 6])], |name: &str, n| normal(name, &[n, 5]));
     no_cut_shows(PARTS, &LossSpec::MSELoss, inputs, target);
 }
 
 #[test]
 fn no_cut_shows_with_tied_parameters() {
-    let (inputs, target) = (|name: &str, n| classes(name, &[n, 6], 13.0), |name: &str, n| classes(name, &[n, 6], 13.0));
+    let (inputs, target) =
+        (|name: &str, n| vec![classes(name, &[n, 6], 13.0)], |name: &str, n| classes(name, &[n, 6], 13.0));
     no_cut_shows(TEXT, &LossSpec::cross_entropy(), inputs, target);
+}
+
+#[test]
+fn no_cut_shows_in_a_model_with_attention_and_masks() {
+    let inputs = |name: &str, n| vec![normal(name, &[n, 5, 8]), classes(name, &[n, 5], 4.0).eq(0)];
+    no_cut_shows(ATTENTION, &LossSpec::MSELoss, inputs, |name, n| normal(name, &[n, 5, 6]));
 }

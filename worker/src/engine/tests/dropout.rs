@@ -85,3 +85,34 @@ layers: [Dropout2d: {p: 0.25}]
     let grad = engine.backward(key(0), vec![vec![output.ones_like()]]).unwrap().remove(0).remove(0);
     assert!(grad.equal(&output));
 }
+
+/// Between the layers alone, and by masks that differ from layer to layer: with everything dropped, the second layer sees
+/// zeros, and the first one's state is what it is without.
+#[test]
+fn recurrent_layers_drop_what_goes_from_one_to_the_next() {
+    let lstm = |p: f64| {
+        let layer = format!("LSTM: {{input_size: 3, hidden_size: 4, num_layers: 2, batch_first: true, dropout: {p}}}");
+        let mut engine = engine(&format!("model: lstm\ninputs: {{x: [batch, 5, 3]}}\nlayers:\n  - {layer}\n"));
+        engine.forward(&train(0), vec![normal("x", &[2, 5, 3])]).unwrap()
+    };
+    let (plain, half, none) = (lstm(0.0), lstm(0.5), lstm(1.0));
+    for state in [1, 2] {
+        assert!(half[state].select(0, 0).equal(&none[state].select(0, 0)));
+        assert!(half[state].select(0, 0).allclose(&plain[state].select(0, 0), 1e-6, 1e-6, false));
+        assert!(!half[state].select(0, 1).allclose(&plain[state].select(0, 1), 1e-3, 1e-3, false));
+    }
+    let other_samples = none[0].select(0, 0).equal(&none[0].select(0, 1));
+    assert!(other_samples, "samples that nothing comes from look alike");
+    assert!(lstm(0.5)[0].equal(&half[0]));
+}
+
+#[test]
+fn attention_weights_are_dropped_in_training_alone() {
+    let layer = "MultiheadAttention: {embed_dim: 4, num_heads: 2, dropout: 0.5, batch_first: true, is_causal: true}";
+    let mut engine = engine(&format!("model: attention\ninputs: {{x: [batch, 6, 4]}}\nlayers:\n  - {layer}\n"));
+    let mut run = |pass: Pass| engine.forward(&pass, vec![normal("x", &[2, 6, 4])]).unwrap().remove(0);
+    let (dropped, kept) = (run(train(0)), run(eval()));
+    assert!(!dropped.allclose(&kept, 1e-3, 1e-3, false));
+    assert!(!dropped.equal(&run(train(1))));
+    assert!(kept.equal(&run(eval())));
+}

@@ -108,3 +108,28 @@ layers:
     share: embedding
   - Transpose: {dim0: 1, dim1: 2}
 ";
+
+/// Every kind of attention, all with dropout, of which most have a mask that is an input of the model; and states that go
+/// from one layer to another.
+pub(super) const ATTENTION: &str = "
+model: attention
+inputs: {x: [batch, 5, 8], padding: {shape: [batch, 5], dtype: bool}}
+layers:
+  - LearnedPositions: {num_positions: 7, d_model: 8, batch_first: true}
+  - PositionalEncoding: {d_model: 8, batch_first: true}
+    out_variables: [memory]
+  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 9, batch_first: true, src_key_padding_mask: true}
+    in_variables: [padding]
+  - TransformerDecoderLayer: {d_model: 8, nhead: 4, dim_feedforward: 9, batch_first: true, tgt_is_causal: true, memory_key_padding_mask: true}
+    in_variables: [memory, padding]
+  - MultiheadAttention: {embed_dim: 8, num_heads: 4, num_key_value_heads: 2, dropout: 0.1, batch_first: true, key_padding_mask: true}
+    in_variables: [memory, memory, padding]
+  - LlamaAttention: {hidden_size: 8, num_attention_heads: 2, attention_dropout: 0.1}
+  - LlamaMLP: {hidden_size: 8, intermediate_size: 11}
+  - LSTM: {input_size: 8, hidden_size: 6, num_layers: 2, dropout: 0.2, batch_first: true}
+    out_variables: [steps, h, c]
+  - LSTM: {input_size: 6, hidden_size: 6, num_layers: 2, batch_first: true}
+    in_variables: [h, c]
+    out_variables: [out]
+outputs: [out]
+";

@@ -1,0 +1,166 @@
+//! The two halves of a decoder layer of Llama (Touvron et al. 2023, arXiv:2302.13971), with Hugging Face's names.
+
+use super::arguments::{bad, expect_float32, OPTIONAL_SIZE};
+use super::attention::{Reach, Sequence};
+use super::rotary::FLOPS_EACH;
+use super::{layer, Arity, BadArgument, Rules};
+use crate::yaml::{FLAG, NUMBER, PROBABILITY, SIZE};
+use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
+
+layer! {
+    /// Attention of every position of `[batch, seq, hidden_size]` to itself and earlier ones, whose queries and keys know
+    /// their positions by `RotaryEmbedding`; after its input comes the mask that its arguments tell of. As Hugging Face's;
+    /// `RMSNorm` stands before it and `Add` after it. Not PyTorch's.
+    LlamaAttention {
+        /// Size of the last dimension of input and output.
+        hidden_size: u64 = SIZE;
+        /// Number of heads.
+        num_attention_heads: u64 = SIZE;
+        /// Number of heads of keys and values, each for as many of the queries'; `null` is `num_attention_heads`.
+        num_key_value_heads: Option<u64> = OPTIONAL_SIZE, or None => "null";
+        /// Size of a head, an even number; `null` is `hidden_size` by `num_attention_heads`.
+        head_dim: Option<u64> = OPTIONAL_SIZE, or None => "null";
+        /// The `base` of the rotary embedding.
+        rope_theta: f64 = NUMBER, or 10000.0;
+        /// Whether projections add a learned bias.
+        attention_bias: bool = FLAG, or false;
+        /// Probability that an attention weight is set to zero.
+        attention_dropout: f64 = PROBABILITY, or 0.0;
+        /// Whether a position attends to no later one.
+        is_causal: bool = FLAG, or true;
+        /// Whether a further input, `[batch, seq]` of bool, is true where a position is never attended to.
+        key_padding_mask: bool = FLAG, or false;
+    }
+    refuses { rope_scaling: "angles are those of `rope_theta`; leave it out"; }
+}
+
+layer! {
+    /// `down(silu(gate(x)) * up(x))`, three linear layers (SwiGLU, Shazeer 2020, arXiv:2002.05202), as Hugging Face's. Not
+    /// PyTorch's.
+    LlamaMLP {
+        /// Size of the last dimension of input and output.
+        hidden_size: u64 = SIZE;
+        /// Size between the linear layers.
+        intermediate_size: u64 = SIZE;
+        /// Whether the linear layers add a learned bias.
+        mlp_bias: bool = FLAG, or false;
+    }
+}
+
+/// Weight and perhaps bias of a linear layer.
+fn linear([weight, bias]: [&'static str; 2], [rows, columns]: [u64; 2], has_bias: bool) -> Vec<ParamSpec> {
+    let init = Init::fan_in(columns as f64);
+    let mut params = vec![ParamSpec::parameter(weight, vec![rows, columns], init)];
+    params.extend(has_bias.then(|| ParamSpec::parameter(bias, vec![rows], init)));
+    params
+}
+
+impl LlamaAttention {
+    /// Heads of queries, and of keys and values.
+    pub fn heads(&self) -> [u64; 2] {
+        [self.num_attention_heads, self.num_key_value_heads.unwrap_or(self.num_attention_heads)]
+    }
+
+    /// Size of a head.
+    pub fn head_size(&self) -> u64 {
+        self.head_dim.unwrap_or(self.hidden_size.checked_div(self.num_attention_heads).unwrap_or(0))
+    }
+
+    /// Widths of all queries and of all keys. Too large a size stays too large, and the number of elements says so.
+    pub fn widths(&self) -> [u64; 2] {
+        self.heads().map(|heads| heads.saturating_mul(self.head_size()))
+    }
+
+    fn reach<'a>(&self, inputs: &'a [TensorType]) -> Result<Reach<'a>, String> {
+        let input = Sequence::expect(&inputs[0], "input", true, ("hidden_size", self.hidden_size))?;
+        Reach::between(input, input, self.num_attention_heads)
+    }
+}
+
+impl Rules for LlamaAttention {
+    fn arity(&self) -> Arity {
+        match self.key_padding_mask {
+            true => Arity::Named(vec![vec!["hidden_states", "key_padding_mask"]]),
+            false => Arity::One,
+        }
+    }
+
+    fn check(&self) -> Result<(), BadArgument> {
+        let [queries, keys] = self.heads();
+        if self.head_dim.is_none() && self.hidden_size.checked_rem(queries) != Some(0) {
+            return Err(bad("num_attention_heads", format!("a divisor of hidden_size ({})", self.hidden_size)));
+        }
+        if queries.checked_rem(keys) != Some(0) {
+            return Err(bad("num_key_value_heads", format!("a divisor of num_attention_heads ({queries})")));
+        }
+        if self.head_size() % 2 != 0 {
+            return Err(bad(
+                "head_dim",
+                format!("an even number, as elements turn in pairs, and not {}", self.head_size()),
+            ));
+        }
+        if self.rope_theta <= 0.0 {
+            return Err(bad("rope_theta", "a number above 0"));
+        }
+        Ok(())
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let (model, [queries, keys], bias) = (self.hidden_size, self.widths(), self.attention_bias);
+        [
+            linear(["q_proj.weight", "q_proj.bias"], [queries, model], bias),
+            linear(["k_proj.weight", "k_proj.bias"], [keys, model], bias),
+            linear(["v_proj.weight", "v_proj.bias"], [keys, model], bias),
+            linear(["o_proj.weight", "o_proj.bias"], [model, queries], bias),
+        ]
+        .concat()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let reach = self.reach(inputs)?;
+        if let Some(mask) = inputs.get(1) {
+            reach.expect_padding_mask(mask, "key_padding_mask")?;
+        }
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
+        let reach = self.reach(inputs).map_err(|_| OutOfRange)?;
+        let [queries, keys] = self.widths();
+        let both = Dim::Fixed(queries).plus(&Dim::Fixed(keys))?;
+        // For each position: the four projections, and the turning of queries and keys.
+        let projections = both.times_number(self.hidden_size)?.times_number(4)?;
+        let each = projections.plus(&both.times_number(FLOPS_EACH)?)?;
+        let Sequence { samples, positions } = reach.queries;
+        Dim::product([samples, positions, &each])?.plus(&reach.flops(queries)?)
+    }
+}
+
+impl Rules for LlamaMLP {
+    fn params(&self) -> Vec<ParamSpec> {
+        let (model, inner, bias) = (self.hidden_size, self.intermediate_size, self.mlp_bias);
+        [
+            linear(["gate_proj.weight", "gate_proj.bias"], [inner, model], bias),
+            linear(["up_proj.weight", "up_proj.bias"], [inner, model], bias),
+            linear(["down_proj.weight", "down_proj.bias"], [model, inner], bias),
+        ]
+        .concat()
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let input = &inputs[0];
+        expect_float32(input)?;
+        match input.dims() {
+            [.., last] if *last == Dim::Fixed(self.hidden_size) => Ok(inputs.to_vec()),
+            _ => Err(format!("expected an input [.., {}] (hidden_size), found {input}", self.hidden_size)),
+        }
+    }
+
+    fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
+        // For each element of the input a column of three products; the activation (5) and a product in between.
+        let each = Dim::Fixed(self.intermediate_size).times_number(6)?;
+        let rows = inputs[0].dims().split_last().map_or(&[][..], |(_, outer)| outer);
+        let between = Dim::product(rows)?.times_number(self.intermediate_size)?.times_number(5 + 1)?;
+        Dim::product(inputs[0].dims())?.times(&each)?.plus(&between)
+    }
+}

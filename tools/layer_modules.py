@@ -1,0 +1,227 @@
+"""Layers that are called otherwise than in PyTorch, or that it has none of, for layer_oracle.py.
+
+Each function is named as the layer and takes its arguments; it gives a module, and a function of the layer's inputs.
+"""
+
+import math
+
+
+def later(torch, queries, keys):
+    """True where a key comes later than the query."""
+    return torch.ones(queries, keys, dtype=torch.bool).triu(1)
+
+
+def merged(torch, mask, more):
+    """One mask of two, of bool or added to scores."""
+    if mask is None or mask.dtype == torch.bool:
+        return more if mask is None else mask | more
+    return mask.masked_fill(more, -math.inf)
+
+
+def MultiheadAttention(
+    torch, attn_mask=False, key_padding_mask=False, is_causal=False, num_key_value_heads=None, **arguments
+):
+    heads, along = arguments["num_heads"], 1 if arguments.get("batch_first") else 0
+    module = torch.nn.MultiheadAttention(**arguments)
+    if num_key_value_heads is not None:
+        module = grouped(torch, num_key_value_heads, **arguments)
+
+    def call(*inputs):
+        inputs = list(inputs)
+        padding = inputs.pop() if key_padding_mask else None
+        mask = inputs.pop() if attn_mask else None
+        query, key, value = inputs if len(inputs) == 3 else inputs * 3
+        if mask is not None and mask.dim() == 3 and mask.shape[0] == query.shape[1 - along]:
+            mask = mask.repeat_interleave(heads, 0)
+        alone = mask is None and padding is None
+        if is_causal:
+            mask = merged(torch, mask, later(torch, query.shape[along], key.shape[along]))
+        # PyTorch takes `is_causal` for a promise of what the mask holds.
+        promise = is_causal and alone
+        return module(query, key, value, padding, need_weights=False, attn_mask=mask, is_causal=promise)[0]
+
+    return module, call
+
+
+def grouped(torch, num_key_value_heads, embed_dim, num_heads, bias=True, batch_first=False):
+    """Attention of which several heads of the query share one of keys and values."""
+    head = embed_dim // num_heads
+    widths = [embed_dim, num_key_value_heads * head, num_key_value_heads * head]
+
+    class Grouped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.in_proj_weight = torch.nn.Parameter(torch.empty(sum(widths), embed_dim))
+            torch.nn.init.xavier_uniform_(self.in_proj_weight)
+            self.in_proj_bias = torch.nn.Parameter(torch.zeros(sum(widths))) if bias else None
+            self.out_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
+            if bias:
+                torch.nn.init.zeros_(self.out_proj.bias)
+
+        def forward(self, query, key, value, key_padding_mask, need_weights, attn_mask, is_causal):
+            biases = self.in_proj_bias.split(widths) if bias else [None] * 3
+            parts = []
+            for source, weight, added in zip([query, key, value], self.in_proj_weight.split(widths), biases):
+                part = torch.nn.functional.linear(source if batch_first else source.transpose(0, 1), weight, added)
+                parts.append(part.unflatten(-1, (-1, head)).transpose(1, 2))
+            keys, values = [part.repeat_interleave(num_heads // num_key_value_heads, 1) for part in parts[1:]]
+            attended = attention(torch, parts[0], keys, values, is_causal, key_padding_mask)
+            output = self.out_proj(attended.transpose(1, 2).flatten(2))
+            return [output if batch_first else output.transpose(0, 1)]
+
+    return Grouped()
+
+
+def attention(torch, queries, keys, values, causal, padding):
+    """By heads: [batch, heads, positions, width]."""
+    mask = None
+    if padding is not None:
+        mask = ~padding[:, None, None, :]
+        if causal:
+            mask = mask & ~later(torch, queries.shape[-2], keys.shape[-2])
+    return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, mask, is_causal=causal and mask is None)
+
+
+def TransformerEncoderLayer(torch, src_mask=False, src_key_padding_mask=False, is_causal=False, **arguments):
+    module = torch.nn.TransformerEncoderLayer(**arguments)
+
+    def call(*inputs):
+        inputs = list(inputs)
+        padding = inputs.pop() if src_key_padding_mask else None
+        mask = inputs.pop() if src_mask else None
+        if is_causal:
+            positions = inputs[0].shape[1 if arguments.get("batch_first") else 0]
+            mask = merged(torch, mask, later(torch, positions, positions))
+        return module(inputs[0], src_mask=mask, src_key_padding_mask=padding)
+
+    return module, call
+
+
+def TransformerDecoderLayer(torch, tgt_is_causal=False, **arguments):
+    names = ["tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask"]
+    names = [name for name in names if arguments.pop(name, False)]
+    module = torch.nn.TransformerDecoderLayer(**arguments)
+
+    def call(target, memory, *inputs):
+        masks = dict(zip(names, inputs))
+        if tgt_is_causal:
+            positions = target.shape[1 if arguments.get("batch_first") else 0]
+            alone = "tgt_mask" not in masks
+            masks["tgt_mask"] = merged(torch, masks.get("tgt_mask"), later(torch, positions, positions))
+            masks["tgt_is_causal"] = alone
+        return module(target, memory, **masks)
+
+    return module, call
+
+
+def PositionalEncoding(torch, d_model, dropout=0.1, max_len=5000, batch_first=False):
+    """As https://pytorch.org/tutorials/beginner/transformer_tutorial.html has it."""
+    dropped = torch.nn.Dropout(dropout)
+
+    def call(x):
+        position = torch.arange(max_len).unsqueeze(1)
+        speeds = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+        table = torch.zeros(max_len, d_model)
+        table[:, 0::2] = torch.sin(position * speeds)
+        table[:, 1::2] = torch.cos(position * speeds)[:, : d_model // 2]
+        rows = table[: x.shape[1]] if batch_first else table[: x.shape[0]].unsqueeze(1)
+        return dropped(x + rows)
+
+    return dropped, call
+
+
+def LearnedPositions(torch, num_positions, d_model, batch_first=False):
+    rows = torch.nn.Embedding(num_positions, d_model)
+
+    def call(x):
+        if batch_first:
+            return x + rows(torch.arange(x.shape[1]))
+        return x + rows(torch.arange(x.shape[0])).unsqueeze(1)
+
+    return rows, call
+
+
+def turned(torch, heads, base, interleaved=False):
+    """The rotary embedding of [batch, heads, positions, width], by complex numbers."""
+    positions, width = heads.shape[-2:]
+    speeds = base ** (-torch.arange(0, width, 2).double() / width)
+    angles = torch.outer(torch.arange(positions).double(), speeds)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = heads.unflatten(-1, (-1, 2)) if interleaved else heads.unflatten(-1, (2, -1)).transpose(-2, -1)
+    pairs = torch.view_as_real(torch.view_as_complex(pairs.double().contiguous()) * turns).float()
+    return (pairs if interleaved else pairs.transpose(-2, -1)).flatten(-2)
+
+
+def RotaryEmbedding(torch, head_dim, base=10000.0, interleaved=False, num_heads=None):
+    def call(x):
+        if num_heads is None:
+            return turned(torch, x, base, interleaved)
+        heads = x.unflatten(-1, (num_heads, head_dim)).transpose(1, 2)
+        return turned(torch, heads, base, interleaved).transpose(1, 2).flatten(2)
+
+    return torch.nn.Module(), call
+
+
+def half_turned(torch, heads, base):
+    """The same without `interleaved`, as in Hugging Face's transformers."""
+    positions, width = heads.shape[-2:]
+    speeds = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
+    angles = torch.outer(torch.arange(positions).float(), speeds)
+    angles = torch.cat([angles, angles], -1)
+    first, second = heads.chunk(2, -1)
+    return heads * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+
+def LlamaAttention(
+    torch, hidden_size, num_attention_heads, num_key_value_heads=None, head_dim=None, rope_theta=10000.0,
+    attention_bias=False, attention_dropout=0.0, is_causal=True, key_padding_mask=False,
+):
+    """As in Hugging Face's transformers."""
+    queries, keys = num_attention_heads, num_key_value_heads or num_attention_heads
+    width = head_dim or hidden_size // queries
+    module = torch.nn.Module()
+    module.q_proj = torch.nn.Linear(hidden_size, queries * width, bias=attention_bias)
+    module.k_proj = torch.nn.Linear(hidden_size, keys * width, bias=attention_bias)
+    module.v_proj = torch.nn.Linear(hidden_size, keys * width, bias=attention_bias)
+    module.o_proj = torch.nn.Linear(queries * width, hidden_size, bias=attention_bias)
+
+    def call(x, padding=None):
+        projections = [module.q_proj, module.k_proj, module.v_proj]
+        q, k, v = [part(x).unflatten(-1, (-1, width)).transpose(1, 2) for part in projections]
+        q, k = half_turned(torch, q, rope_theta), half_turned(torch, k, rope_theta)
+        k, v = [part.repeat_interleave(queries // keys, 1) for part in [k, v]]
+        attended = attention(torch, q, k, v, is_causal, padding)
+        return module.o_proj(attended.transpose(1, 2).flatten(2))
+
+    return module, call
+
+
+def LlamaMLP(torch, hidden_size, intermediate_size, mlp_bias=False):
+    """As in Hugging Face's transformers."""
+    module = torch.nn.Module()
+    module.gate_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=mlp_bias)
+    module.up_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=mlp_bias)
+    module.down_proj = torch.nn.Linear(intermediate_size, hidden_size, bias=mlp_bias)
+    return module, lambda x: module.down_proj(torch.nn.functional.silu(module.gate_proj(x)) * module.up_proj(x))
+
+
+def recurrent(torch, kind, arguments):
+    module = getattr(torch.nn, kind)(**arguments)
+
+    def call(x, *states):
+        output, last = module(x, (states if kind == "LSTM" else states[0]) if states else None)
+        return (output, *(last if kind == "LSTM" else [last]))
+
+    return module, call
+
+
+def RNN(torch, **arguments):
+    return recurrent(torch, "RNN", arguments)
+
+
+def GRU(torch, **arguments):
+    return recurrent(torch, "GRU", arguments)
+
+
+def LSTM(torch, **arguments):
+    return recurrent(torch, "LSTM", arguments)

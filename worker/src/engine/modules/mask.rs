@@ -1,0 +1,83 @@
+//! What attention leaves out, and what it adds to scores.
+
+use super::missing;
+use tch::{Kind, Tensor};
+use tensor::TensorError;
+
+/// All masks of an attention together; each part broadcasts to `[batch, heads, queries, keys]`.
+pub(super) struct Mask {
+    /// Where nothing is attended to.
+    blocked: Option<Tensor>,
+    /// What is added to the scores.
+    added: Option<Tensor>,
+}
+
+impl Mask {
+    /// Of queries and keys, by heads; a mask between them; one of keys; and whether later keys are left out.
+    pub(super) fn new(
+        [queries, keys]: [&Tensor; 2],
+        between: Option<&Tensor>,
+        padding: Option<&Tensor>,
+        causal: bool,
+    ) -> Result<Self, TensorError> {
+        let mut mask = Mask { blocked: None, added: None };
+        let (queries_size, keys_size) = (queries.size(), keys.size());
+        let [samples, heads, positions, _] = queries_size[..] else {
+            return Err(missing(format!("expected queries of four dimensions, got {queries_size:?}")));
+        };
+        let of_keys = keys_size.get(2).copied().unwrap_or(0);
+        if let Some(between) = between {
+            let by_head = match between.size()[..] {
+                [each, ..] if between.dim() == 3 && each == samples => between.f_unsqueeze(1)?,
+                [_, ..] if between.dim() == 3 => between.f_view([samples, heads, positions, of_keys])?,
+                _ => between.shallow_clone(),
+            };
+            match between.f_kind()? {
+                Kind::Bool => mask.block(by_head)?,
+                _ => mask.added = Some(by_head),
+            }
+        }
+        if let Some(padding) = padding {
+            mask.block(padding.f_view([samples, 1, 1, of_keys])?)?;
+        }
+        if causal {
+            let all = Tensor::f_ones([positions, of_keys], (Kind::Bool, queries.device()))?;
+            mask.block(all.f_triu(1)?)?;
+        }
+        Ok(mask)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocked.is_none() && self.added.is_none()
+    }
+
+    fn block(&mut self, more: Tensor) -> Result<(), TensorError> {
+        self.blocked = Some(match &self.blocked {
+            Some(blocked) => blocked.f_logical_or(&more)?,
+            None => more,
+        });
+        Ok(())
+    }
+
+    /// The scores with the mask on.
+    pub(super) fn put_on(&self, scores: &Tensor) -> Result<Tensor, TensorError> {
+        let scores = match &self.added {
+            Some(added) => scores.f_add(added)?,
+            None => scores.shallow_clone(),
+        };
+        match &self.blocked {
+            Some(blocked) => Ok(scores.f_masked_fill(blocked, f64::NEG_INFINITY)?),
+            None => Ok(scores),
+        }
+    }
+
+    /// The mask as libtorch takes it: true where there is attention, or what is added to the scores.
+    pub(super) fn for_libtorch(&self) -> Result<Option<Tensor>, TensorError> {
+        match (&self.added, &self.blocked) {
+            (Some(added), Some(blocked)) => Ok(Some(added.f_masked_fill(blocked, f64::NEG_INFINITY)?)),
+            (Some(added), None) => Ok(Some(added.shallow_clone())),
+            (None, Some(blocked)) => Ok(Some(blocked.f_logical_not()?)),
+            (None, None) => Ok(None),
+        }
+    }
+}
