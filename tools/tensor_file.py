@@ -1,15 +1,15 @@
-"""Reads and writes safetensors files of float32 and int64 tensors with nothing but the standard library."""
+"""Reads and writes safetensors files of float32, int64 and bool tensors with nothing but the standard library."""
 
 import array
 import json
 import math
 import struct
 
-_CODES = {"F32": "f", "I64": "q"}
+_CODES = {"F32": "f", "I64": "q", "BOOL": "B"}
 
 
 def write(path, tensors):
-    """Writes `tensors`, a dict from name to (dtype, shape, flat list of numbers); dtype is "F32" or "I64"."""
+    """Writes `tensors`, a dict from name to (dtype, shape, flat list of numbers); dtype is "F32", "I64" or "BOOL" (numbers 0 and 1)."""
     head, body = {}, b""
     for name, (dtype, shape, numbers) in tensors.items():
         content = array.array(_CODES[dtype], numbers).tobytes()
