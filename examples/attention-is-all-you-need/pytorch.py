@@ -37,6 +37,9 @@ def make(torch, sizes):
             self.dropout = nn.Dropout(sizes["dropout"])
             self.encoder = nn.ModuleList(Encoder() for _ in range(sizes["layers"]))
             self.decoder = nn.ModuleList(Decoder() for _ in range(sizes["layers"]))
+            # Where the last layer shares the embedding's weight, the model file says by what its input is multiplied.
+            if "scale" not in sizes:
+                self.head = nn.Linear(d, sizes["tokens"], bias=False)
 
         def placed(self, tokens):
             positions = torch.arange(tokens.shape[1]).unsqueeze(1)
@@ -55,7 +58,7 @@ def make(torch, sizes):
             later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
             for block in self.decoder:
                 x = block.layer(x, memory, tgt_mask=later, memory_key_padding_mask=padding, tgt_is_causal=True)
-            return nn.functional.linear(x * sizes["scale"], self.words.weight)
+            return nn.functional.linear(x * sizes["scale"], self.words.weight) if "scale" in sizes else self.head(x)
 
         def forward(self, source, target, padding):
             return self.decode(target, self.encode(source, padding), padding).transpose(1, 2)
