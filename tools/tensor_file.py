@@ -9,7 +9,7 @@ _CODES = {"F32": "f", "I64": "q", "BOOL": "B"}
 
 
 def write(path, tensors):
-    """Writes `tensors`, a dict from name to (dtype, shape, flat list of numbers); dtype is "F32", "I64" or "BOOL" (numbers 0 and 1)."""
+    """Writes `tensors`, a dict from name to (dtype, shape, flat list of numbers); dtype is "F32", "I64", or "BOOL" of 0 and 1."""
     head, body = {}, b""
     for name, (dtype, shape, numbers) in tensors.items():
         content = array.array(_CODES[dtype], numbers).tobytes()

@@ -38,7 +38,7 @@ class Curve(unittest.TestCase):
         self.assertEqual(done.stdout.splitlines(), expected, done.stderr)
 
     def test_it_draws_both_curves_and_their_distance(self):
-        files = self.file("a.jsonl", [5 / step for step in range(1, 2001)]), self.file("b.jsonl", [5 / step for step in range(1, 2001)])
+        files = [self.file(name, [5 / step for step in range(1, 2001)]) for name in ("a.jsonl", "b.jsonl")]
         picture = self.folder / "c.svg"
         done = self.run_it(*files, "--svg", picture, "--names", "ours", "a < b")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -2,7 +2,7 @@
 
 A twin has the model as a torch.nn.Module whose parameters have the model file's names, and calls `main`. Samples come in the
 same order, batches are cut into the same microbatches, so the losses of both can be laid side by side (`curve.py`).
-What a run file may say here is what the examples say: one optimizer step a batch, sources `idx`, `text`, `pairs`, `safetensors`.
+Of run files it knows what the examples say: one optimizer step a batch, sources `idx`, `text`, `pairs` and `safetensors`.
 """
 
 import argparse
@@ -145,7 +145,7 @@ QUARTERS = COLUMNS + [(0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 1
 
 
 def order(samples, seed, epoch):
-    """The samples of an epoch in the order in which they are taken: `shuffle` of rand 0.9, which draws several places at once."""
+    """The samples of an epoch in the order in which they are taken: `shuffle` of rand 0.9, which draws several at once."""
     if samples > 1 << 20:
         raise ValueError("twin: BossMan orders more than 2^20 samples another way, which is not here; use --no-shuffle")
     numbers, random = list(range(samples)), ChaCha8(seed, epoch)
@@ -208,7 +208,8 @@ class Text:
         self.torch, self.length = torch, source["sequence_length"]
         paths = source["path"] if isinstance(source["path"], list) else [source["path"]]
         if source.get("tokenizer", "bytes") == "bytes":
-            self.tokens = torch.frombuffer(bytearray(b"".join((folder / path).read_bytes() for path in paths)), dtype=torch.uint8)
+            content = b"".join((folder / path).read_bytes() for path in paths)
+            self.tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         else:
             tokenizer, tokens = load_tokenizer(folder / source["tokenizer"]), []
             for path in paths:
@@ -332,7 +333,8 @@ def load(torch, path):
         dtype = getattr(torch, KINDS[entry["dtype"]])
         # A copy, since a file need not put tensors where their dtype may lie.
         part = bytearray(content[8 + size + begin : 8 + size + end])
-        found[name] = torch.frombuffer(part, dtype=dtype).view(entry["shape"]) if part else torch.empty(entry["shape"], dtype=dtype)
+        flat = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
+        found[name] = flat.view(entry["shape"])
     return found
 
 
@@ -490,9 +492,10 @@ def main(about, make, names, more=None):
     arguments, and gives a function that is called with what was parsed, torch and the run before anything is trained, and says
     whether that was all."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, nargs="?", default=Path(sys.argv[0]).parent / "run.yaml", help="[default: %(default)s]")
+    default = Path(sys.argv[0]).parent / "run.yaml"
+    parser.add_argument("run", type=Path, nargs="?", default=default, help="the run file [default: %(default)s]")
     parser.add_argument("--init", type=Path, help="start from these weights")
-    parser.add_argument("--write-init", type=Path, metavar="FILE", help="write fresh weights and end: for --init of both programs")
+    parser.add_argument("--write-init", type=Path, metavar="FILE", help="write the weights it begins with, and end")
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="write a line of JSON for every step")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the final weights")
     parser.add_argument("--no-shuffle", action="store_true", help="take samples in the order of the file")

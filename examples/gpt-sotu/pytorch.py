@@ -60,7 +60,10 @@ def writing(parser):
                 # From the 40 likeliest, a little colder than they are.
                 likely, numbers = (logits / 0.8).topk(40)
                 tokens.append(int(numbers[torch.multinomial(likely.softmax(0), 1)]))
-        print(tokenizer.decode(tokens) if tokenizer else bytes(token for token in tokens if token < 256).decode(errors="replace"))
+        if tokenizer:
+            print(tokenizer.decode(tokens))
+        else:
+            print(bytes(token for token in tokens if token < 256).decode(errors="replace"))
         return True
 
     return write
