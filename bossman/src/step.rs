@@ -2,7 +2,7 @@
 
 use crate::batch::Batch;
 use crate::boss::BossMan;
-use crate::counts::counts;
+use crate::counts::{counts, tokens};
 use crate::gathered::Gathered;
 use crate::inputs::Inputs;
 use crate::probing::first_bytes;
@@ -26,6 +26,8 @@ pub struct StepReport {
     pub loss: f32,
     /// Samples in the batch.
     pub samples: u64,
+    /// Targets in the batch that are not ignored, where a sample has a class for each of its positions, as text has tokens.
+    pub tokens: Option<u64>,
     /// From call to answer.
     pub time: Duration,
     /// The learning rate of the update; nothing where the gradients were only gathered ([`crate::Builder::accumulate`]).
@@ -67,7 +69,7 @@ impl BossMan {
 
     async fn carry_out(&mut self, prepared: Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
         let began = Instant::now();
-        let Prepared { samples, counts, inputs, targets, microbatches, .. } = prepared;
+        let Prepared { samples, tokens, counts, inputs, targets, microbatches, .. } = prepared;
         let spec = self.loss()?.clone();
         let counted: f64 = counts.iter().sum();
         let before = self.gathered;
@@ -115,7 +117,7 @@ impl BossMan {
         self.scheduling.observed.step(&answer.spans, time);
         self.last = Some(LastStep { schedule, spans: answer.spans });
         let (lr, grad_norm) = (update.map(|u| u.lr), answer.grad_norm);
-        Ok(StepReport { step: self.step, loss, samples, time, lr, grad_norm })
+        Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
     }
 
     pub(crate) fn loss(&self) -> Result<&pipeline::LossSpec, BossManError> {
@@ -134,6 +136,7 @@ impl BossMan {
             inputs: inputs.payloads(&ranges)?,
             targets: inputs.targets(&batch.target, &ranges)?,
             counts: counts(loss, &batch.target, &ranges)?,
+            tokens: tokens(loss, &batch.target)?,
             microbatches: ranges.len() as u32,
         })
     }
@@ -154,6 +157,7 @@ impl BossMan {
             batch: self.batch,
             step: self.step,
             mode: self.mode,
+            cached: None,
             actions: (0..self.plan.workers() as u16).map(each).collect(),
             order: Order::Listed,
             update: None,
@@ -174,6 +178,7 @@ impl BossMan {
 pub(crate) struct Prepared {
     microbatches: u32,
     samples: u64,
+    tokens: Option<u64>,
     /// What each microbatch counts in the mean of the loss.
     pub(crate) counts: Vec<f64>,
     /// What the words of the model's shapes are in the first microbatch, which is the largest.

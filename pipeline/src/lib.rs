@@ -7,6 +7,7 @@
 
 pub mod auto;
 pub mod boss;
+pub mod cached;
 pub mod cut;
 pub mod effect;
 pub mod fleet;

@@ -1,5 +1,6 @@
 //! Everything boss and workers say to each other.
 
+use crate::cached::Cached;
 use crate::ids::{MicrobatchKey, StageId, WorkerId};
 use crate::loss::LossSpec;
 use crate::micros::Micros;
@@ -15,7 +16,7 @@ use std::net::SocketAddr;
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -300,6 +301,8 @@ pub struct Round {
     pub step: u64,
     /// Training or evaluation.
     pub mode: Mode,
+    /// How forward passes go on with those before, in evaluation.
+    pub cached: Option<Cached>,
     /// What this worker does.
     pub actions: Vec<Action>,
     /// In which order.

@@ -2,6 +2,7 @@
 //!
 //! Generic over the tensor: a session fills in slot numbers, the driver replaces them by bytes.
 
+use crate::cached::Cached;
 use crate::ids::{MicrobatchKey, StageId};
 use crate::loss::LossSpec;
 use crate::mode::Mode;
@@ -33,6 +34,8 @@ pub enum Task<T> {
         step: u64,
         /// Whether backward will follow.
         mode: Mode,
+        /// How it goes on with the pass before.
+        cached: Option<Cached>,
         /// A tensor for each of the stage's inputs, in order.
         inputs: Vec<T>,
         /// Which of the stage's outputs to hand back, ascending.
@@ -230,11 +233,12 @@ impl<T> Task<T> {
         Ok(match self {
             Task::Build { stages, seed } => Task::Build { stages, seed },
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
-            Task::Forward { stage, key, step, mode, inputs, export, loss } => Task::Forward {
+            Task::Forward { stage, key, step, mode, cached, inputs, export, loss } => Task::Forward {
                 stage,
                 key,
                 step,
                 mode,
+                cached,
                 inputs: inputs.into_iter().map(&mut f).collect::<Result<_, E>>()?,
                 export,
                 loss: match loss {

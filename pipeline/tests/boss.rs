@@ -113,6 +113,7 @@ fn run(actions: Vec<Vec<Action>>) -> RunRequest {
         batch: 1,
         step: 1,
         mode: Mode::Train,
+        cached: None,
         actions,
         order: Order::Listed,
         update: None,

@@ -61,6 +61,7 @@ fn step_request(
         batch: step as u64 + 1,
         step: step as u64 + 1,
         mode: Mode::Train,
+        cached: None,
         actions: schedule.workers,
         order: schedule.order,
         update: steps.update(step).then_some(update),

@@ -137,11 +137,12 @@ impl StageCompute {
                 }
             }
             Task::SetOptimizer(spec) => self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec)),
-            Task::Forward { stage, key, step, mode, inputs, export, loss } => {
+            Task::Forward { stage, key, step, mode, cached, inputs, export, loss } => {
                 let mode = match mode {
                     message::Mode::Train => Mode::Train,
                     message::Mode::Eval => Mode::Eval,
                 };
+                self.stage(stage)?.go_on(cached.as_ref()).map_err(explain)?;
                 return self.forward(stage, &Pass { key, step, mode }, &inputs, &export, loss);
             }
             Task::Backward { stage, key, grads, input_only } => return self.backward(stage, key, &grads, input_only),

@@ -1,6 +1,7 @@
 //! What the user can ask for, and the frames that ask workers for it.
 
 use super::command;
+use crate::cached::Cached;
 use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
 use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Round, RoundLoss, RoundUpdate};
@@ -63,6 +64,8 @@ pub struct RunRequest {
     pub step: u64,
     /// Training or evaluation.
     pub mode: Mode,
+    /// How forward passes go on with those before, in evaluation.
+    pub cached: Option<Cached>,
     /// For each worker what it does.
     pub actions: Vec<Vec<Action>>,
     /// In which order.
@@ -177,6 +180,7 @@ fn round(run: &RunRequest, worker: WorkerId) -> Round {
         batch: run.batch,
         step: run.step,
         mode: run.mode,
+        cached: run.cached.clone(),
         actions: run.actions.get(worker.0 as usize).cloned().unwrap_or_default(),
         loss: run.loss.clone(),
         outputs: run.outputs,

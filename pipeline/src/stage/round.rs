@@ -129,7 +129,8 @@ impl Running {
         });
         let leaves = |o: &StageOutput| !o.to.is_empty() || (self.round.outputs && o.model_output.is_some());
         let export = (0..spec.outputs.len()).filter(|i| leaves(&spec.outputs[*i])).collect();
-        Task::Forward { stage, key, step: self.round.step, mode: self.round.mode, inputs, export, loss }
+        let Round { step, mode, cached, .. } = &self.round;
+        Task::Forward { stage, key, step: *step, mode: *mode, cached: cached.clone(), inputs, export, loss }
     }
 
     fn backward(&self, spec: &StageSpec, key: MicrobatchKey, inbox: &mut Inbox, input_only: bool) -> Task<Slot> {

@@ -257,6 +257,7 @@ impl BossDriver {
             batch: 1 + random.below(4),
             step: 1,
             mode: *random.pick(&[Mode::Train, Mode::Eval]),
+            cached: None,
             actions: (0..PLAN.workers() as u16).map(of_worker).collect(),
             order: Order::Listed,
             update: None,

@@ -2,6 +2,7 @@
 
 use crate::random::Random;
 use layerspec::{DType, LayerGraph, LayerId, ValueId};
+use pipeline::cached::Cached;
 use pipeline::effect::Micros;
 use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
@@ -164,6 +165,7 @@ fn round(random: &mut Random) -> Round {
         batch: batch(random),
         step: random.next(),
         mode: *random.pick(&[Mode::Train, Mode::Eval]),
+        cached: maybe(random, cached),
         actions: (0..random.below(6)).map(|_| action(random)).collect(),
         loss: random.chance(50).then_some(RoundLoss { spec, weights }),
         outputs: random.chance(50),
@@ -177,6 +179,11 @@ fn round(random: &mut Random) -> Round {
         },
         update: maybe(random, |random| RoundUpdate { lr: 0.1, scale: 1.0, max_norm: random.chance(50).then_some(1.0) }),
     }
+}
+
+fn cached(random: &mut Random) -> Cached {
+    let rows = (0..random.below(4)).map(|n| n as u32).collect();
+    Cached { past: random.below(100), rows, layers: (0..random.below(4) as u32).map(LayerId).collect() }
 }
 
 fn span(random: &mut Random) -> Span {

@@ -54,7 +54,7 @@ impl Compute {
                 self.optimizer = Some(spec);
                 self.stages.values_mut().for_each(|s| s.params.forget_state());
             }
-            Task::Forward { stage, key, step, mode, inputs, export, loss } => {
+            Task::Forward { stage, key, step, mode, inputs, export, loss, .. } => {
                 let draw = Draw { seed: self.seed, step, microbatch: key.index };
                 return Ok(self.stage(stage).forward(key, draw, mode, inputs, &export, loss));
             }

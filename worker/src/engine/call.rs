@@ -1,6 +1,7 @@
 //! One call of one op: its parameters and circumstances.
 
 use super::layer::Node;
+use super::memory::Remembered;
 use super::params::Param;
 use super::stage::{Mode, Pass};
 use tch::{Device, Tensor};
@@ -21,6 +22,8 @@ pub(super) struct Call<'a> {
     pub(super) purpose: Purpose,
     /// Stand-ins for parameters, by the op's names.
     pub(super) leaves: &'a [(&'static str, Tensor)],
+    /// What it remembers of earlier positions, where it is given new ones only.
+    pub(super) remembered: Option<Remembered<'a>>,
 }
 
 /// What a forward pass is for.
@@ -89,6 +92,11 @@ impl<'a> Call<'a> {
     /// Whether this forward pass was done before, and is done again for what backward needs.
     pub(super) fn is_again(&self) -> bool {
         self.purpose == Purpose::Again
+    }
+
+    /// How many positions came before those of its input.
+    pub(super) fn past(&self) -> i64 {
+        self.remembered.map_or(0, |remembered| remembered.past())
     }
 
     pub(super) fn training(&self) -> bool {

@@ -204,9 +204,13 @@ impl Engine {
     }
 
     pub(super) fn call<'a>(&'a self, place: usize, node: &'a Node, pass: &'a Pass, purpose: Purpose) -> Call<'a> {
-        let layer = &self.stage.layers[place].name;
+        let spec = &self.stage.layers[place];
         let (seed, device) = (self.stage.seed, self.stage.device);
-        Call { params: &self.params.all, node, pass, layer, seed, device, purpose, leaves: &[] }
+        let remembered = match pass.mode {
+            Mode::Eval => self.memory.of(spec.id, (place, node.first_output)),
+            Mode::Train => None,
+        };
+        Call { params: &self.params.all, node, pass, layer: &spec.name, seed, device, purpose, leaves: &[], remembered }
     }
 }
 

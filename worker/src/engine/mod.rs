@@ -18,6 +18,7 @@ mod held;
 mod layer;
 mod layout;
 mod loss;
+mod memory;
 mod measure;
 mod modules;
 mod optimizer;
@@ -42,8 +43,10 @@ use forward::Saved;
 use gradient::Gradient;
 use layer::Layer;
 use layerspec::ValueId;
+use memory::Memory;
 use optimizer::Optimizer;
 use params::Params;
+use pipeline::cached::Cached;
 use pipeline::ids::MicrobatchKey;
 use pipeline::optimizer::OptimizerSpec;
 use std::collections::{HashMap, HashSet};
@@ -70,6 +73,7 @@ pub struct Engine {
     optimizer: Option<Optimizer>,
     /// How often the parameters have changed.
     version: u64,
+    memory: Memory,
 }
 
 impl Engine {
@@ -90,6 +94,7 @@ impl Engine {
             from_others: HashMap::new(),
             optimizer: None,
             version: 0,
+            memory: Memory::default(),
         })
     }
 
@@ -106,6 +111,14 @@ impl Engine {
     /// Sets the optimizer. Its state starts anew.
     pub fn set_optimizer(&mut self, spec: OptimizerSpec) {
         self.optimizer = Some(Optimizer::new(spec));
+    }
+
+    /// What the next forward passes go on with; nothing for passes that stand alone.
+    ///
+    /// # Errors
+    /// The rows cannot be brought to the device.
+    pub fn go_on(&mut self, cached: Option<&Cached>) -> Result<(), EngineError> {
+        self.memory.begin(cached, self.stage.device)
     }
 
     /// Forgets what is kept of a batch's microbatches. Gradients that some of them have added stay

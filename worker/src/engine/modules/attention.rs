@@ -3,6 +3,7 @@
 use super::by_autograd::{ByAutograd, Differentiable};
 use super::dropout::mask;
 use super::mask::Mask;
+use crate::engine::memory::Remembered;
 use super::{missing, of_one, one, Back, Call, Kept, Op, Run};
 use tch::{Device, Kind, Tensor};
 use tensor::TensorError;
@@ -42,6 +43,7 @@ impl Attention {
     fn is_blockwise(&self, call: &Call<'_>) -> bool {
         let heads = &self.core.0;
         let is_plain = call.ports() == 1 && heads.queries == heads.keys && !heads.drops(call);
+        let is_plain = is_plain && call.remembered.is_none();
         is_plain && call.device() == Device::Cpu
     }
 }
@@ -95,6 +97,22 @@ impl Op for Attention {
     }
 }
 
+/// Keys, values and their padding, with those of earlier positions before them.
+fn remember(
+    remembered: Remembered<'_>,
+    [k, v]: [Tensor; 2],
+    padding: Option<Tensor>,
+) -> Result<(Tensor, Tensor, Option<Tensor>), TensorError> {
+    let mut new = vec![k, v];
+    if let Some(padding) = padding {
+        // As keys lie: positions are dimension 2.
+        new.push(padding.f_unsqueeze(1)?.f_unsqueeze(-1)?);
+    }
+    let mut all = remembered.extend(new, 2)?.into_iter();
+    let (Some(k), Some(v)) = (all.next(), all.next()) else { return Err(missing("keys and values are not remembered")) };
+    Ok((k, v, all.next().map(|padding| padding.f_flatten(1, -1)).transpose()?))
+}
+
 impl Heads {
     fn drops(&self, call: &Call<'_>) -> bool {
         self.dropout != 0.0 && call.training()
@@ -145,14 +163,19 @@ impl Differentiable for Heads {
         let masks = usize::from(self.mask) + usize::from(self.padding_mask);
         let sources = inputs.len().saturating_sub(masks);
         let [q, k, v] = self.split(&inputs[..sources])?;
-        let (k, v) = (self.for_each_query(k)?, self.for_each_query(v)?);
         let between = inputs.get(sources).filter(|_| self.mask);
-        let padding = inputs.last().filter(|_| self.padding_mask);
+        let padding = inputs.last().filter(|_| self.padding_mask).map(Tensor::shallow_clone);
+        let (k, v, padding) = match call.remembered.filter(|_| self.causal) {
+            Some(remembered) => remember(remembered, [k, v], padding)?,
+            None => (k, v, padding),
+        };
+        let (padding, past) = (padding.as_ref(), self.causal.then(|| call.past()));
+        let (k, v) = (self.for_each_query(k)?, self.for_each_query(v)?);
         if !self.drops(call) {
-            // Without masks, libtorch knows by itself which positions are later.
-            let (mask, causal) = match masks {
-                0 => (None, self.causal),
-                _ => (Mask::new([&q, &k], between, padding, self.causal)?.for_libtorch()?, false),
+            // Without masks, libtorch knows by itself which positions are later, where queries and keys begin together.
+            let (mask, causal) = match (masks, past) {
+                (0, None | Some(0)) => (None, self.causal),
+                _ => (Mask::new([&q, &k], between, padding, past)?.for_libtorch()?, false),
             };
             // Only operation by operation does a mask get its gradient. libtorch would choose by whether it records a
             // graph, and what is computed again would not have the same bits.
@@ -169,7 +192,7 @@ impl Differentiable for Heads {
         }
         let width = q.size().last().copied().unwrap_or(1) as f64;
         let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_mul_scalar(1.0 / width.sqrt())?;
-        let blocked = Mask::new([&q, &k], between, padding, self.causal)?;
+        let blocked = Mask::new([&q, &k], between, padding, past)?;
         let weights = match blocked.is_empty() {
             true => scores.f_softmax(-1, None::<Kind>)?,
             // Zeros, where nothing is left to attend to.

@@ -13,12 +13,13 @@ pub(super) struct Mask {
 }
 
 impl Mask {
-    /// Of queries and keys, by heads; a mask between them; one of keys; and whether later keys are left out.
+    /// Of queries and keys, by heads; a mask between them; one of keys; and, where later keys are left out, how many keys
+    /// came before the first query.
     pub(super) fn new(
         [queries, keys]: [&Tensor; 2],
         between: Option<&Tensor>,
         padding: Option<&Tensor>,
-        causal: bool,
+        causal: Option<i64>,
     ) -> Result<Self, TensorError> {
         let mut mask = Mask { blocked: None, added: None };
         let (queries_size, keys_size) = (queries.size(), keys.size());
@@ -40,9 +41,9 @@ impl Mask {
         if let Some(padding) = padding {
             mask.block(padding.f_view([samples, 1, 1, of_keys])?)?;
         }
-        if causal {
+        if let Some(past) = causal {
             let all = Tensor::f_ones([positions, of_keys], (Kind::Bool, queries.device()))?;
-            mask.block(all.f_triu(1)?)?;
+            mask.block(all.f_triu(1 + past)?)?;
         }
         Ok(mask)
     }

@@ -2,12 +2,13 @@ use super::by_autograd::Differentiable;
 use super::elementwise::only;
 use super::{size, Call};
 use layerspec::layers::RotaryEmbedding;
+use std::ops::Range;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 impl Differentiable for RotaryEmbedding {
     /// In single precision whatever the input, for angles grow with positions; the result is of the input's kind.
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let input = only(inputs)?;
         let head = size(self.head_dim)?;
         let heads = match self.num_heads {
@@ -16,7 +17,7 @@ impl Differentiable for RotaryEmbedding {
         };
         // Positions come before the heads, or after them.
         let positions = heads.size().get(if self.num_heads.is_some() { 1 } else { 2 }).copied().unwrap_or(0);
-        let angles = self.angles(input, positions, head)?;
+        let angles = self.angles(input, call.past()..call.past().saturating_add(positions), head)?;
         let angles = if self.num_heads.is_some() { angles.f_unsqueeze(1)? } else { angles };
         let (cos, sin) = (angles.f_cos()?.f_to_kind(input.f_kind()?)?, angles.f_sin()?.f_to_kind(input.f_kind()?)?);
         let turned = heads.f_mul(&cos)?.f_add(&self.quarter_turn(&heads)?.f_mul(&sin)?)?;
@@ -30,17 +31,17 @@ impl Differentiable for RotaryEmbedding {
 
 /// How the elements of a head make pairs.
 trait Pairs {
-    fn angles(&self, like: &Tensor, positions: i64, head: i64) -> Result<Tensor, TensorError>;
+    fn angles(&self, like: &Tensor, positions: Range<i64>, head: i64) -> Result<Tensor, TensorError>;
     fn quarter_turn(&self, heads: &Tensor) -> Result<Tensor, TensorError>;
 }
 
 impl Pairs for RotaryEmbedding {
     /// `[positions, head]`, the same for both elements of a pair.
-    fn angles(&self, like: &Tensor, positions: i64, head: i64) -> Result<Tensor, TensorError> {
+    fn angles(&self, like: &Tensor, positions: Range<i64>, head: i64) -> Result<Tensor, TensorError> {
         let options = (Kind::Float, like.device());
         let exponents = Tensor::f_arange_start_step(0, head, 2, options)?.f_div_scalar(head)?;
         let speeds = Tensor::f_pow_scalar(self.base, &exponents)?.f_reciprocal()?;
-        let angles = Tensor::f_arange(positions, options)?.f_outer(&speeds)?;
+        let angles = Tensor::f_arange_start(positions.start, positions.end, options)?.f_outer(&speeds)?;
         if self.interleaved {
             return Ok(Tensor::f_stack(&[&angles, &angles], -1)?.f_flatten(1, 2)?);
         }

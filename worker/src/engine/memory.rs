@@ -1,0 +1,111 @@
+//! What attention remembers of the positions that came before, so that a sequence can go on position by position (a key-value
+//! cache).
+
+use super::error::EngineError;
+use layerspec::LayerId;
+use pipeline::cached::Cached;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use tch::{Device, Tensor};
+use tensor::TensorError;
+
+/// Which op of the stage: its layer's place, and its first slot.
+type OpPlace = (usize, usize);
+
+/// What the ops of a stage remember.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    kept: RefCell<HashMap<OpPlace, Vec<Tensor>>>,
+    now: Option<Now>,
+}
+
+/// The pass at work.
+#[derive(Debug)]
+struct Now {
+    past: i64,
+    /// The samples that go on; nothing where all do.
+    rows: Option<Tensor>,
+    /// The layers that get new positions only.
+    layers: HashSet<LayerId>,
+}
+
+impl Memory {
+    /// A pass begins that goes on with the last one, or does not.
+    pub(super) fn begin(&mut self, cached: Option<&Cached>, device: Device) -> Result<(), EngineError> {
+        let begins = cached.is_none_or(|cached| cached.past == 0);
+        if begins {
+            self.kept.get_mut().clear();
+        }
+        self.now = match cached {
+            None => None,
+            Some(cached) => {
+                let rows: Vec<i64> = cached.rows.iter().map(|row| i64::from(*row)).collect();
+                let rows = (!rows.is_empty() && !begins).then(|| rows_on(&rows, device)).transpose()?;
+                let past = i64::try_from(cached.past).unwrap_or(i64::MAX);
+                Some(Now { past, rows, layers: cached.layers.iter().copied().collect() })
+            }
+        };
+        Ok(())
+    }
+
+    /// For an op, where its layer is given new positions only.
+    pub(super) fn of(&self, layer: LayerId, place: OpPlace) -> Option<Remembered<'_>> {
+        let now = self.now.as_ref().filter(|now| now.layers.contains(&layer))?;
+        Some(Remembered { kept: &self.kept, now, place })
+    }
+}
+
+fn rows_on(rows: &[i64], device: Device) -> Result<Tensor, EngineError> {
+    let moved = Tensor::f_from_slice(rows).and_then(|rows| rows.f_to_device(device));
+    Ok(moved.map_err(TensorError::from)?)
+}
+
+/// What one op remembers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Remembered<'a> {
+    kept: &'a RefCell<HashMap<OpPlace, Vec<Tensor>>>,
+    now: &'a Now,
+    place: OpPlace,
+}
+
+impl Remembered<'_> {
+    /// How many positions came before.
+    pub(super) fn past(&self) -> i64 {
+        self.now.past
+    }
+
+    /// Puts new positions behind those that are remembered, along dimension `positions`; samples are dimension 0. All is
+    /// remembered for the next pass.
+    pub(super) fn extend(&self, new: Vec<Tensor>, positions: i64) -> Result<Vec<Tensor>, TensorError> {
+        let before = self.kept.borrow_mut().remove(&self.place);
+        let all = match (before, self.now.past) {
+            (_, 0) => new,
+            (None, past) => return Err(lost(past, 0)),
+            (Some(before), past) => {
+                let held = before.first().map_or(0, |tensor| size_at(tensor, positions));
+                if held != past || before.len() != new.len() {
+                    return Err(lost(past, held));
+                }
+                let join = |(before, new): (Tensor, &Tensor)| -> Result<Tensor, TensorError> {
+                    let before = match &self.now.rows {
+                        Some(rows) => before.f_index_select(0, rows)?,
+                        None => before,
+                    };
+                    Ok(Tensor::f_cat(&[&before, new], positions)?)
+                };
+                before.into_iter().zip(&new).map(join).collect::<Result<_, _>>()?
+            }
+        };
+        let kept = all.iter().map(Tensor::shallow_clone).collect();
+        self.kept.borrow_mut().insert(self.place, kept);
+        Ok(all)
+    }
+}
+
+fn size_at(tensor: &Tensor, dim: i64) -> i64 {
+    usize::try_from(dim).ok().and_then(|dim| tensor.size().get(dim).copied()).unwrap_or(0)
+}
+
+fn lost(past: i64, held: i64) -> TensorError {
+    TensorError::invalid("the layer", format!("{past} positions came before, but {held} are remembered; begin anew"))
+}
