@@ -28,6 +28,14 @@ pub(crate) fn counts(loss: &LossSpec, target: &Tensor, ranges: &[Range]) -> Resu
     }
 }
 
+/// How many targets are not ignored, where a sample has several of them.
+pub(crate) fn tokens(loss: &LossSpec, target: &Tensor) -> Result<Option<u64>, BossManError> {
+    let Some(classes) = loss.classes().filter(|_| target.dim() > 1) else { return Ok(None) };
+    let counted = target.f_ne(classes.ignore_index).and_then(|counted| counted.f_sum(Kind::Int64));
+    let counted = counted.and_then(|sum| sum.f_int64_value(&[])).map_err(TensorError::from)?;
+    Ok(Some(counted.unsigned_abs()))
+}
+
 /// What each target counts.
 fn each(classes: &Classes, target: &Tensor) -> Result<Tensor, TensorError> {
     let counted = target.f_ne(classes.ignore_index)?;

@@ -1,8 +1,12 @@
 //! How well the model does on a batch, without training.
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Variables};
 use crate::boss::BossMan;
+use crate::inputs::Inputs;
 use crate::BossManError;
+use layerspec::ValueId;
+use link::Payload;
+use pipeline::cached::Cached;
 use pipeline::message::{Mode, RoundLoss};
 use pipeline::schedule::Action;
 use std::future::Future;
@@ -20,6 +24,38 @@ pub struct Evaluation {
 }
 
 impl BossMan {
+    /// A batch through all stages in evaluation mode, going on from the positions of the call before (see [`Cached`]): the
+    /// model's first output. `inputs` are in the model's order.
+    pub(crate) fn forward_cached<'a>(
+        &'a mut self,
+        inputs: &[Tensor],
+        cached: Option<Cached>,
+    ) -> impl Future<Output = Result<Tensor, BossManError>> + Send + 'a {
+        let payloads = self.in_order(inputs);
+        async move {
+            let payloads = payloads?;
+            self.batch += 1;
+            let mut run = self.round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
+            run.mode = Mode::Eval;
+            run.cached = cached;
+            run.outputs = true;
+            run.inputs = self.hold_all(payloads);
+            let answer = self.run(run).await?;
+            let first = self.outputs(answer, false)?.into_iter().next();
+            first.ok_or_else(|| BossManError::Usage("the model has no output".into()))
+        }
+    }
+
+    fn in_order(&self, inputs: &[Tensor]) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
+        let graph = self.model.graph();
+        let names = graph.inputs().iter().map(|id| graph.value(*id).name.as_str());
+        let none = || BossManError::Usage("the model has no input".into());
+        let (first, others) = inputs.split_first().ok_or_else(none)?;
+        let variables = names.skip(1).zip(others).fold(Variables::new(), |all, (name, input)| all.with(name, input));
+        let inputs = Inputs::check(graph, first, &variables)?;
+        inputs.payloads(&inputs.microbatches(1)?)
+    }
+
     /// The batch through all stages in evaluation mode, in one piece; the loss is computed where the last layer is.
     ///
     /// # Errors

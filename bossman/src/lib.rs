@@ -29,15 +29,19 @@
 //! computed where the last layer is.
 
 mod batch;
+mod bleu;
 mod boss;
 mod by_hand;
 mod choosing;
 mod counts;
 pub mod data;
+mod epochs;
 mod error;
 mod evaluate;
+mod export;
 pub mod fleet;
 mod gathered;
+mod generate;
 mod host;
 mod inputs;
 mod local;
@@ -46,23 +50,31 @@ mod model;
 mod observed;
 mod payload;
 pub mod plan;
+mod predict;
 mod probing;
 mod progress;
+mod ready;
 pub mod rename;
 pub mod run_file;
+mod sampling;
 mod scheduling;
 mod score;
 mod state_dict;
 mod step;
 pub mod trace;
 pub mod train;
+mod translate;
+mod translations;
 mod under_way;
 mod weight_files;
 
 pub use batch::{Batch, Variables};
+pub use bleu::bleu;
 pub use boss::{BossMan, Builder};
 pub use error::BossManError;
 pub use evaluate::Evaluation;
+pub use export::{export, ExportSettings};
+pub use generate::{Generated, Generation, Generator};
 pub use host::{Host, Workers};
 pub use layerspec::Recompute;
 pub use link::Transport;
@@ -70,10 +82,14 @@ pub use model::Model;
 pub use pipeline::loss::Classes;
 pub use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
 pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind};
+pub use predict::Predictions;
 pub use scheduling::{Candidates, Timelines};
+pub use sampling::Sampling;
 pub use score::Score;
 pub use state_dict::StateDict;
 pub use step::StepReport;
+pub use translate::{Search, Translator};
+pub use translations::{Translating, Translations};
 pub use under_way::BatchId;
 
 /// README's Rust code, compiled and run with the doc tests.

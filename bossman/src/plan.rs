@@ -1,6 +1,6 @@
 //! What `bossman plan` does: measures a run's layers on its workers and tells what each schedule would take.
 
-use crate::data::{Dataset, Order};
+use crate::data::{Order, Part};
 use crate::fleet::FleetSettings;
 use crate::run_file::RunFile;
 use crate::{BossManError, Candidates, Model};
@@ -11,7 +11,7 @@ use crate::{BossManError, Candidates, Model};
 /// Anything in the files, the workers or the network; see [`BossManError`].
 pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates, BossManError> {
     let model = Model::from_file(&file.model)?;
-    let data = Dataset::open(&file.data.train, model.graph(), &file.loss, file.data.normalize.as_ref())?;
+    let data = file.part(Part::Train, &model)?;
     let workers = settings.count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;

@@ -1,7 +1,7 @@
 //! How training is going: a bar on a terminal, plain lines elsewhere.
 
 use crate::step::StepReport;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,15 @@ pub(crate) struct Progress {
     started: Instant,
     last_line: Instant,
     steps: u64,
-    samples: u64,
+    /// Samples so far, or tokens where a sample has several.
+    items: u64,
+    quiet: bool,
     loss: Option<f64>,
 }
 
 impl Progress {
-    pub(crate) fn start(steps: u64) -> Self {
+    /// `quiet`: nothing goes to standard output.
+    pub(crate) fn start(steps: u64, quiet: bool) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(steps);
             let style = ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {eta} left");
@@ -28,16 +31,19 @@ impl Progress {
             bar
         });
         let now = Instant::now();
-        Progress { bar, started: now, last_line: now, steps, samples: 0, loss: None }
+        Progress { bar, started: now, last_line: now, steps, items: 0, quiet, loss: None }
     }
 
     pub(crate) fn step(&mut self, report: &StepReport) {
-        self.samples += report.samples;
+        self.items += report.tokens.unwrap_or(report.samples);
         let newest = f64::from(report.loss);
         let loss = self.loss.map_or(newest, |loss| loss + NEWEST * (newest - loss));
         self.loss = Some(loss);
-        let rate = self.samples as f64 / self.started.elapsed().as_secs_f64();
-        let text = format!("loss {loss:.4} (running mean)  {rate:.0} samples/s");
+        let elapsed = self.started.elapsed();
+        let rate = self.items as f64 / elapsed.as_secs_f64();
+        let items = if report.tokens.is_some() { "tokens" } else { "samples" };
+        let lr = report.lr.map(|lr| format!("  lr {lr:.2e}")).unwrap_or_default();
+        let text = format!("loss {loss:.4} (running mean){lr}  {rate:.0} {items}/s");
         match &self.bar {
             Some(bar) => {
                 bar.set_position(report.step);
@@ -45,7 +51,9 @@ impl Progress {
             }
             None if self.last_line.elapsed() >= LINE_EVERY || report.step == 1 || report.step == self.steps => {
                 self.last_line = Instant::now();
-                println!("step {}/{}  {text}", report.step, self.steps);
+                let left = elapsed.mul_f64(self.steps.saturating_sub(report.step) as f64 / report.step.max(1) as f64);
+                let left = HumanDuration(left);
+                self.line(&format!("step {}/{}  {text}  {left} left", report.step, self.steps));
             }
             None => {}
         }
@@ -54,8 +62,16 @@ impl Progress {
     /// A line of its own.
     pub(crate) fn line(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| println!("{text}")),
-            None => println!("{text}"),
+            Some(bar) => bar.suspend(|| self.say(text)),
+            None => self.say(text),
+        }
+    }
+
+    fn say(&self, text: &str) {
+        if self.quiet {
+            eprintln!("{text}");
+        } else {
+            println!("{text}");
         }
     }
 

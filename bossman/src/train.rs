@@ -1,12 +1,14 @@
-//! What `bossman train` does, for programs that want the same.
+//! What `bossman train` does: data in, steps, a look at the model after each epoch, and out come metrics, weights and a test.
 
-use crate::data::{Batches, Dataset, Order, Source};
+use crate::data::{Batches, Dataset, Order, Part, Parts};
+use crate::epochs::Epochs;
 use crate::fleet::FleetSettings;
 use crate::metrics::Metrics;
 use crate::progress::Progress;
-use crate::run_file::{Length, RunFile, Validation};
+use crate::run_file::{Length, RunFile};
 use crate::score::Score;
 use crate::trace::Trace;
+use crate::translations::Translations;
 use crate::{BossMan, BossManError, Model, StateDict};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +18,7 @@ const TEST_BATCH: u64 = 256;
 /// Steps in a trace: the last ones.
 const TRACED: usize = 8;
 
-/// What the command line says beside the run file.
+/// What `bossman train` is told beside the run file.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Which workers.
@@ -26,22 +28,49 @@ pub struct Settings {
     /// The timelines of the last steps go here.
     pub trace: Option<PathBuf>,
     /// Weights to start from.
-    pub init: Option<PathBuf>,
-    /// Where the final weights go.
+    pub weights: Option<PathBuf>,
+    /// Where weights go after each epoch; those of the best one go beside them, to [`best_path`].
     pub save: Option<PathBuf>,
     /// Take samples in the order of the file.
     pub no_shuffle: bool,
+    /// What is said of progress goes to standard error, whose lines nobody parses.
+    pub quiet: bool,
 }
 
 /// How a run ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Outcome {
     /// Training steps done.
     pub steps: u64,
-    /// Time spent in them.
+    /// Time spent in them, and in looking at the model after each epoch.
     pub time: Duration,
-    /// On the test data, where there is some.
-    pub test: Option<Score>,
+    /// After the epoch whose validation loss was the lowest, with the number of steps until then.
+    pub best: Option<(u64, Look)>,
+    /// With the final weights on the test data, where there is some.
+    pub test: Option<Look>,
+}
+
+/// A look at a model that learns.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// How well it does.
+    pub score: Score,
+    /// How it translates, where the run file asks for it.
+    pub translations: Option<Translations>,
+}
+
+impl Look {
+    /// Its numbers: `loss`, and `accuracy` and `bleu` where there are such.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut json = serde_json::json!({"loss": self.score.loss});
+        if let Some(accuracy) = self.score.accuracy {
+            json["accuracy"] = accuracy.into();
+        }
+        if let Some(translations) = &self.translations {
+            json["bleu"] = translations.bleu.into();
+        }
+        json
+    }
 }
 
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
@@ -53,30 +82,20 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     for warning in model.graph().warnings() {
         eprintln!("warning: {}: {warning}", file.model.display());
     }
-    let open =
-        |source: &Source| Dataset::open(source, model.graph(), &file.loss, file.data.normalize.as_ref());
-    let train = open(&file.data.train)?;
-    let (train, validation) = match &file.data.validation {
-        None => (train, None),
-        Some(Validation::Source(source)) => (train, Some(open(source)?)),
-        Some(Validation::Split(share)) => {
-            let (train, validation) = train.split(*share, file.seed)?;
-            (train, Some(validation))
-        }
-    };
-    let test = file.data.test.as_ref().map(open).transpose()?;
-    let init = init(file, settings, &model)?;
+    let Parts { train, validation, test } = file.parts(&model)?;
+    let weights = file.initial(settings.weights.as_deref(), &model)?;
     let workers = settings.fleet.count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;
     if let Some(path) = &settings.save {
         StateDict::can_save(path)?;
+        StateDict::can_save(&best_path(path))?;
     }
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
     let mut boss = builder.build(settings.fleet.host(workers).wait().await?)?;
     boss.distribute_model().await?;
-    if let Some(init) = &init {
-        boss.load_state_dict(init).await?;
+    if let Some(weights) = &weights {
+        boss.load_state_dict(weights).await?;
     }
     boss.send_optimizer(file.optimizer).await?;
 
@@ -89,7 +108,8 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     let per_epoch = train.samples().div_ceil(file.batch_size);
     let seed = (!settings.no_shuffle).then_some(file.seed);
     let mut batches = Batches::new(train, file.batch_size, seed).ahead()?;
-    let mut progress = Progress::start(steps);
+    let mut epochs = Epochs::new(file, validation, settings.save.as_deref());
+    let mut progress = Progress::start(steps, settings.quiet);
     let mut traced = Vec::new();
     for step in 1..=steps {
         let report = boss.train_step(&batches.next_batch().await?).await?;
@@ -101,35 +121,27 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
             traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
             traced.drain(..traced.len().saturating_sub(TRACED));
         }
-        let epoch_ends = step.is_multiple_of(per_epoch) || step == steps;
-        if let Some(validation) = validation.as_ref().filter(|_| epoch_ends) {
-            let score = score(&mut boss, validation, file).await?;
-            progress.line(&format!("after step {step}: validation {score}"));
+        if step.is_multiple_of(per_epoch) || step == steps {
+            epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
         }
     }
     let time = progress.end();
     if let Some(path) = &settings.trace {
         Trace::of(&traced).save(path)?;
     }
-    if let Some(path) = &settings.save {
-        boss.state_dict().await?.save(path)?;
-    }
     let test = match &test {
-        Some(test) => Some(score(&mut boss, test, file).await?),
+        Some(test) => Some(look(&mut boss, file, Part::Test, test).await?),
         None => None,
     };
     boss.shutdown().await;
-    Ok(Outcome { steps, time, test })
+    Ok(Outcome { steps, time, best: epochs.best, test })
 }
 
-/// The weights to start from, those of the command line before those of the run file, checked against the model.
-fn init(file: &RunFile, settings: &Settings, model: &Model) -> Result<Option<StateDict>, BossManError> {
-    let found = match (&settings.init, &file.weights) {
-        (Some(path), _) => StateDict::load(path)?,
-        (None, Some(weights)) => weights.rename.apply(&StateDict::load(&weights.path)?, model)?,
-        (None, None) => return Ok(None),
-    };
-    found.fitting(model.graph()).map(Some)
+/// Where the weights of the best epoch go: `w.best.safetensors` beside `w.safetensors`.
+pub fn best_path(last: &std::path::Path) -> PathBuf {
+    let ending = last.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
+    let stem = last.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    last.with_file_name(format!("{stem}.best{ending}"))
 }
 
 fn steps(file: &RunFile, samples: u64) -> u64 {
@@ -139,11 +151,28 @@ fn steps(file: &RunFile, samples: u64) -> u64 {
     }
 }
 
-/// Runs the test data through the model in evaluation mode.
-async fn score(boss: &mut BossMan, data: &Dataset, file: &RunFile) -> Result<Score, BossManError> {
+/// Runs a part of the data through the model in evaluation mode, and translates where the run file asks for it.
+///
+/// # Errors
+/// A worker failed, or a file cannot be read.
+pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset) -> Result<Look, BossManError> {
     let order = Order::new(data.samples(), None, 0);
-    // A model without a word for the batch takes batches of its one size only.
-    let size = if boss.model().graph().batch().is_some() { TEST_BATCH } else { file.batch_size };
+    let size = batch_size(boss, file);
     let starts = (0..data.samples()).step_by(usize::try_from(size).unwrap_or(usize::MAX));
-    Score::of(boss, starts.map(|start| data.batch(&order.at(start..start.saturating_add(size))))).await
+    let batches = starts.map(|start| data.batch(&order.at(start..start.saturating_add(size))));
+    let score = Score::of(boss, batches).await?;
+    let translations = match (&file.translate, file.texts(part)) {
+        (Some(how), Some(texts)) => Some(Translations::of(boss, texts, data, how).await?),
+        _ => None,
+    };
+    Ok(Look { score, translations })
+}
+
+/// Samples that go through the model together where nothing is kept for backward.
+pub(crate) fn batch_size(boss: &BossMan, file: &RunFile) -> u64 {
+    match boss.model().graph().batch() {
+        Some(_) if file.texts(Part::Train).is_none() => TEST_BATCH.max(file.batch_size),
+        // Texts are long, and a model without a word for the batch takes batches of its one size only.
+        _ => file.batch_size,
+    }
 }

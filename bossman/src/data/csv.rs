@@ -10,26 +10,31 @@ use crate::BossManError;
 use layerspec::DType;
 use std::path::Path;
 
-pub(super) fn open(path: &Path, input: &Wanted, target: &Wanted) -> Result<Columns, BossManError> {
+pub(super) fn open(path: &Path, input: &Wanted, target: Option<&Wanted>) -> Result<Columns, BossManError> {
     let error = |problem: String| BossManError::file(path, problem);
     let sizes = |wanted: &Wanted, what: &str| {
         let problem = || error(format!("csv needs a {what} whose sizes after the batch are all known"));
         wanted.sizes().ok_or_else(problem)
     };
     // A class is one number, whatever else the model says of its output.
-    let classes = target.dtype == DType::Int64;
+    let classes = target.is_some_and(|target| target.dtype == DType::Int64);
     let input_shape = sizes(input, "model input")?;
-    let target_shape = if classes { Vec::new() } else { sizes(target, "model output")? };
+    let target_shape = match target.filter(|_| !classes) {
+        Some(target) => sizes(target, "model output")?,
+        None => Vec::new(),
+    };
     let columns = |sizes: &[u64]| sizes.iter().product::<u64>() as usize;
-    let rows = Rows { inputs: columns(&input_shape), targets: columns(&target_shape), classes };
-    let mut gathers = [Gather::new(Element::wanted(input.dtype)), Gather::new(Element::wanted(target.dtype))];
+    let targets = if target.is_some() { columns(&target_shape) } else { 0 };
+    let rows = Rows { inputs: columns(&input_shape), targets, classes };
+    let mut gather = Gather::new(Element::wanted(input.dtype));
+    let mut labels = target.map(|target| Gather::new(Element::wanted(target.dtype)));
     rows.read(path, |line, inputs, targets| {
         let error = |e: BossManError| error(format!("line {line}: {e}"));
-        gathers[0].push(inputs, &input_shape).map_err(error)?;
-        gathers[1].push(targets, &target_shape).map_err(error)
+        gather.push(inputs, &input_shape).map_err(error)?;
+        labels.as_mut().map_or(Ok(()), |labels| labels.push(targets, &target_shape).map_err(error))
     })?;
-    let [inputs, targets] = gathers;
-    Ok(Columns { inputs: vec![Column::Stored(inputs.finish(path)?)], target: Column::Stored(targets.finish(path)?) })
+    let target = labels.map(|labels| labels.finish(path)).transpose()?.map(Column::Stored);
+    Ok(Columns { inputs: vec![Column::Stored(gather.finish(path)?)], target })
 }
 
 /// How many columns belong to what.

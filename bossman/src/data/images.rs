@@ -58,7 +58,7 @@ pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<Columns, BossManErr
     let pixels = u64::from(width) * u64::from(height);
     let channels = channels(wanted, pixels).map_err(|problem| BossManError::file(folder, problem))?;
     let images = Images { files: files.into(), shape: [channels, height.into(), width.into()] };
-    Ok(Columns { inputs: vec![Column::Images(images)], target: Column::Stored(labels.finish(folder)?) })
+    Ok(Columns { inputs: vec![Column::Images(images)], target: Some(Column::Stored(labels.finish(folder)?)) })
 }
 
 impl Images {

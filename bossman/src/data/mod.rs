@@ -19,10 +19,11 @@ mod nested;
 mod normalize;
 mod npy;
 mod npz;
-mod pairs;
+pub(crate) mod pairs;
 mod parquet;
+mod parts;
 mod plain;
-mod ragged;
+pub(crate) mod ragged;
 mod safetensors;
 mod shuffle;
 mod source;
@@ -31,12 +32,14 @@ mod stored;
 #[cfg(test)]
 mod tests;
 mod text;
-mod tokens;
+pub(crate) mod tokens;
 
 pub use batches::{Ahead, Batches};
 pub use names::Table;
 pub use normalize::Normalize;
 pub use pairs::TextPairs;
+pub use parts::Part;
+pub(crate) use parts::Parts;
 pub use shuffle::Order;
 pub use source::Source;
 pub use text::Text;
@@ -48,20 +51,21 @@ use column::Column;
 use fit::{Fitted, Wanted};
 use layerspec::{DType, LayerGraph};
 use pipeline::LossSpec;
-use shuffle::Part;
+use shuffle::Drawn;
 use source::Columns;
 use std::path::Path;
 use std::sync::Arc;
+use tch::Tensor;
 
 /// Samples by number, in memory or where they lie in files.
 #[derive(Clone, Debug)]
 pub struct Dataset {
     /// The model's inputs, in its order.
     inputs: Vec<(String, Fitted)>,
-    target: Fitted,
+    target: Option<Fitted>,
     samples: u64,
     /// The samples that count; nothing for all.
-    part: Option<Arc<Part>>,
+    part: Option<Arc<Drawn>>,
 }
 
 impl Dataset {
@@ -80,16 +84,34 @@ impl Dataset {
         loss: &LossSpec,
         normalize: Option<&Normalize>,
     ) -> Result<Self, BossManError> {
+        Self::opened(source, graph, Some(loss), normalize)
+    }
+
+    /// As [`Dataset::open`], for the inputs alone: the files need no target.
+    pub fn open_inputs(
+        source: &Source,
+        graph: &LayerGraph,
+        normalize: Option<&Normalize>,
+    ) -> Result<Self, BossManError> {
+        Self::opened(source, graph, None, normalize)
+    }
+
+    fn opened(
+        source: &Source,
+        graph: &LayerGraph,
+        loss: Option<&LossSpec>,
+        normalize: Option<&Normalize>,
+    ) -> Result<Self, BossManError> {
         let error = |problem: String| BossManError::file(source.path(), problem);
         let inputs: Vec<Wanted> = graph.inputs().iter().map(|id| Wanted::value(graph, *id)).collect();
-        let target = target(graph, loss);
+        let target = loss.map(|loss| target(graph, loss));
         let first = inputs.first().ok_or_else(|| BossManError::Usage("the model has no input".into()))?;
         let normalized = normalize.map(|normalize| normalize.input.as_ref().unwrap_or(&first.name));
         if let Some(unknown) = normalized.filter(|name| !inputs.iter().any(|input| input.name == **name)) {
             return Err(error(format!("`normalize` names `{unknown}`, which is no input of the model")));
         }
-        let columns = source.open(&inputs, &target)?;
-        if columns.target.samples() == 0 {
+        let columns = source.open(&inputs, target.as_ref())?;
+        if columns.inputs.first().is_none_or(|column| column.samples() == 0) {
             return Err(error("it holds no samples".into()));
         }
         let fit = |column: Column, wanted: &Wanted, normalize: Option<&Normalize>| {
@@ -102,10 +124,14 @@ impl Dataset {
             Ok((wanted.name.clone(), fit(column, wanted, normalize)?))
         };
         let inputs = found.into_iter().zip(&inputs).map(fit_input).collect::<Result<Vec<_>, BossManError>>()?;
-        let target = fit(labels, &target, None)?;
-        let samples = target.samples();
+        let target = labels.zip(target).map(|(labels, wanted)| fit(labels, &wanted, None)).transpose()?;
+        let (what, samples) = match (&target, inputs.first()) {
+            (Some(target), _) => ("the target", target.samples()),
+            (None, Some((name, input))) => (name.as_str(), input.samples()),
+            (None, None) => ("nothing", 0),
+        };
         if let Some((name, input)) = inputs.iter().find(|(_, input)| input.samples() != samples) {
-            return Err(error(format!("`{name}` has {} samples but the target has {samples}", input.samples())));
+            return Err(error(format!("`{name}` has {} samples but {what} has {samples}", input.samples())));
         }
         Ok(Dataset { inputs, target, samples, part: None })
     }
@@ -116,7 +142,7 @@ impl Dataset {
     /// # Errors
     /// One of the two would be empty.
     pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self), BossManError> {
-        let part = |drawn| Arc::new(Part::new(self.samples, seed, share, drawn));
+        let part = |drawn| Arc::new(Drawn::new(self.samples, seed, share, drawn));
         let (rest, drawn) = (part(false), part(true));
         if self.part.is_some() || rest.samples == 0 || drawn.samples == 0 {
             let problem = format!("a split of {share} leaves {} of {} samples to train on", rest.samples, self.samples);
@@ -131,24 +157,43 @@ impl Dataset {
     }
 
     /// The samples with these numbers, as a batch.
+    ///
+    /// # Errors
+    /// A file cannot be read any more, or the data was opened without its target.
     pub fn batch(&self, numbers: &[i64]) -> Result<Batch, BossManError> {
-        let of_whole: Vec<i64>;
-        let numbers = match &self.part {
-            None => numbers,
-            Some(part) => {
-                let unknown = |number| BossManError::Usage(format!("no sample {number}; there are {}", part.samples));
-                let known = numbers.iter().map(|number| part.number(*number).ok_or_else(|| unknown(*number)));
-                of_whole = known.collect::<Result<_, _>>()?;
-                &of_whole
-            }
-        };
+        let numbers = self.numbers(numbers)?;
+        let missing = || BossManError::Usage("the data was opened for its inputs alone".into());
+        let target = self.target.as_ref().ok_or_else(missing)?.rows(&numbers)?;
+        let (x, variables) = self.of_whole(&numbers)?;
+        Ok(Batch::new(&x, &target).with(variables))
+    }
+
+    /// The inputs of the samples with these numbers: the model's first, and the others.
+    pub fn inputs(&self, numbers: &[i64]) -> Result<(Tensor, Variables), BossManError> {
+        self.of_whole(&self.numbers(numbers)?)
+    }
+
+    /// The number of a sample in the whole of which this may be a part.
+    pub(crate) fn number(&self, number: i64) -> Option<i64> {
+        match &self.part {
+            None => Some(number),
+            Some(part) => part.number(number),
+        }
+    }
+
+    fn numbers(&self, numbers: &[i64]) -> Result<Vec<i64>, BossManError> {
+        let unknown = |number| BossManError::Usage(format!("no sample {number}; there are {}", self.samples()));
+        numbers.iter().map(|number| self.number(*number).ok_or_else(|| unknown(*number))).collect()
+    }
+
+    fn of_whole(&self, numbers: &[i64]) -> Result<(Tensor, Variables), BossManError> {
         let mut inputs = self.inputs.iter();
         let (_, x) = inputs.next().ok_or_else(|| BossManError::Usage("the model has no input".into()))?;
         let mut variables = Variables::new();
         for (name, input) in inputs {
             variables = variables.with(name, &input.rows(numbers)?);
         }
-        Ok(Batch::new(&x.rows(numbers)?, &self.target.rows(numbers)?).with(variables))
+        Ok((x.rows(numbers)?, variables))
     }
 }
 

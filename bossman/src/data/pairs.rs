@@ -36,6 +36,30 @@ pub struct TextPairs {
 impl TextPairs {
     /// What an input can be.
     pub const ROLES: [&str; 4] = ["source", "target", "source_padding", "target_padding"];
+
+    /// The texts, in the order of the samples.
+    pub(crate) fn texts(&self) -> Result<Vec<[String; 2]>, BossManError> {
+        let mut texts = Vec::new();
+        self.each(|both| {
+            texts.push(both);
+            Ok(())
+        })?;
+        Ok(texts)
+    }
+
+    fn each(&self, mut take: impl FnMut([String; 2]) -> Result<(), BossManError>) -> Result<(), BossManError> {
+        let path = &self.path;
+        let (mut file, _) = plain::open(path)?;
+        let (mut number, mut line) = (0, String::new());
+        while plain::line(path, &mut file, &mut number, &mut line)? {
+            if line.trim().is_empty() {
+                continue;
+            }
+            let both = both(&line, self.keys.as_ref());
+            take(both.map_err(|problem| BossManError::file(path, format!("line {number}: {problem}")))?)?;
+        }
+        Ok(())
+    }
 }
 
 pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, BossManError> {
@@ -54,27 +78,22 @@ pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, Boss
     };
     let length = texts.max_length.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
     let mut pairs = Pairs::new(length.map_or(usize::MAX, |length| length.saturating_sub(1)));
-    let (mut file, _) = plain::open(path)?;
-    let (mut number, mut line, mut tokens) = (0, String::new(), Vec::new());
-    while plain::line(path, &mut file, &mut number, &mut line)? {
-        if line.trim().is_empty() {
-            continue;
-        }
-        let both = both(&line, texts.keys.as_ref());
-        let both = both.map_err(|problem| BossManError::file(path, format!("line {number}: {problem}")))?;
+    let mut tokens = Vec::new();
+    texts.each(|both| {
         for (tokenizer, text) in [&source, target].into_iter().zip(both) {
             tokens.clear();
             tokenizer.encode(&text, &mut tokens)?;
             pairs.push(&tokens)?;
         }
-    }
+        Ok(())
+    })?;
     let pairs = Arc::new(pairs.finish(path, marks, length.filter(|_| texts.fixed))?);
     let column = |role| Column::Padded(Padded { pairs: pairs.clone(), role });
-    Ok(Columns { inputs: roles.into_iter().map(column).collect(), target: column(Role::Labels) })
+    Ok(Columns { inputs: roles.into_iter().map(column).collect(), target: Some(column(Role::Labels)) })
 }
 
 /// What this input of the model is: what the run file says, else what its name says.
-fn role(texts: &TextPairs, input: &str) -> Result<Role, BossManError> {
+pub(crate) fn role(texts: &TextPairs, input: &str) -> Result<Role, BossManError> {
     let named = texts.inputs.iter().find(|(_, name)| *name == input).map(|(role, _)| role.as_str());
     let own = Some(input).filter(|name| !texts.inputs.contains_key(*name));
     match named.or(own) {

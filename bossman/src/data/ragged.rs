@@ -34,7 +34,7 @@ pub(super) struct Marks {
 
 /// What of pairs goes into one input of the model, or is its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// The first sequence and its end.
     Source,
     /// Begin and the second sequence.

@@ -50,7 +50,8 @@ pub enum Source {
 /// The columns for the model's inputs, in its order, and for the target.
 pub(super) struct Columns {
     pub(super) inputs: Vec<Column>,
-    pub(super) target: Column,
+    /// Nothing where none was wanted.
+    pub(super) target: Option<Column>,
 }
 
 const ENDINGS: &str = ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
@@ -69,15 +70,16 @@ impl Source {
         }
     }
 
-    pub(super) fn open(&self, inputs: &[Wanted], target: &Wanted) -> Result<Columns, BossManError> {
+    pub(super) fn open(&self, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, BossManError> {
         match self {
             Source::File(path) => open_file(path, inputs, target),
             Source::Idx { images, labels } => {
                 only_input("idx files hold", images, inputs)?;
                 let inputs = vec![Column::Stored(idx::open(images)?)];
-                Ok(Columns { inputs, target: Column::Stored(idx::open(labels)?) })
+                let target = target.map(|_| idx::open(labels)).transpose()?.map(Column::Stored);
+                Ok(Columns { inputs, target })
             }
-            Source::Npy { inputs: files, target } => {
+            Source::Npy { inputs: files, target: labels } => {
                 let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
                 let usage = |problem: String| BossManError::Usage(format!("data, npy: {problem}"));
                 if let Some(unknown) = files.keys().find(|name| !names.contains(&name.as_str())) {
@@ -88,7 +90,8 @@ impl Source {
                     |name: &&str| files.get(*name).ok_or_else(|| usage(format!("no file for the input `{name}`")));
                 let open = |name: &&str| Ok(Column::Stored(npy::open(file(name)?)?));
                 let inputs = names.iter().map(open).collect::<Result<_, BossManError>>()?;
-                Ok(Columns { inputs, target: Column::Stored(npy::open(target)?) })
+                let target = target.map(|_| npy::open(labels)).transpose()?.map(Column::Stored);
+                Ok(Columns { inputs, target })
             }
             Source::Npz(table) => by_name(table, inputs, target, |table, _| npz::open(table)),
             Source::Safetensors(table) => by_name(table, inputs, target, |table, _| safetensors::open(table)),
@@ -107,7 +110,7 @@ impl Source {
     }
 }
 
-fn open_file(path: &Path, inputs: &[Wanted], target: &Wanted) -> Result<Columns, BossManError> {
+fn open_file(path: &Path, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, BossManError> {
     let name = path.to_string_lossy();
     let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     let table = || Table::named_alike(path.to_path_buf());
@@ -147,16 +150,21 @@ fn only_input(what: &str, path: &Path, inputs: &[Wanted]) -> Result<(), BossManE
 fn by_name(
     table: &Table,
     inputs: &[Wanted],
-    target: &Wanted,
+    target: Option<&Wanted>,
     open: impl Fn(&Table, &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError>,
 ) -> Result<Columns, BossManError> {
     let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
     let table = table.resolved(&names)?;
+    // Where no target is wanted, no column is read but the inputs'.
+    let table = match (target, table.inputs.values().next()) {
+        (None, Some(column)) => Table { target: column.clone(), ..table },
+        _ => table,
+    };
     let column = |name: &String| table.inputs.get(name).cloned().unwrap_or_default();
     let dtypes = inputs.iter().map(|input| (column(&input.name), input.dtype));
-    let dtypes = dtypes.chain([(table.target.clone(), target.dtype)]).collect();
+    let dtypes = dtypes.chain(target.map(|target| (table.target.clone(), target.dtype))).collect();
     let columns = open(&table, &dtypes)?;
     let get = |name: &str| columns.get(name).cloned().ok_or_else(|| table.missing("column", name, &[]));
     let inputs = names.iter().map(|name| get(&column(&name.to_string()))).collect::<Result<_, _>>()?;
-    Ok(Columns { inputs, target: get(&table.target)? })
+    Ok(Columns { inputs, target: target.map(|_| get(&table.target)).transpose()? })
 }

@@ -61,7 +61,7 @@ pub(super) fn open(text: &Text) -> Result<Columns, BossManError> {
         let layout = Layout { start, stride: Some(length * size), ..Layout::packed(element, &[length]) };
         Ok::<_, BossManError>(Column::Stored(Stored::new(&path, store.clone(), layout, samples)?))
     };
-    Ok(Columns { inputs: vec![windows(0)?], target: windows(size)? })
+    Ok(Columns { inputs: vec![windows(0)?], target: Some(windows(size)?) })
 }
 
 fn write(spool: &mut Spool, tokens: &[u32]) -> Result<(), BossManError> {

@@ -18,13 +18,13 @@ const SPECIAL: [&str; 3] = ["<bos>", "<eos>", "<pad>"];
 const MAX_FILE: u64 = 256 * 1024 * 1024;
 
 /// A tokenizer, loaded.
-pub(super) enum Tokens {
+pub(crate) enum Tokens {
     Bytes,
     Loaded(PathBuf, Box<tokenizers::Tokenizer>),
 }
 
 impl Tokens {
-    pub(super) fn load(tokenizer: &Tokenizer) -> Result<Self, BossManError> {
+    pub(crate) fn load(tokenizer: &Tokenizer) -> Result<Self, BossManError> {
         match tokenizer {
             Tokenizer::Bytes => Ok(Tokens::Bytes),
             Tokenizer::File(path) => load(path),
@@ -32,7 +32,7 @@ impl Tokens {
     }
 
     /// Appends the text's tokens, without any that mark begin or end.
-    pub(super) fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), BossManError> {
+    pub(crate) fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), BossManError> {
         match self {
             Tokens::Bytes => into.extend(text.bytes().map(u32::from)),
             Tokens::Loaded(path, tokenizer) => {
@@ -43,8 +43,19 @@ impl Tokens {
         Ok(())
     }
 
+    /// The text of tokens; those that stand for no text are left out.
+    pub(crate) fn decode(&self, tokens: &[u32]) -> Result<String, BossManError> {
+        match self {
+            Tokens::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Tokens::Loaded(path, tokenizer) => tokenizer.decode(tokens, true).map_err(|e| BossManError::file(path, e)),
+        }
+    }
+
     /// The number of a token that stands for no text.
-    pub(super) fn special(&self, key: &str, name: &str) -> Result<u32, BossManError> {
+    pub(crate) fn special(&self, key: &str, name: &str) -> Result<u32, BossManError> {
         let id = match self {
             Tokens::Bytes => SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id),
             Tokens::Loaded(_, tokenizer) => tokenizer.token_to_id(name),

@@ -5,7 +5,7 @@ mod learning;
 mod text;
 
 use crate::rename::Rename;
-use crate::BossManError;
+use crate::{BossManError, Translating};
 pub use data::{Data, Validation};
 use layerspec::yaml::{self, Mapping, Node, COUNT, NON_NEGATIVE, RECOMPUTE, SIZE, TEXT};
 use layerspec::{Fault, Recompute};
@@ -57,6 +57,8 @@ pub struct RunFile {
     pub cuts: Cuts,
     /// Weights to start from.
     pub weights: Option<Weights>,
+    /// What of pairs of texts is translated after each epoch.
+    pub translate: Option<Translating>,
 }
 
 /// Weights to start from.
@@ -77,7 +79,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "model",
     "data",
     "loss",
@@ -95,6 +97,7 @@ const KEYS: [&str; 17] = [
     "cuts",
     "recompute",
     "weights",
+    "translate",
 ];
 
 impl RunFile {
@@ -133,6 +136,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         chunks: chunks(&run)?,
         cuts: cuts(&run)?,
         weights: weights(&run, folder)?,
+        translate: run.get("translate").map(text::translate).transpose()?,
     })
 }
 

@@ -2,7 +2,8 @@
 
 use super::data::words;
 use crate::data::{Text, TextPairs, Tokenizer};
-use layerspec::yaml::{Choice, Kind, Mapping, Reader, SIZE, TEXT};
+use crate::{Search, Translating};
+use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, COUNT, NON_NEGATIVE, SIZE, TEXT};
 use layerspec::Fault;
 use std::path::Path;
 
@@ -20,7 +21,7 @@ pub(super) fn text(choice: &Choice<'_>, folder: &Path) -> Result<Text, Fault> {
         Kind::List(items) if !items.is_empty() => items.as_slice(),
         _ => &one[..],
     };
-    let path = |node: &layerspec::yaml::Node| Ok(folder.join(node.read("`path`", &TEXT)?));
+    let path = |node: &Node| Ok(folder.join(node.read("`path`", &TEXT)?));
     Ok(Text {
         paths: nodes.iter().map(path).collect::<Result<_, Fault>>()?,
         tokenizer: tokenizer(&arguments, "tokenizer", folder)?.unwrap_or(Tokenizer::Bytes),
@@ -62,6 +63,21 @@ pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fau
         fixed: fixed.is_some(),
         inputs: inputs.transpose()?.unwrap_or_default(),
     })
+}
+
+/// What is translated after each epoch.
+pub(super) fn translate(node: &Node) -> Result<Translating, Fault> {
+    let keys = ["beams", "length_penalty", "max_length", "pairs", "samples"];
+    let arguments = node.mapping("`translate`", "key", &keys)?;
+    let usual = Search::default();
+    let beams = arguments.optional("beams", &SIZE)?.unwrap_or(1);
+    let search = Search {
+        beams: u32::try_from(beams).map_err(|_| node.unexpected("`beams`", "a smaller number"))?,
+        length_penalty: arguments.optional("length_penalty", &NON_NEGATIVE)?.unwrap_or(usual.length_penalty),
+        max_length: arguments.optional("max_length", &SIZE)?.unwrap_or(usual.max_length),
+    };
+    let pairs = arguments.optional("pairs", &SIZE)?.unwrap_or(u64::MAX);
+    Ok(Translating { search, pairs, samples: arguments.optional("samples", &COUNT)?.unwrap_or(0) })
 }
 
 fn keys(arguments: &Mapping<'_>) -> Result<Option<[String; 2]>, Fault> {

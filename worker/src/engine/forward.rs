@@ -50,7 +50,7 @@ impl Engine {
         let mut values = self.arrived(inputs)?;
         let kept = tch::no_grad(|| {
             let layers = (0..self.layers.len()).map(|place| {
-                let kept = self.run_layer(place, pass, &mut values)?;
+                let kept = self.run_or_recall(place, pass, &mut values)?;
                 for value in &self.last_used[place] {
                     values.remove(value);
                 }
@@ -86,6 +86,23 @@ impl Engine {
         };
         let arrivals = self.stage.inputs.iter().zip(inputs);
         arrivals.map(|(input, tensor)| Ok((input.value, arrive(tensor)?))).collect()
+    }
+
+    /// Runs a layer, or takes what it made of the same inputs in the pass before.
+    fn run_or_recall(
+        &self,
+        place: usize,
+        pass: &Pass,
+        values: &mut HashMap<ValueId, Tensor>,
+    ) -> Result<Option<KeptLayer>, EngineError> {
+        let spec = &self.stage.layers[place];
+        if let Some(made) = self.memory.made(spec.id, place).map_err(in_layer(spec, Doing::Forward))? {
+            values.extend(spec.outputs.iter().copied().zip(made));
+            return Ok(None);
+        }
+        let kept = self.run_layer(place, pass, values)?;
+        self.memory.keep(spec.id, place, spec.outputs.iter().filter_map(|value| values.get(value)));
+        Ok(kept)
     }
 
     fn run_layer(

@@ -16,6 +16,8 @@ type OpPlace = (usize, usize);
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     kept: RefCell<HashMap<OpPlace, Vec<Tensor>>>,
+    /// The outputs of layers whose inputs stay the same, by place.
+    made: RefCell<HashMap<usize, Vec<Tensor>>>,
     now: Option<Now>,
 }
 
@@ -35,6 +37,7 @@ impl Memory {
         let begins = cached.is_none_or(|cached| cached.past == 0);
         if begins {
             self.kept.get_mut().clear();
+            self.made.get_mut().clear();
         }
         self.now = match cached {
             None => None,
@@ -46,6 +49,29 @@ impl Memory {
             }
         };
         Ok(())
+    }
+
+    /// What a layer made in the pass before, where its inputs are the same in this one.
+    pub(super) fn made(&self, layer: LayerId, place: usize) -> Result<Option<Vec<Tensor>>, TensorError> {
+        let Some(now) = self.now.as_ref().filter(|now| now.past > 0 && !now.layers.contains(&layer)) else {
+            return Ok(None);
+        };
+        let Some(made) = self.made.borrow_mut().remove(&place) else { return Err(lost(now.past, 0)) };
+        let go_on = |tensor: Tensor| match &now.rows {
+            Some(rows) => tensor.f_index_select(0, rows),
+            None => Ok(tensor),
+        };
+        let made: Vec<Tensor> = made.into_iter().map(go_on).collect::<Result<_, _>>()?;
+        self.keep(layer, place, &made);
+        Ok(Some(made))
+    }
+
+    /// Keeps what a layer made for the pass after this one, where its inputs will be the same.
+    pub(super) fn keep<'a>(&self, layer: LayerId, place: usize, made: impl IntoIterator<Item = &'a Tensor>) {
+        if self.now.as_ref().is_some_and(|now| !now.layers.contains(&layer)) {
+            let made = made.into_iter().map(Tensor::shallow_clone).collect();
+            self.made.borrow_mut().insert(place, made);
+        }
     }
 
     /// For an op, where its layer is given new positions only.

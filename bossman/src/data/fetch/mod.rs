@@ -7,6 +7,7 @@ mod sentences;
 mod sets;
 
 use crate::BossManError;
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,16 @@ pub fn list() -> String {
         )
     };
     SETS.iter().map(line).collect()
+}
+
+/// The same as JSON.
+pub fn list_json() -> serde_json::Value {
+    let set = |set: &Set| {
+        let files: Vec<_> = set.files.iter().map(|(name, sha256)| json!({"name": name, "sha256": sha256})).collect();
+        json!({"name": set.name, "about": set.about, "from": set.package.client(), "package": set.package.spec(),
+               "licence": set.licence, "files": files})
+    };
+    SETS.iter().map(set).collect()
 }
 
 /// Puts the files of a set into a folder; those that are there and right stay. Gives what to tell the user.

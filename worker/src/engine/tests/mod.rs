@@ -7,6 +7,7 @@ mod errors;
 mod formulas;
 mod gradients;
 mod halves;
+mod memory;
 mod models;
 mod norms;
 mod pytorch;

@@ -1,0 +1,124 @@
+//! `bossman check` and `bossman plan`: what is known of a model without training it.
+
+use super::fleet::{until_interrupted, Fleet};
+use anyhow::Result;
+use bossman::run_file::RunFile;
+use bossman::{plan, Candidates};
+use layerspec::{Bindings, LayerGraph};
+use serde_json::{json, Value};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: bossman check model.yaml --dim batch=32 --dim seq=128")]
+pub(crate) struct Check {
+    /// The model file, or a run file whose model it is.
+    model: PathBuf,
+    /// A size for a word in the input shapes, as seq=128; may be given several times.
+    #[arg(long = "dim", value_name = "WORD=SIZE", value_parser = dim)]
+    dims: Vec<(String, u64)>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: bossman plan run.yaml --local 2 --timeline")]
+pub(crate) struct Plan {
+    /// The run file.
+    run: PathBuf,
+    #[command(flatten)]
+    fleet: Fleet,
+    /// Draw the timeline of the schedule that would run.
+    #[arg(long, conflicts_with = "json")]
+    timeline: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn dim(text: &str) -> Result<(String, u64), String> {
+    let (word, size) = text.split_once('=').ok_or("expected WORD=SIZE, as seq=128")?;
+    let size = size.parse().ok().filter(|size| *size > 0).ok_or("expected a size of 1 or more, as seq=128")?;
+    Ok((word.to_string(), size))
+}
+
+/// The model of a file that is one, or of a run file.
+fn model_of(path: &Path) -> Result<PathBuf> {
+    let text = layerspec::yaml::read_file(path)?;
+    let is_run = text.lines().any(|line| line.starts_with("data:") || line.starts_with("optimizer:"));
+    Ok(if is_run { RunFile::from_file(path)?.model } else { path.to_path_buf() })
+}
+
+impl Check {
+    pub(crate) fn run(self) -> Result<()> {
+        let model = model_of(&self.model)?;
+        let graph = LayerGraph::from_file(&model)?;
+        let mut bindings = Bindings::new();
+        for (word, size) in self.dims {
+            let words = graph.words();
+            if !words.contains(&word) {
+                let words: Vec<_> = words.into_iter().collect();
+                anyhow::bail!("--dim {word}={size}: the model's inputs have no such word, but {}", words.join(", "));
+            }
+            bindings.set(&word, size);
+        }
+        match self.json {
+            true => println!("{:#}", layers(&graph, &bindings)),
+            false => print!("{}", graph.table(&bindings)),
+        }
+        for warning in graph.warnings() {
+            eprintln!("warning: {}: {warning}", model.display());
+        }
+        Ok(())
+    }
+}
+
+fn layers(graph: &LayerGraph, bindings: &Bindings) -> Value {
+    let types = |ids: &[layerspec::ValueId]| -> Vec<Value> {
+        let values = ids.iter().map(|id| graph.value(*id));
+        values.map(|value| json!({"name": value.name, "type": value.ty.to_string()})).collect()
+    };
+    let layer = |layer: &layerspec::Layer| {
+        let params = graph.own_params(layer.id).iter().map(|param| param.shape.iter().product::<u64>()).sum::<u64>();
+        let flops = graph.cost(layer.id, bindings).map(|cost| cost.flops);
+        json!({"name": layer.name, "kind": layer.kind.name(), "outputs": types(&layer.outputs), "params": params,
+               "flops": flops})
+    };
+    let layers: Vec<Value> = graph.layers().iter().map(layer).collect();
+    json!({"model": graph.name(), "inputs": types(graph.inputs()), "outputs": types(graph.outputs()),
+           "params": graph.param_count(), "layers": layers})
+}
+
+impl Plan {
+    pub(crate) fn run(self) -> Result<()> {
+        let file = RunFile::from_file(self.run)?;
+        let report = until_interrupted("nothing was measured", plan::run(&file, &self.fleet.settings()))?;
+        if self.json {
+            println!("{:#}", candidates(&report));
+            return Ok(());
+        }
+        print!("{report}");
+        if self.timeline {
+            print!("\n{}", report.timeline());
+        }
+        Ok(())
+    }
+}
+
+fn candidates(report: &Candidates) -> Value {
+    let best = report.choice.best(|_| true);
+    let one = |candidate: &pipeline::auto::Candidate| {
+        let refused = candidate.refused.as_ref().map(ToString::to_string);
+        json!({"schedule": candidate.kind.to_string(), "stages": candidate.plan.stages.len(),
+               "step_ms": candidate.step_time as f64 / 1e6, "bubble": candidate.bubble,
+               "peak_bytes": candidate.peak_bytes, "refused": refused,
+               "taken": best.is_some_and(|best| std::ptr::eq(best, candidate))})
+    };
+    let link = |(from, to, link): &(pipeline::ids::WorkerId, Option<pipeline::ids::WorkerId>, pipeline::message::LinkReport)| {
+        json!({"from": from.0, "to": to.map(|to| to.0), "round_trip_us": link.rtt.0,
+               "bytes_per_second": link.bytes_per_second, "shared_memory": link.shared_memory})
+    };
+    let schedules: Vec<Value> = report.choice.candidates.iter().map(one).collect();
+    let links: Vec<Value> = report.links.iter().map(link).collect();
+    json!({"schedules": schedules, "links": links})
+}

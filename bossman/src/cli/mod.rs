@@ -1,0 +1,102 @@
+//! The command line: what may be said, and who does it.
+
+mod files;
+mod fleet;
+mod look;
+mod speak;
+mod work;
+
+use anyhow::Result;
+use clap::{CommandFactory, Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Trains a neural network across the machines at hand.
+#[derive(Parser)]
+#[command(name = "bossman", version, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  bossman check model.yaml                    shapes, parameters, FLOPs; or what is wrong where
+  bossman train run.yaml --local 2            train on this machine with two worker processes
+  bossman train run.yaml --workers 2          wait for two workers on other machines
+  bossman plan run.yaml --local 2 --timeline  what each schedule would take on these workers
+  bossman eval run.yaml --local 2 --weights w.safetensors
+  bossman generate run.yaml --local 2 --weights w.safetensors --prompt \"My fellow citizens\"
+
+Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line is wrong; 130 interrupted.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check a model or run file, and print the layers with shapes, parameters and costs.
+    Check(look::Check),
+    /// Measure a run's layers on its workers and print what each schedule would take.
+    Plan(look::Plan),
+    /// Train as a run file says.
+    Train(work::Train),
+    /// Test trained weights on a part of a run's data.
+    Eval(work::Eval),
+    /// Write what a model makes of data to a file.
+    Predict(work::Predict),
+    /// Write text with a language model, token by token across the workers.
+    Generate(speak::Generate),
+    /// Translate texts with a model of an encoder and a decoder.
+    Translate(speak::Translate),
+    /// Write weights for elsewhere: in one file or several, as another type.
+    Export(files::Export),
+    /// Data sets to start with.
+    #[command(subcommand)]
+    Data(files::Data),
+    /// Print this user's join ticket, made at the first call.
+    Ticket,
+    /// Print completions for a shell.
+    #[command(after_help = "Example: bossman completions bash > ~/.local/share/bash-completion/completions/bossman")]
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Carries out what the command line says.
+pub(crate) fn run() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Check(check) => check.run(),
+        Command::Plan(plan) => plan.run(),
+        Command::Train(train) => train.run(),
+        Command::Eval(eval) => eval.run(),
+        Command::Predict(predict) => predict.run(),
+        Command::Generate(generate) => generate.run(),
+        Command::Translate(translate) => translate.run(),
+        Command::Export(export) => export.run(),
+        Command::Data(data) => data.run(),
+        Command::Ticket => ticket(),
+        Command::Completions { shell } => completions(shell),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("bossman: {e:#}");
+            if e.is::<fleet::Interrupted>() {
+                ExitCode::from(130)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn ticket() -> Result<()> {
+    println!("{}", link::Identity::load_or_create()?.ticket());
+    Ok(())
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<()> {
+    // Written at once: who closes the pipe early is no error.
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "bossman", &mut text);
+    print!("{}", String::from_utf8_lossy(&text));
+    Ok(())
+}

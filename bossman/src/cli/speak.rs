@@ -1,0 +1,135 @@
+//! `bossman generate` and `bossman translate`: text from models.
+
+use super::fleet::{until_interrupted, Fleet};
+use anyhow::{Context, Result};
+use bossman::data::{Source, Text, TextPairs};
+use bossman::run_file::RunFile;
+use bossman::{Generation, Generator, Sampling, Search, Translator};
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Lines that are translated together.
+const TOGETHER: usize = 32;
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors --prompt \"My fellow citizens\" \
+                        --temperature 0.8 --top-k 40")]
+pub(crate) struct Generate {
+    /// The run file; its training data says how text becomes tokens.
+    run: PathBuf,
+    #[command(flatten)]
+    fleet: Fleet,
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's]
+    #[arg(long, value_name = "PATH")]
+    weights: Option<PathBuf>,
+    /// What the text begins with.
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+    /// The most tokens to add.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    max_new_tokens: u64,
+    /// Logits are divided by it; 0 takes the likeliest token each time.
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    temperature: f64,
+    /// Draw from that many of the likeliest tokens.
+    #[arg(long, value_name = "K")]
+    top_k: Option<u32>,
+    /// Draw from the likeliest tokens that together have this probability.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f64,
+    /// What is drawn from; the same seed gives the same text.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  bossman translate run.yaml --local 2 --weights w.safetensors \"Good morning.\"\n  \
+                        bossman translate run.yaml --local 2 --weights w.safetensors --beams 4 < english.txt > german.txt")]
+pub(crate) struct Translate {
+    /// The run file; its training data says how texts become tokens.
+    run: PathBuf,
+    /// Texts to translate [default: the lines of standard input]
+    texts: Vec<String>,
+    #[command(flatten)]
+    fleet: Fleet,
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's]
+    #[arg(long, value_name = "PATH")]
+    weights: Option<PathBuf>,
+    /// How many unfinished translations are followed; 1 is greedy.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    beams: u32,
+    /// A translation's log probability is divided by ((5 + tokens) / 6) to this power.
+    #[arg(long, value_name = "A", default_value_t = 0.6)]
+    length_penalty: f64,
+    /// The most tokens of a translation.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_length: u64,
+}
+
+impl Generate {
+    pub(crate) fn run(self) -> Result<()> {
+        let file = RunFile::from_file(self.run)?;
+        let text: &Text = match &file.data.train {
+            Source::Text(text) => text,
+            _ => anyhow::bail!("generate needs a run file whose `train` is `text`, for its tokenizer"),
+        };
+        let sampling =
+            Sampling { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed };
+        let what = Generation { prompt: self.prompt, max_new_tokens: self.max_new_tokens, sampling };
+        let fleet = self.fleet.settings();
+        until_interrupted("the text ends here", async {
+            let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
+            let generator = Generator::new(&boss, text)?;
+            if let Some(why) = generator.slow() {
+                eprintln!("every token takes the whole text through the model again: {why}");
+            }
+            let began = Instant::now();
+            let mut pieces = 0u64;
+            print!("{}", what.prompt);
+            let made = generator.generate(&mut boss, &what, |piece| {
+                pieces += 1;
+                print!("{piece}");
+                // Nobody reads on: the next line says so.
+                std::io::stdout().flush().ok();
+            });
+            let made = made.await?;
+            println!();
+            let seconds = began.elapsed().as_secs_f64();
+            eprintln!("{} tokens, {:.1} a second", made.tokens, made.tokens as f64 / seconds.max(1e-9));
+            boss.shutdown().await;
+            Ok(())
+        })
+    }
+}
+
+impl Translate {
+    pub(crate) fn run(self) -> Result<()> {
+        let file = RunFile::from_file(self.run)?;
+        let texts: &TextPairs = match &file.data.train {
+            Source::Pairs(texts) => texts,
+            _ => anyhow::bail!("translate needs a run file whose `train` is `pairs`, for its tokenizer"),
+        };
+        let search =
+            Search { beams: self.beams, length_penalty: self.length_penalty, max_length: self.max_length };
+        let lines = match self.texts.is_empty() {
+            true => std::io::stdin().lock().lines().collect::<Result<_, _>>().context("standard input")?,
+            false => self.texts,
+        };
+        let fleet = self.fleet.settings();
+        until_interrupted("not all was translated", async {
+            let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
+            let translator = Translator::new(&boss, texts)?;
+            if let Some(why) = translator.slow() {
+                eprintln!("every token takes the whole translation through the model again: {why}");
+            }
+            for together in lines.chunks(TOGETHER) {
+                for translation in translator.translate(&mut boss, together, &search).await? {
+                    println!("{translation}");
+                }
+            }
+            boss.shutdown().await;
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! `bossman train`, `eval` and `predict`: a run's data through its model.
+
+use super::fleet::{until_interrupted, Fleet};
+use anyhow::Result;
+use bossman::data::{Dataset, Part, Source};
+use bossman::run_file::RunFile;
+use bossman::train::{self, best_path, look, Look, Settings};
+use bossman::{Model, Predictions};
+use serde_json::json;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: bossman train run.yaml --local 2 --save weights.safetensors --metrics metrics.jsonl")]
+pub(crate) struct Train {
+    /// The run file.
+    run: PathBuf,
+    #[command(flatten)]
+    fleet: Fleet,
+    /// Write a line of JSON for every step.
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
+    /// Write the timelines of the last steps, as measured and as predicted, for Perfetto or chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Start from these weights (safetensors, PyTorch's names), in place of those that the run file names.
+    #[arg(long, alias = "init", value_name = "PATH")]
+    weights: Option<PathBuf>,
+    /// Write the weights after each epoch; those with the lowest validation loss beside it, as NAME.best.safetensors.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Take samples in the order of the file.
+    #[arg(long)]
+    no_shuffle: bool,
+    /// Print how it ended as JSON; progress goes to standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: bossman eval run.yaml --local 2 --weights weights.best.safetensors --data test")]
+pub(crate) struct Eval {
+    /// The run file.
+    run: PathBuf,
+    #[command(flatten)]
+    fleet: Fleet,
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's]
+    #[arg(long, value_name = "PATH")]
+    weights: Option<PathBuf>,
+    /// Which part of the run's data: train, validation or test.
+    #[arg(long, value_name = "PART", default_value = "test", value_parser = part)]
+    data: Part,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: bossman predict run.yaml --local 2 --weights w.safetensors --data new.csv --to out.csv")]
+pub(crate) struct Predict {
+    /// The run file.
+    run: PathBuf,
+    #[command(flatten)]
+    fleet: Fleet,
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's]
+    #[arg(long, value_name = "PATH")]
+    weights: Option<PathBuf>,
+    /// A part of the run's data (train, validation, test), or a file of inputs without targets.
+    #[arg(long, value_name = "PART|FILE", default_value = "test")]
+    data: String,
+    /// Where predictions go: .csv (the first output), .jsonl or .safetensors.
+    #[arg(long, value_name = "FILE")]
+    to: PathBuf,
+}
+
+fn part(text: &str) -> Result<Part, String> {
+    match text {
+        "train" => Ok(Part::Train),
+        "validation" => Ok(Part::Validation),
+        "test" => Ok(Part::Test),
+        _ => Err("expected train, validation or test".into()),
+    }
+}
+
+impl Train {
+    pub(crate) fn run(self) -> Result<()> {
+        let file = RunFile::from_file(self.run)?;
+        let settings = Settings {
+            fleet: self.fleet.settings(),
+            metrics: self.metrics,
+            trace: self.trace,
+            weights: self.weights,
+            save: self.save,
+            no_shuffle: self.no_shuffle,
+            quiet: self.json,
+        };
+        let lost = match &settings.save {
+            Some(_) => "the weights of the last whole epoch are where --save says",
+            None => "nothing was saved",
+        };
+        let outcome = until_interrupted(lost, train::run(&file, &settings))?;
+        if self.json {
+            let best = outcome.best.as_ref().map(|(step, look)| json!({"step": step, "validation": look.to_json()}));
+            let test = outcome.test.as_ref().map(Look::to_json);
+            let seconds = outcome.time.as_secs_f64();
+            println!("{}", json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test}));
+            return Ok(());
+        }
+        println!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64());
+        if let Some(test) = &outcome.test {
+            println!("test {}", in_words(test));
+        }
+        if let Some(path) = &settings.save {
+            println!("weights written to {}", path.display());
+            if outcome.best.is_some() {
+                println!("those of the best epoch to {}", best_path(path).display());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Eval {
+    pub(crate) fn run(self) -> Result<()> {
+        let file = RunFile::from_file(self.run)?;
+        let data = file.part(self.data, &Model::from_file(&file.model)?)?;
+        let (samples, fleet) = (data.samples(), self.fleet.settings());
+        let found = until_interrupted("nothing was found", async {
+            let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
+            let found = look(&mut boss, &file, self.data, &data).await?;
+            boss.shutdown().await;
+            Ok(found)
+        })?;
+        if self.json {
+            let mut json = found.to_json();
+            json["samples"] = samples.into();
+            println!("{json}");
+        } else {
+            println!("{samples} samples: {}", in_words(&found));
+        }
+        Ok(())
+    }
+}
+
+impl Predict {
+    pub(crate) fn run(self) -> Result<()> {
+        let file = RunFile::from_file(self.run)?;
+        let model = Model::from_file(&file.model)?;
+        let data = match part(&self.data) {
+            Ok(part) => file.part(part, &model)?,
+            Err(_) => {
+                let source = Source::File(PathBuf::from(&self.data));
+                Dataset::open_inputs(&source, model.graph(), file.data.normalize.as_ref())?
+            }
+        };
+        let predictions = Predictions::create(&self.to)?;
+        let (fleet, together) = (self.fleet.settings(), file.batch_size);
+        let samples = until_interrupted("predictions are not complete", async {
+            let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
+            let samples = predictions.of(&mut boss, &data, together).await?;
+            boss.shutdown().await;
+            Ok(samples)
+        })?;
+        println!("predictions for {samples} samples written to {}", self.to.display());
+        Ok(())
+    }
+}
+
+fn in_words(look: &Look) -> String {
+    match &look.translations {
+        Some(translations) => format!("{}, BLEU {:.2} over {} pairs", look.score, translations.bleu, translations.pairs),
+        None => look.score.to_string(),
+    }
+}

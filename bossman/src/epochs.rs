@@ -1,0 +1,74 @@
+//! What happens when an epoch ends: a look at the model with data it does not learn from, and its weights to the disk.
+
+use crate::data::{Dataset, Part};
+use crate::metrics::Metrics;
+use crate::progress::Progress;
+use crate::run_file::RunFile;
+use crate::train::{best_path, look, Look};
+use crate::{BossMan, BossManError};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// The epochs of a run so far.
+pub(crate) struct Epochs<'a> {
+    file: &'a RunFile,
+    validation: Option<Dataset>,
+    save: Option<&'a Path>,
+    /// The look whose loss was the lowest, and after which step.
+    pub(crate) best: Option<(u64, Look)>,
+}
+
+impl<'a> Epochs<'a> {
+    pub(crate) fn new(file: &'a RunFile, validation: Option<Dataset>, save: Option<&'a Path>) -> Self {
+        Epochs { file, validation, save, best: None }
+    }
+
+    /// An epoch ended with this step, or the run did.
+    pub(crate) async fn end(
+        &mut self,
+        boss: &mut BossMan,
+        step: u64,
+        epoch: u64,
+        progress: &Progress,
+        metrics: Option<&mut Metrics>,
+    ) -> Result<(), BossManError> {
+        let looked = match &self.validation {
+            Some(data) => Some(look(boss, self.file, Part::Validation, data).await?),
+            None => None,
+        };
+        let best = looked.as_ref().is_some_and(|look| {
+            self.best.as_ref().is_none_or(|(_, best)| look.score.loss < best.score.loss)
+        });
+        if let Some(path) = self.save {
+            let weights = boss.state_dict().await?;
+            weights.save(path)?;
+            if best {
+                weights.save(best_path(path))?;
+            }
+        }
+        let Some(look) = looked else { return Ok(()) };
+        progress.line(&in_words(&look, step, epoch, best));
+        if let Some(metrics) = metrics {
+            metrics.write_look(step, epoch, &look)?;
+        }
+        if best {
+            self.best = Some((step, look));
+        }
+        Ok(())
+    }
+}
+
+fn in_words(look: &Look, step: u64, epoch: u64, best: bool) -> String {
+    let mut text = format!("epoch {epoch}, step {step}: validation {}", look.score);
+    if let Some(translations) = &look.translations {
+        let (bleu, pairs) = (translations.bleu, translations.pairs);
+        write!(text, ", BLEU {bleu:.2} over {pairs} pairs").ok();
+    }
+    if best {
+        text.push_str(" (the best so far)");
+    }
+    for [source, reference, translation] in look.translations.iter().flat_map(|translations| &translations.samples) {
+        write!(text, "\n  text         {source}\n  translation  {translation}\n  reference    {reference}").ok();
+    }
+    text
+}

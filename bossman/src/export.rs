@@ -1,0 +1,44 @@
+//! Weights for elsewhere: in one file or several, as another floating-point type.
+
+use crate::{BossManError, Model, StateDict};
+use std::path::Path;
+use tch::Kind;
+use tensor::TensorError;
+
+/// As what weights are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExportSettings {
+    /// The type of floating-point tensors; nothing for what they are.
+    pub dtype: Option<Kind>,
+    /// The most bytes of tensors in a file; nothing for one file.
+    pub max_shard_bytes: Option<u64>,
+}
+
+/// Writes a model's weights to a safetensors file, or with `max_shard_bytes` to a folder of several and their index, as
+/// Hugging Face's libraries read it. The weights are checked against the model first.
+///
+/// # Errors
+/// The weights do not fit the model (every difference is listed), or a file cannot be written.
+pub fn export(
+    weights: &StateDict,
+    model: &Model,
+    to: &Path,
+    settings: &ExportSettings,
+) -> Result<StateDict, BossManError> {
+    let mut whole = weights.fitting(model.graph())?;
+    if let Some(kind) = settings.dtype {
+        let mut converted = StateDict::default();
+        for (name, tensor) in whole.iter().filter(|(_, tensor)| tensor.is_floating_point()) {
+            converted.insert(name, &tensor.f_to_kind(kind).map_err(TensorError::from)?);
+        }
+        converted.iter().for_each(|(name, tensor)| whole.insert(name, tensor));
+    }
+    match settings.max_shard_bytes {
+        Some(most) => whole.save_sharded(to, most)?,
+        None => {
+            StateDict::can_save(to)?;
+            whole.save(to)?;
+        }
+    }
+    Ok(whole)
+}
