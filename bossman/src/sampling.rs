@@ -105,14 +105,14 @@ mod tests {
     fn tokens_are_drawn_by_their_probability() {
         let share = |tokens: &[u32], token| tokens.iter().filter(|t| **t == token).count() as f64 / tokens.len() as f64;
         let all = drawn(Sampling::default());
-        // softmax: 0.035, 0.709, 0.261 and 0.013
-        assert!((share(&all, 1) - 0.709).abs() < 0.08 && (share(&all, 2) - 0.261).abs() < 0.08);
+        // softmax: 0.035, 0.696, 0.256 and 0.013
+        assert!((share(&all, 1) - 0.696).abs() < 0.08 && (share(&all, 2) - 0.256).abs() < 0.08);
         assert_eq!(drawn(Sampling { seed: 5, ..Sampling::default() }), drawn(Sampling { seed: 5, ..Sampling::default() }));
         assert_ne!(all, drawn(Sampling { seed: 5, ..Sampling::default() }));
         assert!(drawn(Sampling { temperature: 0.0, ..Sampling::default() }).iter().all(|token| *token == 1));
         let two = drawn(Sampling { top_k: Some(2), ..Sampling::default() });
         assert!(two.iter().all(|token| [1, 2].contains(token)) && two.contains(&2));
-        let nucleus = drawn(Sampling { top_p: 0.7, ..Sampling::default() });
+        let nucleus = drawn(Sampling { top_p: 0.6, ..Sampling::default() });
         assert!(nucleus.iter().all(|token| *token == 1));
     }
 

@@ -50,11 +50,12 @@ impl Drop for Draft {
 #[test]
 fn help_lists_what_the_pages_promise() {
     let (text, _) = said(bossman(&["--help"], &[]), 0);
-    for promised in ["check", "train", "plan", "data", "ticket"] {
+    let commands = ["check", "plan", "train", "eval", "predict", "generate", "translate", "export", "data", "ticket"];
+    for promised in commands.into_iter().chain(["completions", "Exit codes"]) {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
     let (text, _) = said(bossman(&["train", "--help"], &[]), 0);
-    for promised in ["--local", "--workers", "--port", "--metrics", "--init", "--save", "--no-shuffle", "MODEL_PORT"] {
+    for promised in ["--local", "--workers", "--port", "--metrics", "--weights", "--save", "--no-shuffle", "MODEL_PORT"] {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
     for promised in ["--trace", "--transport", "--threads"] {
