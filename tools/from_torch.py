@@ -114,8 +114,7 @@ def write(module, inputs, folder, name="from-torch"):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.yaml").write_text(text(module, inputs, name), encoding="utf-8")
-    # Counts of batches are PyTorch's own affair.
-    state = {key: value for key, value in module.state_dict().items() if not key.endswith("num_batches_tracked")}
+    state = module.state_dict()
     if len(layers(module)) == 1 and layers(module)[0][1] is module:
         state = {f"0.{key}": value for key, value in state.items()}
     save(folder / "model.safetensors", {key: value.detach().cpu().contiguous() for key, value in state.items()})

@@ -36,7 +36,7 @@ class FromTorch(unittest.TestCase):
         self.assertIn('  - Conv2d: {in_channels: 3, out_channels: 8, kernel_size: 3, padding: 1, bias: false}\n    name: "0.0"', text)
         for name in ("0.0.weight", "0.1.running_mean", "3.bias"):
             self.assertIn(f'"{name}"'.encode(), weights)
-        self.assertNotIn(b"num_batches_tracked", weights)
+        self.assertIn(b"0.1.num_batches_tracked", weights)
 
     def test_an_encoder_is_its_layers(self):
         layer = torch.nn.TransformerEncoderLayer(16, 4, 32, activation="gelu", batch_first=True, norm_first=True)

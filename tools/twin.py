@@ -225,6 +225,8 @@ class Text:
 
 
 PIECE = 1 << 20
+# Batches whose samples are sorted together.
+POOL = 50
 
 
 def pieces(content):
@@ -426,9 +428,25 @@ class Run:
         epoch = 0
         while True:
             places = order(len(self.numbers), self.seed, epoch) if shuffle else range(len(self.numbers))
-            for start in range(0, len(places), self.batch_size):
-                yield [self.numbers[place] for place in places[start : start + self.batch_size]]
+            if shuffle and self.says.get("group_by_length", False):
+                yield from self.grouped(places, epoch)
+            else:
+                yield from self.cut([self.numbers[place] for place in places])
             epoch += 1
+
+    def cut(self, numbers):
+        return [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
+
+    def grouped(self, places, epoch):
+        """Batches of samples of about one length, as `group_by_length` makes them of an order."""
+        def key(place):
+            return sum(map(len, self.train.pairs[self.numbers[place]])), place
+
+        width = POOL * self.batch_size
+        for pool, start in enumerate(range(0, len(places), width)):
+            batches = self.cut([self.numbers[place] for place in sorted(places[start : start + width], key=key)])
+            for batch in order(len(batches), self.seed, epoch | (pool + 1) << 32):
+                yield batches[batch]
 
     def counted(self, target):
         """What a mean loss is the mean over, as far as microbatches differ in it."""

@@ -101,3 +101,26 @@ fn pairs(characters: &[char], replace: impl Fn(char, char) -> Option<[char; 4]>)
     }
     replaced
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(serde::Deserialize)]
+    struct Case {
+        translations: Vec<String>,
+        references: Vec<String>,
+        bleu: f64,
+    }
+
+    #[test]
+    fn it_is_sacrebleus() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/bleu/cases.json");
+        let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert!(cases.len() > 10);
+        for Case { translations, references, bleu: expected } in cases {
+            let found = bleu(&translations, &references);
+            assert!((found - expected).abs() < 1e-9, "{found} and not {expected}: {translations:?} for {references:?}");
+        }
+    }
+}

@@ -25,19 +25,43 @@ impl RunFile {
         let host = if fleet.local == workers { host.quiet() } else { host };
         let mut boss = builder.build(host.wait().await?)?;
         boss.distribute_model().await?;
-        boss.load_state_dict(&weights).await?;
+        weights.load(&mut boss).await?;
         boss.eval();
         Ok(boss)
     }
 
     /// The weights to start from, those of the command line before those of the run file, checked against the model; nothing
     /// where they are drawn from the seed.
-    pub(crate) fn initial(&self, weights: Option<&Path>, model: &Model) -> Result<Option<StateDict>, BossManError> {
-        let found = match (weights, &self.weights) {
-            (Some(path), _) => StateDict::load(path)?,
-            (None, Some(weights)) => weights.rename.apply(&StateDict::load(&weights.path)?, model)?,
+    pub(crate) fn initial(&self, weights: Option<&Path>, model: &Model) -> Result<Option<Initial>, BossManError> {
+        let (found, fresh) = match (weights, &self.weights) {
+            (Some(path), _) => (StateDict::load(path)?, Vec::new()),
+            (None, Some(weights)) => {
+                let found = weights.rename.apply(&StateDict::load(&weights.path)?, model)?;
+                (found, weights.rename.fresh_of(model))
+            }
             (None, None) => return Ok(None),
         };
-        found.fitting(model.graph()).map(Some)
+        Ok(Some(Initial { weights: found.fitting_but_for(model.graph(), &fresh)?, whole: fresh.is_empty() }))
+    }
+}
+
+/// Weights to start from, checked against the model.
+pub(crate) struct Initial {
+    weights: StateDict,
+    /// Whether it is all of the model's, and none is left as drawn from the seed.
+    whole: bool,
+}
+
+impl Initial {
+    /// Gives them to the workers, which have drawn theirs.
+    pub(crate) async fn load(self, boss: &mut BossMan) -> Result<(), BossManError> {
+        let mut all = self.weights;
+        if !self.whole {
+            let drawn = boss.state_dict().await?;
+            let missing = drawn.iter().filter(|(name, _)| all.get(name).is_none());
+            let missing: Vec<_> = missing.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect();
+            missing.iter().for_each(|(name, tensor)| all.insert(name, tensor));
+        }
+        boss.load_state_dict(&all).await
     }
 }

@@ -14,6 +14,7 @@ use tensor::TensorError;
 pub struct Rename {
     rules: Vec<(Pattern, Vec<String>)>,
     ignored: Vec<Pattern>,
+    fresh: Vec<Pattern>,
 }
 
 /// A name with words for numbers.
@@ -53,6 +54,21 @@ impl Rename {
     pub fn ignore(&mut self, name: &str) -> Result<(), String> {
         self.ignored.push(Pattern::parse(name)?);
         Ok(())
+    }
+
+    /// The model's parameters of this name are not in the file: they are drawn from the run's seed.
+    ///
+    /// # Errors
+    /// Braces that do not close.
+    pub fn fresh(&mut self, name: &str) -> Result<(), String> {
+        self.fresh.push(Pattern::parse(name)?);
+        Ok(())
+    }
+
+    /// The model's parameters that are drawn.
+    pub(crate) fn fresh_of(&self, model: &Model) -> Vec<String> {
+        let names = StateDict::names(model.graph()).into_iter();
+        names.filter(|name| self.fresh.iter().any(|pattern| pattern.fits(name).is_some())).collect()
     }
 
     /// A file's tensors under the model's names. What nothing of the model comes from keeps its name, so that it is noticed.

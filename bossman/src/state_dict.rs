@@ -106,12 +106,24 @@ impl StateDict {
     /// # Errors
     /// Tensors are missing, unknown or misshapen; all are listed.
     pub fn fitting(&self, graph: &LayerGraph) -> Result<StateDict, BossManError> {
+        self.fitting_but_for(graph, &[])
+    }
+
+    /// As [`StateDict::fitting`], where these parameters of the model must not be among them.
+    pub(crate) fn fitting_but_for(&self, graph: &LayerGraph, fresh: &[String]) -> Result<StateDict, BossManError> {
         let expected = expected(graph);
         let (mut problems, mut fitting) = (Vec::new(), StateDict::default());
         for (name, want) in &expected.owned {
             // A tied parameter may stand under any of its names.
             let names = [name].into_iter().chain(expected.names_of(name));
-            match names.into_iter().find_map(|name| self.get(name)) {
+            let found = names.into_iter().find_map(|name| self.get(name));
+            if fresh.contains(name) {
+                if found.is_some() {
+                    problems.push(format!("`{name}`: in the weights, but `fresh` in the run file; list it in one of them"));
+                }
+                continue;
+            }
+            match found {
                 Some(tensor) => match want.take(tensor)? {
                     Ok(tensor) => fitting.insert(name, &tensor),
                     Err(found) => problems.push(format!("`{name}`: expected {}, got {found}", want.meta)),

@@ -94,8 +94,8 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
     let mut boss = builder.build(settings.fleet.host(workers).wait().await?)?;
     boss.distribute_model().await?;
-    if let Some(weights) = &weights {
-        boss.load_state_dict(weights).await?;
+    if let Some(weights) = weights {
+        weights.load(&mut boss).await?;
     }
     boss.send_optimizer(file.optimizer).await?;
 
@@ -107,7 +107,7 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     }
     let per_epoch = train.samples().div_ceil(file.batch_size);
     let seed = (!settings.no_shuffle).then_some(file.seed);
-    let mut batches = Batches::new(train, file.batch_size, seed).ahead()?;
+    let mut batches = Batches::new(train, file.batch_size, seed).grouped_by_length(file.group_by_length).ahead()?;
     let mut epochs = Epochs::new(file, validation, settings.save.as_deref());
     let mut progress = Progress::start(steps, settings.quiet);
     let mut traced = Vec::new();

@@ -19,7 +19,7 @@ const CRATES: [&str; 10] =
 /// Every `path/like/this` between backticks, and every link target, is there.
 #[test]
 fn every_file_that_is_named_exists() {
-    for page in ["README.md", "ARCHITECTURE.md", "docs/model-file.md", "docs/run-file.md", "docs/performance.md"] {
+    for page in ["README.md", "ARCHITECTURE.md", "docs/model-file.md", "docs/run-file.md", "docs/commands.md", "docs/performance.md"] {
         let text = read(page);
         let folder = root().join(page).parent().unwrap().to_path_buf();
         let quoted =
@@ -87,8 +87,8 @@ fn what_is_nowhere_is_nowhere() {
 #[test]
 fn every_command_that_is_shown_exists() {
     let makefile = read("Makefile");
-    let command = read("bossman/src/main.rs");
-    for page in ["README.md", "docs/run-file.md"] {
+    let command: String = sources(&root().join("bossman/src/cli")).into_iter().map(|(_, text)| text).collect();
+    for page in ["README.md", "docs/run-file.md", "docs/commands.md"] {
         let text = read(page);
         let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
         for line in blocks.flat_map(str::lines) {

@@ -1,5 +1,6 @@
 //! Batches, epoch after epoch, the next ones prepared while one is trained on.
 
+use super::grouped::Pool;
 use super::{Dataset, Order};
 use crate::{Batch, BossManError};
 use tokio::sync::mpsc;
@@ -17,6 +18,9 @@ pub struct Batches {
     order: Order,
     /// The place of the next batch's first sample.
     next: u64,
+    /// Whether samples of about one length go together; and those that do, at the time.
+    grouped: bool,
+    pool: Option<Pool>,
 }
 
 impl Batches {
@@ -30,7 +34,14 @@ impl Batches {
         let per_epoch = data.samples().div_ceil(size.max(1)).max(1);
         let (epoch, step) = (steps / per_epoch, steps % per_epoch);
         let order = Order::new(data.samples(), seed, epoch);
-        Batches { size: size.max(1), seed, epoch, order, next: step * size, data }
+        Batches { size: size.max(1), seed, epoch, order, next: step * size, data, grouped: false, pool: None }
+    }
+
+    /// Samples of about one length go together, where they are shuffled and have lengths.
+    #[must_use]
+    pub fn grouped_by_length(mut self, grouped: bool) -> Self {
+        self.grouped = grouped;
+        self
     }
 
     /// The next batch.
@@ -40,7 +51,15 @@ impl Batches {
             self.order = Order::new(self.data.samples(), self.seed, self.epoch);
             self.next = 0;
         }
-        let numbers = self.order.at(self.next..self.next.saturating_add(self.size));
+        let numbers = match self.seed.filter(|_| self.grouped) {
+            None => self.order.at(self.next..self.next.saturating_add(self.size)),
+            Some(seed) => {
+                let order = (&self.order, seed, self.epoch);
+                let (numbers, pool) = Pool::batch(self.pool.take(), &self.data, order, self.size, self.next / self.size);
+                self.pool = Some(pool);
+                numbers
+            }
+        };
         self.next = self.next.saturating_add(self.size);
         self.data.batch(&numbers)
     }

@@ -51,6 +51,14 @@ impl Column {
         }
     }
 
+    /// Tokens of a sample, where samples differ in that.
+    pub(super) fn length(&self, number: i64) -> Option<u64> {
+        match self {
+            Column::Stored(_) | Column::Images(_) => None,
+            Column::Padded(padded) => padded.length(number),
+        }
+    }
+
     /// The samples with these numbers, the sample dimension first.
     pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
         match self {

@@ -45,6 +45,11 @@ pub(super) struct Fitted {
 }
 
 impl Fitted {
+    /// As [`Column::length`].
+    pub(super) fn length(&self, number: i64) -> Option<u64> {
+        self.column.length(number)
+    }
+
     /// The error is without the file's name.
     pub(super) fn new(column: Column, wanted: &Wanted, normalize: Option<&Normalize>) -> Result<Self, String> {
         let Wanted { name, dtype, .. } = wanted;

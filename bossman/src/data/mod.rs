@@ -11,6 +11,7 @@ mod csv;
 mod element;
 pub mod fetch;
 mod fit;
+mod grouped;
 mod idx;
 mod images;
 mod jsonl;
@@ -179,6 +180,11 @@ impl Dataset {
             None => Some(number),
             Some(part) => part.number(number),
         }
+    }
+
+    /// Tokens of a sample; nothing where all samples are alike, or there is no such sample.
+    fn length(&self, number: i64) -> Option<u64> {
+        self.inputs.first()?.1.length(self.number(number)?)
     }
 
     fn numbers(&self, numbers: &[i64]) -> Result<Vec<i64>, BossManError> {

@@ -85,6 +85,13 @@ impl Padded {
         (self.pairs.starts.len() / 2) as u64
     }
 
+    /// Tokens of both of a pair.
+    pub(super) fn length(&self, number: i64) -> Option<u64> {
+        let first = usize::try_from(number).ok()?.checked_mul(2)?;
+        let starts = &self.pairs.starts;
+        Some(starts.get(first.checked_add(2)?)? - starts.get(first)?)
+    }
+
     pub(super) fn dtype(&self) -> DType {
         match self.role {
             Role::SourcePadding | Role::TargetPadding => DType::Bool,

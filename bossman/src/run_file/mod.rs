@@ -7,7 +7,7 @@ mod text;
 use crate::rename::Rename;
 use crate::{BossManError, Translating};
 pub use data::{Data, Validation};
-use layerspec::yaml::{self, Mapping, Node, COUNT, NON_NEGATIVE, RECOMPUTE, SIZE, TEXT};
+use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, RECOMPUTE, SIZE, TEXT};
 use layerspec::{Fault, Recompute};
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
@@ -57,6 +57,8 @@ pub struct RunFile {
     pub cuts: Cuts,
     /// Weights to start from.
     pub weights: Option<Weights>,
+    /// Whether texts of about one length are trained on together.
+    pub group_by_length: bool,
     /// What of pairs of texts is translated after each epoch.
     pub translate: Option<Translating>,
 }
@@ -79,7 +81,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 19] = [
     "model",
     "data",
     "loss",
@@ -98,6 +100,7 @@ const KEYS: [&str; 18] = [
     "recompute",
     "weights",
     "translate",
+    "group_by_length",
 ];
 
 impl RunFile {
@@ -136,6 +139,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         chunks: chunks(&run)?,
         cuts: cuts(&run)?,
         weights: weights(&run, folder)?,
+        group_by_length: group_by_length(&run)?,
         translate: run.get("translate").map(text::translate).transpose()?,
     })
 }
@@ -144,6 +148,19 @@ fn small_count(run: &Mapping<'_>, key: &str) -> Result<Option<u32>, Fault> {
     let Some(count) = run.optional(key, &SIZE)? else { return Ok(None) };
     let node = run.need(key)?;
     u32::try_from(count).map(Some).map_err(|_| node.unexpected(&format!("`{key}`"), "a smaller number"))
+}
+
+/// Only pairs of texts have lengths of their own.
+fn group_by_length(run: &Mapping<'_>) -> Result<bool, Fault> {
+    let grouped = run.optional("group_by_length", &FLAG)?.unwrap_or(false);
+    let is_pairs = |train: &Node| matches!(train.choice("`train`", "a format"), Ok(choice) if choice.name == "pairs");
+    let data = run.need("data")?.entries("`data`", "key")?;
+    match data.into_iter().find(|(key, _)| *key == "train") {
+        Some((_, train)) if grouped && !is_pairs(train) => {
+            Err(Fault::new(run.need("group_by_length")?.place, "`group_by_length` goes with `pairs` to train on only"))
+        }
+        _ => Ok(grouped),
+    }
 }
 
 fn recompute(run: &Mapping<'_>) -> Result<Recompute, Fault> {
@@ -195,7 +212,7 @@ fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Fault> {
     if let Some(path) = node.as_text() {
         return Ok(Some(Weights { path: folder.join(path), rename: Rename::default() }));
     }
-    let weights = node.mapping("`weights`", "key", &["path", "rename", "ignore"])?;
+    let weights = node.mapping("`weights`", "key", &["path", "rename", "ignore", "fresh"])?;
     let mut rename = Rename::default();
     if let Some(node) = weights.get("rename") {
         for (name, source) in node.entries("`rename`", "name in the model")? {
@@ -214,6 +231,12 @@ fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Fault> {
         for name in node.list("`ignore`", "a list of names in the file")? {
             let text = name.read("a name in the file", &TEXT)?;
             rename.ignore(&text).map_err(|why| Fault::new(name.place, why))?;
+        }
+    }
+    if let Some(node) = weights.get("fresh") {
+        for name in node.list("`fresh`", "a list of names in the model")? {
+            let text = name.read("a name in the model", &TEXT)?;
+            rename.fresh(&text).map_err(|why| Fault::new(name.place, why))?;
         }
     }
     Ok(Some(Weights { path: folder.join(weights.required("path", &TEXT)?), rename }))

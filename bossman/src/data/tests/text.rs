@@ -154,3 +154,25 @@ fn no_tokenizer_file_makes_a_panic() {
         drop(Dataset::open(&source, &tokens_model(), &CLASSES, None));
     }
 }
+
+#[test]
+fn texts_of_about_one_length_go_together() {
+    let folder = Folder::new();
+    let lines: String = (0..1000).map(|n| format!("{}\tb\n", "a".repeat(1 + n * 7 % 40))).collect();
+    let data = Dataset::open(&Source::Pairs(pairs(folder.file("a.tsv", lines))), &pairs_model(), &CLASSES, None).unwrap();
+    let take = |grouped, steps| {
+        let mut batches = Batches::after(data.clone(), 8, Some(3), steps).grouped_by_length(grouped);
+        (0..125 - steps).map(|_| batches.next_batch().unwrap().x).collect::<Vec<_>>()
+    };
+    let padding = |batches: &[Tensor]| batches.iter().map(|x| x.eq(258).sum(Kind::Int64).int64_value(&[])).sum::<i64>();
+    let (together, apart) = (take(true, 0), take(false, 0));
+    assert_eq!(together.iter().map(|x| x.size()[0]).collect::<Vec<_>>(), [8; 125]);
+    assert!(padding(&together) * 5 < padding(&apart), "{} and {}", padding(&together), padding(&apart));
+    // Every sample is in one batch, batches come in no order of length, and any step is where it was.
+    let letters = |batches: &[Tensor]| batches.iter().map(|x| x.eq(97).sum(Kind::Int64).int64_value(&[])).sum::<i64>();
+    assert_eq!(letters(&together), letters(&apart));
+    assert!(!together.is_sorted_by_key(|x| x.size()[1]));
+    for steps in [1, 49, 50, 51, 124] {
+        assert!(take(true, steps).iter().zip(&together[steps as usize..]).all(|(one, other)| one.equal(other)));
+    }
+}

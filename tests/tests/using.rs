@@ -1,0 +1,260 @@
+//! A model in use: looked at, asked for text and translations, exported.
+
+#![allow(clippy::unwrap_used, reason = "everything here is part of a test")]
+
+use bossman::data::{Source, Text, TextPairs, Tokenizer};
+use bossman::run_file::RunFile;
+use bossman::{BossMan, Generation, Generator, Model, Sampling, Search, StateDict, Translator, Variables};
+use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
+use tch::{Device, Kind, Tensor};
+use tests::programs::{Ended, Place};
+
+/// A language model over bytes.
+const WRITER: &str = "
+model: writer
+inputs: {x: {shape: [batch, seq], dtype: int64}}
+layers:
+  - Embedding: {num_embeddings: 259, embedding_dim: 16}
+  - LearnedPositions: {num_positions: 16, d_model: 16, batch_first: true}
+  - TransformerEncoderLayer: {d_model: 16, nhead: 2, dim_feedforward: 32, batch_first: true, is_causal: true, norm_first: true}
+  - TransformerEncoderLayer: {d_model: 16, nhead: 2, dim_feedforward: 32, batch_first: true, is_causal: true, norm_first: true}
+  - Linear: {in_features: 16, out_features: 259}
+  - Transpose: {dim0: 1, dim1: 2}
+";
+
+/// A translator over bytes.
+const TRANSLATOR: &str = "
+model: translator
+inputs:
+  source: {shape: [batch, src], dtype: int64}
+  target: {shape: [batch, tgt], dtype: int64}
+  source_padding: {shape: [batch, src], dtype: bool}
+layers:
+  - Embedding: {num_embeddings: 259, embedding_dim: 16}
+  - PositionalEncoding: {d_model: 16, batch_first: true}
+  - TransformerEncoderLayer: {d_model: 16, nhead: 2, dim_feedforward: 32, batch_first: true, src_key_padding_mask: true}
+    in_variables: [source_padding]
+    out_variables: [memory]
+  - Embedding: {num_embeddings: 259, embedding_dim: 16}
+    input: target
+  - PositionalEncoding: {d_model: 16, batch_first: true}
+  - TransformerDecoderLayer: {d_model: 16, nhead: 2, dim_feedforward: 32, batch_first: true, tgt_is_causal: true, memory_key_padding_mask: true}
+    in_variables: [memory, source_padding]
+  - Linear: {in_features: 16, out_features: 259}
+  - Transpose: {dim0: 1, dim1: 2}
+";
+
+/// No test takes longer.
+fn soon(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
+}
+
+async fn boss(yaml: &str, workers: usize) -> BossMan {
+    let mut boss = BossMan::builder(Model::from_yaml(yaml).unwrap()).seed(3).build(BossMan::setup_local(workers).await.unwrap()).unwrap();
+    boss.distribute_model().await.unwrap();
+    boss.eval();
+    boss
+}
+
+fn row(tokens: &[i64]) -> Tensor {
+    Tensor::from_slice(tokens).unsqueeze(0)
+}
+
+/// The likeliest token after the last position.
+fn likeliest(output: &Tensor) -> i64 {
+    output.select(0, 0).select(1, -1).argmax(0, false).int64_value(&[])
+}
+
+#[test]
+fn text_is_what_the_whole_model_would_say_token_by_token() {
+    soon(async {
+        let text = Text { paths: Vec::new(), tokenizer: Tokenizer::Bytes, sequence_length: 12, eos: None };
+        for workers in [1, 3] {
+            let mut boss = boss(WRITER, workers).await;
+            let generator = Generator::new(&boss, &text).unwrap();
+            assert_eq!(generator.slow(), None);
+            let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+            let what = Generation { prompt: "Hello".into(), max_new_tokens: 30, sampling };
+            let mut pieces = String::new();
+            let made = generator.generate(&mut boss, &what, |piece| pieces.push_str(piece)).await.unwrap();
+            assert_eq!((made.tokens, &made.text), (30, &pieces));
+
+            // As far as the window has not moved.
+            let mut tokens: Vec<i64> = "Hello".bytes().map(i64::from).collect();
+            while tokens.len() < 12 {
+                tokens.push(likeliest(&boss.forward(&row(&tokens), Variables::new()).await.unwrap()));
+            }
+            let bytes: Vec<u8> = tokens[5..].iter().filter_map(|token| u8::try_from(*token).ok()).collect();
+            let expected = String::from_utf8_lossy(&bytes).into_owned();
+            assert!(made.text.starts_with(expected.trim_end_matches('\u{fffd}')), "{:?} and not {expected:?}", made.text);
+            boss.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn translations_are_what_the_whole_model_would_say() {
+    soon(async {
+        let texts = TextPairs {
+            path: "none".into(),
+            keys: None,
+            tokenizer: Tokenizer::Bytes,
+            target_tokenizer: None,
+            marks: ["<bos>", "<eos>", "<pad>"].map(String::from),
+            max_length: None,
+            fixed: false,
+            inputs: [].into(),
+        };
+        let mut boss = boss(TRANSLATOR, 2).await;
+        let translator = Translator::new(&boss, &texts).unwrap();
+        assert_eq!(translator.slow(), None);
+        let search = Search { max_length: 8, ..Search::default() };
+        let sources = ["one", "another text", "x"];
+        let together = translator.translate(&mut boss, &sources, &search).await.unwrap();
+        for (source, found) in sources.iter().zip(&together) {
+            let tokens: Vec<i64> = source.bytes().map(i64::from).chain([257]).collect();
+            let padding = Tensor::zeros([1, tokens.len() as i64], (Kind::Bool, Device::Cpu));
+            let mut target = vec![256];
+            while target.len() < 9 && target.last() != Some(&257) {
+                let variables = Variables::new().with("target", &row(&target)).with("source_padding", &padding);
+                target.push(likeliest(&boss.forward(&row(&tokens), variables).await.unwrap()));
+            }
+            let bytes: Vec<u8> = target[1..].iter().filter_map(|token| u8::try_from(*token).ok()).collect();
+            assert_eq!(found, &String::from_utf8_lossy(&bytes), "{source}");
+        }
+        // Beams of each text stay with it.
+        let wide = Search { beams: 3, ..search };
+        let all = translator.translate(&mut boss, &sources, &wide).await.unwrap();
+        for (source, found) in sources.iter().zip(all) {
+            assert_eq!(translator.translate(&mut boss, &[source], &wide).await.unwrap(), [found], "{source}");
+        }
+        boss.shutdown().await;
+    });
+}
+
+/// Writes a run of the writer in a folder.
+fn run_file(place: &Place) -> String {
+    std::fs::write(place.file("model.yaml"), WRITER).unwrap();
+    std::fs::write(place.file("text.txt"), "abcdefgh".repeat(60)).unwrap();
+    let run = place.file("run.yaml");
+    std::fs::write(
+        &run,
+        "model: model.yaml\ndata:\n  train: {text: {path: text.txt, sequence_length: 12}}\n  validation: {split: 0.2}\n  \
+         test: {text: {path: text.txt, sequence_length: 12}}\nloss: CrossEntropyLoss\noptimizer: {Adam: {lr: 1e-2}}\n\
+         batch_size: 8\nepochs: 3\n",
+    )
+    .unwrap();
+    run.to_str().unwrap().to_string()
+}
+
+async fn bossman(place: &Place, arguments: &[&str]) -> Ended {
+    place.start("bossman", arguments).end_within(Duration::from_secs(120)).await
+}
+
+fn said(ended: &Ended) -> String {
+    assert!(ended.status.success(), "{:?}", ended.errors);
+    ended.output.join("\n")
+}
+
+#[test]
+fn a_trained_model_is_evaluated_asked_and_exported() {
+    soon(async {
+        let place = Place::new();
+        let run = run_file(&place);
+        let path = |name: &str| place.file(name).to_str().unwrap().to_string();
+        let (weights, best, metrics) = (path("w.safetensors"), path("w.best.safetensors"), path("m.jsonl"));
+        let local = ["--local", "2", "--threads", "1"];
+        let train = [&["train", &run, "--save", &weights, "--metrics", &metrics, "--json"], &local[..]].concat();
+        let ended: serde_json::Value = serde_json::from_str(&said(&bossman(&place, &train).await)).unwrap();
+        assert!(ended["best"]["validation"]["accuracy"].is_number() && ended["test"]["loss"].is_number(), "{ended}");
+        let lines = std::fs::read_to_string(&metrics).unwrap();
+        assert_eq!(lines.lines().filter(|line| line.contains("\"validation\"")).count(), 3, "{lines}");
+        assert!(lines.lines().next().unwrap().contains("\"lr\":0.01"), "{lines}");
+
+        let test = [&["eval", &run, "--weights", &weights, "--json"], &local[..]].concat();
+        let found: serde_json::Value = serde_json::from_str(&said(&bossman(&place, &test).await)).unwrap();
+        assert_eq!(found["loss"], ended["test"]["loss"]);
+        let validation = [&["eval", &run, "--weights", &best, "--data", "validation", "--json"], &local[..]].concat();
+        let found: serde_json::Value = serde_json::from_str(&said(&bossman(&place, &validation).await)).unwrap();
+        assert_eq!(found["loss"], ended["best"]["validation"]["loss"]);
+
+        let generate = ["generate", &run, "--weights", &weights, "--prompt", "abc", "--max-new-tokens", "5"];
+        let text = said(&bossman(&place, &[&generate[..], &local[..]].concat()).await);
+        assert!(text.starts_with("abc"), "{text}");
+
+        let predicted = path("out.safetensors");
+        let predict = [&["predict", &run, "--weights", &weights, "--to", &predicted], &local[..]].concat();
+        assert!(said(&bossman(&place, &predict).await).contains("predictions for 39 samples"));
+        let outputs = StateDict::load(&predicted).unwrap();
+        assert_eq!(outputs.iter().next().unwrap().1.size(), [39, 259, 12]);
+
+        let folder = path("folder");
+        let export = ["export", &run, "--weights", &weights, "--dtype", "bf16", "--max-shard-size", "10KB", "--to", &folder];
+        said(&bossman(&place, &export).await);
+        let (exported, trained) = (StateDict::load(&folder).unwrap(), StateDict::load(&weights).unwrap());
+        for (name, tensor) in trained.iter() {
+            let other = exported.get(name).unwrap();
+            assert_eq!(other.kind(), Kind::BFloat16);
+            assert!((other.to_kind(Kind::Float) - tensor).abs().max().double_value(&[]) < 0.02, "{name}");
+        }
+        assert!(Path::new(&folder).join("model.safetensors.index.json").is_file());
+    });
+}
+
+#[test]
+fn what_cannot_be_used_is_an_error() {
+    soon(async {
+        let place = Place::new();
+        let run = run_file(&place);
+        let fails = |arguments: Vec<&'static str>| {
+            let (place, run) = (&place, run.clone());
+            async move {
+                let (command, rest) = arguments.split_first().unwrap();
+                let ended = bossman(place, &[&[*command, &run, "--local", "1"], rest].concat()).await;
+                assert_eq!(ended.status.code(), Some(1));
+                ended.errors.join("\n")
+            }
+        };
+        assert!(fails(vec!["eval"]).await.contains("no weights: give --weights FILE"));
+        assert!(fails(vec!["generate", "--prompt", "a"]).await.contains("no weights"));
+        let error = fails(vec!["translate", "a"]).await;
+        assert!(error.contains("translate needs a run file whose `train` is `pairs`"), "{error}");
+        let error = fails(vec!["predict", "--to", "out.txt"]).await;
+        assert!(error.contains("out.txt: expected a name ending in .csv, .jsonl or .safetensors"), "{error}");
+    });
+}
+
+#[test]
+fn a_head_that_the_file_has_not_is_drawn() {
+    soon(async {
+        let place = Place::new();
+        let run = run_file(&place);
+        let whole = {
+            let mut boss = boss(WRITER, 1).await;
+            let state = boss.state_dict().await.unwrap();
+            boss.shutdown().await;
+            state
+        };
+        let mut body = StateDict::default();
+        whole.iter().filter(|(name, _)| !name.starts_with("4.")).for_each(|(name, tensor)| body.insert(name, tensor));
+        body.save(place.file("body.safetensors")).unwrap();
+        let text = std::fs::read_to_string(&run).unwrap();
+        let with = |fresh: &str| {
+            std::fs::write(&run, format!("{text}seed: 3\nweights: {{path: body.safetensors{fresh}}}\n")).unwrap();
+            RunFile::from_file(&run).unwrap()
+        };
+        let fleet = bossman::fleet::FleetSettings { local: 1, ..Default::default() };
+        let error = with("").ready(&fleet, None).await.err().unwrap().to_string();
+        assert!(error.contains("`4.bias`: missing") && error.contains("`4.weight`: missing"), "{error}");
+        let mut boss = with(", fresh: [4.weight, 4.bias]").ready(&fleet, None).await.unwrap();
+        let loaded = boss.state_dict().await.unwrap();
+        assert!(whole.iter().all(|(name, tensor)| loaded.get(name).unwrap().equal(tensor)));
+        boss.shutdown().await;
+        let error = with(", fresh: [4.weight, 4.bias, 0.weight]").ready(&fleet, None).await.err().unwrap().to_string();
+        assert!(error.contains("`0.weight`: in the weights, but `fresh` in the run file"), "{error}");
+        assert!(matches!(RunFile::from_file(&run).unwrap().data.train, Source::Text(_)));
+    });
+}
