@@ -21,6 +21,7 @@ pub struct Host {
     port: Option<u16>,
     transport: Transport,
     quiet: bool,
+    on_stderr: bool,
 }
 
 /// Workers that have joined.
@@ -55,7 +56,7 @@ impl BossMan {
 impl Host {
     /// Waits for `workers` workers.
     pub fn new(workers: usize) -> Self {
-        Host { workers, local: 0, threads: None, port: None, transport: Transport::default(), quiet: false }
+        Host { workers, local: 0, threads: None, port: None, transport: Transport::default(), quiet: false, on_stderr: false }
     }
 
     /// Starts that many of the workers on this machine.
@@ -87,6 +88,13 @@ impl Host {
         self
     }
 
+    /// Prints on standard error, where standard output is for something else.
+    #[must_use]
+    pub fn on_stderr(mut self, on_stderr: bool) -> Self {
+        self.on_stderr = on_stderr;
+        self
+    }
+
     /// Prints nothing.
     #[must_use]
     pub fn quiet(mut self) -> Self {
@@ -114,7 +122,9 @@ impl Host {
             count => Some(LocalWorkers::start(count, self.threads, self.transport, dial, identity.ticket())?),
         };
         let say = |text: String| {
-            if !self.quiet {
+            if self.on_stderr && !self.quiet {
+                eprintln!("{}", printable(&text));
+            } else if !self.quiet {
                 println!("{}", printable(&text));
             }
         };

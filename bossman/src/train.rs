@@ -92,7 +92,7 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
         StateDict::can_save(&best_path(path))?;
     }
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
-    let mut boss = builder.build(settings.fleet.host(workers).wait().await?)?;
+    let mut boss = builder.build(settings.fleet.host(workers).on_stderr(settings.quiet).wait().await?)?;
     boss.distribute_model().await?;
     if let Some(weights) = weights {
         weights.load(&mut boss).await?;
