@@ -67,9 +67,14 @@ fn tokens(line: &str) -> Vec<String> {
     let line = line.replace("&quot;", "\"").replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");
     let characters: Vec<char> = format!(" {line} ").chars().collect();
     let spaced = apart(&characters);
-    let spaced = pairs(&spaced, |first, second| (!first.is_ascii_digit() && is_mark(second)).then_some([first, ' ', second, ' ']));
-    let spaced = pairs(&spaced, |first, second| (is_mark(first) && !second.is_ascii_digit()).then_some([' ', first, ' ', second]));
-    let spaced = pairs(&spaced, |first, second| (first.is_ascii_digit() && second == '-').then_some([first, ' ', second, ' ']));
+    let spaced = pairs(&spaced, |first, second| {
+        (!first.is_ascii_digit() && is_mark(second)).then_some([first, ' ', second, ' '])
+    });
+    let spaced = pairs(&spaced, |first, second| {
+        (is_mark(first) && !second.is_ascii_digit()).then_some([' ', first, ' ', second])
+    });
+    let spaced =
+        pairs(&spaced, |first, second| (first.is_ascii_digit() && second == '-').then_some([first, ' ', second, ' ']));
     spaced.iter().collect::<String>().split_whitespace().map(str::to_string).collect()
 }
 

@@ -13,7 +13,8 @@ pub(crate) fn counts(loss: &LossSpec, target: &Tensor, ranges: &[Range]) -> Resu
         None => ranges.iter().map(|range| range.len as f64).collect(),
         Some(classes) => {
             let each = each(classes, target).map_err(|e| wrong(e.to_string()))?;
-            let sum = |part: &Tensor| -> Result<f64, TensorError> { Ok(part.f_sum(Kind::Double)?.f_double_value(&[])?) };
+            let sum =
+                |part: &Tensor| -> Result<f64, TensorError> { Ok(part.f_sum(Kind::Double)?.f_double_value(&[])?) };
             match ranges {
                 // Also where the model knows no batch.
                 [_whole] => Ok(vec![sum(&each)?]),

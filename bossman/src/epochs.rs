@@ -36,9 +36,9 @@ impl<'a> Epochs<'a> {
             Some(data) => Some(look(boss, self.file, Part::Validation, data).await?),
             None => None,
         };
-        let best = looked.as_ref().is_some_and(|look| {
-            self.best.as_ref().is_none_or(|(_, best)| look.score.loss < best.score.loss)
-        });
+        let best = looked
+            .as_ref()
+            .is_some_and(|look| self.best.as_ref().is_none_or(|(_, best)| look.score.loss < best.score.loss));
         if let Some(path) = self.save {
             let weights = boss.state_dict().await?;
             weights.save(path)?;

@@ -63,7 +63,8 @@ impl Generator {
             return Err(BossManError::Usage(problem));
         };
         if let Some(Dim::Fixed(size)) = graph.value(*input).ty.dims().get(1) {
-            let problem = format!("the model's input has {size} positions; give their number a name, as `seq`, in the model");
+            let problem =
+                format!("the model's input has {size} positions; give their number a name, as `seq`, in the model");
             return Err(BossManError::Usage(problem));
         }
         let tokens = Tokens::load(&text.tokenizer)?;

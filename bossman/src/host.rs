@@ -56,7 +56,15 @@ impl BossMan {
 impl Host {
     /// Waits for `workers` workers.
     pub fn new(workers: usize) -> Self {
-        Host { workers, local: 0, threads: None, port: None, transport: Transport::default(), quiet: false, on_stderr: false }
+        Host {
+            workers,
+            local: 0,
+            threads: None,
+            port: None,
+            transport: Transport::default(),
+            quiet: false,
+            on_stderr: false,
+        }
     }
 
     /// Starts that many of the workers on this machine.

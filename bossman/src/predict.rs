@@ -31,7 +31,8 @@ impl Predictions {
     /// # Errors
     /// Another ending, or the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, BossManError> {
-        let file = || Ok::<_, BossManError>(BufWriter::new(File::create(path).map_err(|e| BossManError::file(path, e))?));
+        let file =
+            || Ok::<_, BossManError>(BufWriter::new(File::create(path).map_err(|e| BossManError::file(path, e))?));
         let form = match path.extension().map(|ending| ending.to_string_lossy().into_owned()).as_deref() {
             Some("csv") => Form::Csv(file()?),
             Some("jsonl") => Form::Jsonl(file()?),
@@ -89,9 +90,7 @@ impl Predictions {
 
     fn finish(self, names: &[String]) -> Result<(), BossManError> {
         match self.form {
-            Form::Csv(mut file) | Form::Jsonl(mut file) => {
-                file.flush().map_err(|e| BossManError::file(&self.path, e))
-            }
+            Form::Csv(mut file) | Form::Jsonl(mut file) => file.flush().map_err(|e| BossManError::file(&self.path, e)),
             Form::Safetensors(all) => {
                 let mut whole = StateDict::default();
                 for (place, name) in names.iter().enumerate() {

@@ -107,7 +107,10 @@ mod tests {
         let all = drawn(Sampling::default());
         // softmax: 0.035, 0.696, 0.256 and 0.013
         assert!((share(&all, 1) - 0.696).abs() < 0.08 && (share(&all, 2) - 0.256).abs() < 0.08);
-        assert_eq!(drawn(Sampling { seed: 5, ..Sampling::default() }), drawn(Sampling { seed: 5, ..Sampling::default() }));
+        assert_eq!(
+            drawn(Sampling { seed: 5, ..Sampling::default() }),
+            drawn(Sampling { seed: 5, ..Sampling::default() })
+        );
         assert_ne!(all, drawn(Sampling { seed: 5, ..Sampling::default() }));
         assert!(drawn(Sampling { temperature: 0.0, ..Sampling::default() }).iter().all(|token| *token == 1));
         let two = drawn(Sampling { top_k: Some(2), ..Sampling::default() });

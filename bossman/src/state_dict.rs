@@ -119,7 +119,8 @@ impl StateDict {
             let found = names.into_iter().find_map(|name| self.get(name));
             if fresh.contains(name) {
                 if found.is_some() {
-                    problems.push(format!("`{name}`: in the weights, but `fresh` in the run file; list it in one of them"));
+                    problems
+                        .push(format!("`{name}`: in the weights, but `fresh` in the run file; list it in one of them"));
                 }
                 continue;
             }

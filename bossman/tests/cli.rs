@@ -55,7 +55,8 @@ fn help_lists_what_the_pages_promise() {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
     let (text, _) = said(bossman(&["train", "--help"], &[]), 0);
-    for promised in ["--local", "--workers", "--port", "--metrics", "--weights", "--save", "--no-shuffle", "MODEL_PORT"] {
+    for promised in ["--local", "--workers", "--port", "--metrics", "--weights", "--save", "--no-shuffle", "MODEL_PORT"]
+    {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
     for promised in ["--trace", "--transport", "--threads"] {

@@ -77,13 +77,21 @@ fn output(layer: &Layer, ports: &[Option<usize>], dims: usize) -> Result<usize, 
         },
         LayerKind::Transpose(axes) => {
             let (one, other) = (swapped(axes.dim0), swapped(axes.dim1));
-            alone.map(|dim| if dim == one { other } else if dim == other { one } else { dim }).ok_or(WHOLE)
+            alone
+                .map(|dim| {
+                    if dim == one {
+                        other
+                    } else if dim == other {
+                        one
+                    } else {
+                        dim
+                    }
+                })
+                .ok_or(WHOLE)
         }
         LayerKind::PositionalEncoding(encoding) if encoding.batch_first => alone.filter(|dim| *dim == 1).ok_or(WHOLE),
         LayerKind::LearnedPositions(learned) if learned.batch_first => alone.filter(|dim| *dim == 1).ok_or(WHOLE),
-        LayerKind::RotaryEmbedding(rotary) if rotary.num_heads.is_some() => {
-            alone.filter(|dim| *dim == 1).ok_or(WHOLE)
-        }
+        LayerKind::RotaryEmbedding(rotary) if rotary.num_heads.is_some() => alone.filter(|dim| *dim == 1).ok_or(WHOLE),
         LayerKind::LlamaAttention(llama) => to_itself(llama.is_causal),
         LayerKind::TransformerEncoderLayer(encoder) => {
             to_itself(encoder.is_causal && encoder.batch_first && !encoder.src_mask)
@@ -91,7 +99,11 @@ fn output(layer: &Layer, ports: &[Option<usize>], dims: usize) -> Result<usize, 
         LayerKind::MultiheadAttention(attention) if !attention.is_causal => match ports {
             // Queries that grow, over keys that do not.
             [Some(1), others @ ..] if !others.is_empty() && others.iter().all(Option::is_none) => {
-                if attention.batch_first && !attention.attn_mask { Ok(1) } else { Err(CAUSAL) }
+                if attention.batch_first && !attention.attn_mask {
+                    Ok(1)
+                } else {
+                    Err(CAUSAL)
+                }
             }
             _ => Err(CAUSAL),
         },
@@ -99,10 +111,14 @@ fn output(layer: &Layer, ports: &[Option<usize>], dims: usize) -> Result<usize, 
         LayerKind::TransformerDecoderLayer(decoder) => {
             let grows = |mask: &&str| mask.starts_with("tgt");
             let masks = decoder.masks();
-            let wanted: Vec<bool> = [true, false].into_iter().chain(masks.iter().map(|m| grows(&m))).collect();
+            let wanted: Vec<bool> = [true, false].into_iter().chain(masks.iter().map(grows)).collect();
             let found: Vec<bool> = ports.iter().map(Option::is_some).collect();
             let fits = decoder.tgt_is_causal && decoder.batch_first && !decoder.tgt_mask && !decoder.memory_mask;
-            if fits && wanted == found { Ok(1) } else { Err(CAUSAL) }
+            if fits && wanted == found {
+                Ok(1)
+            } else {
+                Err(CAUSAL)
+            }
         }
         _ => Err(WHOLE),
     }

@@ -30,7 +30,8 @@ fn what_looks_at_all_positions_is_named() {
     let with = |layer: &str| growing(TOKENS, &["x"], &format!("{embedding}{layer}")).unwrap_err();
     let open = "  - TransformerEncoderLayer: {d_model: 4, nhead: 2, batch_first: true}\n";
     assert!(with(open).starts_with("layer 1 (TransformerEncoderLayer) needs to be causal"));
-    assert!(with("  - GRU: {input_size: 4, hidden_size: 3, batch_first: true}\n").starts_with("layer 1 (GRU) needs the whole"));
+    assert!(with("  - GRU: {input_size: 4, hidden_size: 3, batch_first: true}\n")
+        .starts_with("layer 1 (GRU) needs the whole"));
     // After it, the last dimension is that of positions.
     let turned = "  - Transpose: {dim0: 1, dim1: 2}\n  - Tanh\n  - RMSNorm: {normalized_shape: [8]}\n";
     let fixed = "{x: {shape: [batch, 8], dtype: int64}}";
@@ -40,7 +41,8 @@ fn what_looks_at_all_positions_is_named() {
 
 #[test]
 fn a_decoder_grows_beside_its_encoder() {
-    let inputs = "{s: {shape: [batch, src], dtype: int64}, t: {shape: [batch, tgt], dtype: int64}, p: {shape: [batch, tgt], \
+    let inputs =
+        "{s: {shape: [batch, src], dtype: int64}, t: {shape: [batch, tgt], dtype: int64}, p: {shape: [batch, tgt], \
                   dtype: bool}}";
     let layers = "  - Embedding: {num_embeddings: 9, embedding_dim: 4}\n  - \
                   TransformerEncoderLayer: {d_model: 4, nhead: 2, batch_first: true}\n    out_variables: [memory]\n  - \

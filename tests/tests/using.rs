@@ -53,7 +53,10 @@ fn soon(test: impl Future<Output = ()>) {
 }
 
 async fn boss(yaml: &str, workers: usize) -> BossMan {
-    let mut boss = BossMan::builder(Model::from_yaml(yaml).unwrap()).seed(3).build(BossMan::setup_local(workers).await.unwrap()).unwrap();
+    let mut boss = BossMan::builder(Model::from_yaml(yaml).unwrap())
+        .seed(3)
+        .build(BossMan::setup_local(workers).await.unwrap())
+        .unwrap();
     boss.distribute_model().await.unwrap();
     boss.eval();
     boss
@@ -89,7 +92,11 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
             }
             let bytes: Vec<u8> = tokens[5..].iter().filter_map(|token| u8::try_from(*token).ok()).collect();
             let expected = String::from_utf8_lossy(&bytes).into_owned();
-            assert!(made.text.starts_with(expected.trim_end_matches('\u{fffd}')), "{:?} and not {expected:?}", made.text);
+            assert!(
+                made.text.starts_with(expected.trim_end_matches('\u{fffd}')),
+                "{:?} and not {expected:?}",
+                made.text
+            );
             boss.shutdown().await;
         }
     });
@@ -192,7 +199,8 @@ fn a_trained_model_is_evaluated_asked_and_exported() {
         assert_eq!(outputs.iter().next().unwrap().1.size(), [39, 259, 12]);
 
         let folder = path("folder");
-        let export = ["export", &run, "--weights", &weights, "--dtype", "bf16", "--max-shard-size", "10KB", "--to", &folder];
+        let export =
+            ["export", &run, "--weights", &weights, "--dtype", "bf16", "--max-shard-size", "10KB", "--to", &folder];
         said(&bossman(&place, &export).await);
         let (exported, trained) = (StateDict::load(&folder).unwrap(), StateDict::load(&weights).unwrap());
         for (name, tensor) in trained.iter() {

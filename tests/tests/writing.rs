@@ -19,7 +19,14 @@ const CRATES: [&str; 10] =
 /// Every `path/like/this` between backticks, and every link target, is there.
 #[test]
 fn every_file_that_is_named_exists() {
-    for page in ["README.md", "ARCHITECTURE.md", "docs/model-file.md", "docs/run-file.md", "docs/commands.md", "docs/performance.md"] {
+    for page in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "docs/model-file.md",
+        "docs/run-file.md",
+        "docs/commands.md",
+        "docs/performance.md",
+    ] {
         let text = read(page);
         let folder = root().join(page).parent().unwrap().to_path_buf();
         let quoted =

@@ -7,7 +7,9 @@ use bossman::{export, ExportSettings, Model, StateDict};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
-#[command(after_help = "Example: bossman export run.yaml --weights w.safetensors --dtype bf16 --max-shard-size 2GB --to folder")]
+#[command(
+    after_help = "Example: bossman export run.yaml --weights w.safetensors --dtype bf16 --max-shard-size 2GB --to folder"
+)]
 pub(crate) struct Export {
     /// The run file, whose model the weights are checked against.
     run: PathBuf,
@@ -75,8 +77,8 @@ impl Export {
             (None, None) => return Err(anyhow::anyhow!("no weights: give --weights PATH")),
         };
         let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };
-        let written = export(&weights, &model, &self.to, &settings)
-            .with_context(|| format!("writing {}", self.to.display()))?;
+        let written =
+            export(&weights, &model, &self.to, &settings).with_context(|| format!("writing {}", self.to.display()))?;
         println!("{} tensors written to {}", written.iter().count(), self.to.display());
         Ok(())
     }

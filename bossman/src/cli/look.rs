@@ -114,7 +114,11 @@ fn candidates(report: &Candidates) -> Value {
                "peak_bytes": candidate.peak_bytes, "refused": refused,
                "taken": best.is_some_and(|best| std::ptr::eq(best, candidate))})
     };
-    let link = |(from, to, link): &(pipeline::ids::WorkerId, Option<pipeline::ids::WorkerId>, pipeline::message::LinkReport)| {
+    let link = |(from, to, link): &(
+        pipeline::ids::WorkerId,
+        Option<pipeline::ids::WorkerId>,
+        pipeline::message::LinkReport,
+    )| {
         json!({"from": from.0, "to": to.map(|to| to.0), "round_trip_us": link.rtt.0,
                "bytes_per_second": link.bytes_per_second, "shared_memory": link.shared_memory})
     };

@@ -13,8 +13,10 @@ use std::time::Instant;
 const TOGETHER: usize = 32;
 
 #[derive(clap::Args)]
-#[command(after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors --prompt \"My fellow citizens\" \
-                        --temperature 0.8 --top-k 40")]
+#[command(
+    after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors --prompt \"My fellow citizens\" \
+                        --temperature 0.8 --top-k 40"
+)]
 pub(crate) struct Generate {
     /// The run file; its training data says how text becomes tokens.
     run: PathBuf,
@@ -44,8 +46,10 @@ pub(crate) struct Generate {
 }
 
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  bossman translate run.yaml --local 2 --weights w.safetensors \"Good morning.\"\n  \
-                        bossman translate run.yaml --local 2 --weights w.safetensors --beams 4 < english.txt > german.txt")]
+#[command(
+    after_help = "Examples:\n  bossman translate run.yaml --local 2 --weights w.safetensors \"Good morning.\"\n  \
+                        bossman translate run.yaml --local 2 --weights w.safetensors --beams 4 < english.txt > german.txt"
+)]
 pub(crate) struct Translate {
     /// The run file; its training data says how texts become tokens.
     run: PathBuf,
@@ -110,8 +114,7 @@ impl Translate {
             Source::Pairs(texts) => texts,
             _ => anyhow::bail!("translate needs a run file whose `train` is `pairs`, for its tokenizer"),
         };
-        let search =
-            Search { beams: self.beams, length_penalty: self.length_penalty, max_length: self.max_length };
+        let search = Search { beams: self.beams, length_penalty: self.length_penalty, max_length: self.max_length };
         let lines = match self.texts.is_empty() {
             true => std::io::stdin().lock().lines().collect::<Result<_, _>>().context("standard input")?,
             false => self.texts,

@@ -55,7 +55,9 @@ pub(crate) struct Eval {
 }
 
 #[derive(clap::Args)]
-#[command(after_help = "Example: bossman predict run.yaml --local 2 --weights w.safetensors --data new.csv --to out.csv")]
+#[command(
+    after_help = "Example: bossman predict run.yaml --local 2 --weights w.safetensors --data new.csv --to out.csv"
+)]
 pub(crate) struct Predict {
     /// The run file.
     run: PathBuf,
@@ -167,7 +169,9 @@ impl Predict {
 
 fn in_words(look: &Look) -> String {
     match &look.translations {
-        Some(translations) => format!("{}, BLEU {:.2} over {} pairs", look.score, translations.bleu, translations.pairs),
+        Some(translations) => {
+            format!("{}, BLEU {:.2} over {} pairs", look.score, translations.bleu, translations.pairs)
+        }
         None => look.score.to_string(),
     }
 }

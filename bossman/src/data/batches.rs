@@ -55,7 +55,8 @@ impl Batches {
             None => self.order.at(self.next..self.next.saturating_add(self.size)),
             Some(seed) => {
                 let order = (&self.order, seed, self.epoch);
-                let (numbers, pool) = Pool::batch(self.pool.take(), &self.data, order, self.size, self.next / self.size);
+                let (numbers, pool) =
+                    Pool::batch(self.pool.take(), &self.data, order, self.size, self.next / self.size);
                 self.pool = Some(pool);
                 numbers
             }

@@ -67,7 +67,7 @@ impl RunFile {
         let source = match (part, &self.data.validation) {
             (Part::Test, _) => self.data.test.as_ref()?,
             (Part::Validation, None) => return None,
-            (Part::Validation, Some(Validation::Source(source))) => source,
+            (Part::Validation, Some(Validation::Source(source))) => source.as_ref(),
             (Part::Train, _) | (Part::Validation, Some(Validation::Split(_))) => &self.data.train,
         };
         match source {

@@ -24,7 +24,7 @@ pub struct Data {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Validation {
     /// Samples of their own.
-    Source(Source),
+    Source(Box<Source>),
     /// A share of those to train on, which are then not trained on.
     Split(f64),
 }
@@ -60,7 +60,7 @@ fn validation(node: &Node, folder: &Path) -> Result<Validation, Fault> {
             let split = node.mapping("`validation`", "key", &["split"])?;
             Ok(Validation::Split(split.required("split", &SHARE)?))
         }
-        _ => Ok(Validation::Source(source(node, "`validation`", folder)?)),
+        _ => Ok(Validation::Source(Box::new(source(node, "`validation`", folder)?))),
     }
 }
 

@@ -93,7 +93,7 @@ impl Rules for LlamaAttention {
         if queries.checked_rem(keys) != Some(0) {
             return Err(bad("num_key_value_heads", format!("a divisor of num_attention_heads ({queries})")));
         }
-        if self.head_size() % 2 != 0 {
+        if !self.head_size().is_multiple_of(2) {
             return Err(bad(
                 "head_dim",
                 format!("an even number, as elements turn in pairs, and not {}", self.head_size()),

@@ -25,7 +25,7 @@ pub(super) const FLOPS_EACH: u64 = 4;
 
 impl Rules for RotaryEmbedding {
     fn check(&self) -> Result<(), BadArgument> {
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             return Err(bad("head_dim", "an even number"));
         }
         if self.base <= 0.0 {

@@ -159,7 +159,8 @@ fn no_tokenizer_file_makes_a_panic() {
 fn texts_of_about_one_length_go_together() {
     let folder = Folder::new();
     let lines: String = (0..1000).map(|n| format!("{}\tb\n", "a".repeat(1 + n * 7 % 40))).collect();
-    let data = Dataset::open(&Source::Pairs(pairs(folder.file("a.tsv", lines))), &pairs_model(), &CLASSES, None).unwrap();
+    let data =
+        Dataset::open(&Source::Pairs(pairs(folder.file("a.tsv", lines))), &pairs_model(), &CLASSES, None).unwrap();
     let take = |grouped, steps| {
         let mut batches = Batches::after(data.clone(), 8, Some(3), steps).grouped_by_length(grouped);
         (0..125 - steps).map(|_| batches.next_batch().unwrap().x).collect::<Vec<_>>()

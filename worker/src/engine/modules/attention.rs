@@ -3,8 +3,8 @@
 use super::by_autograd::{ByAutograd, Differentiable};
 use super::dropout::mask;
 use super::mask::Mask;
-use crate::engine::memory::Remembered;
 use super::{missing, of_one, one, Back, Call, Kept, Op, Run};
+use crate::engine::memory::Remembered;
 use tch::{Device, Kind, Tensor};
 use tensor::TensorError;
 
@@ -109,7 +109,9 @@ fn remember(
         new.push(padding.f_unsqueeze(1)?.f_unsqueeze(-1)?);
     }
     let mut all = remembered.extend(new, 2)?.into_iter();
-    let (Some(k), Some(v)) = (all.next(), all.next()) else { return Err(missing("keys and values are not remembered")) };
+    let (Some(k), Some(v)) = (all.next(), all.next()) else {
+        return Err(missing("keys and values are not remembered"));
+    };
     Ok((k, v, all.next().map(|padding| padding.f_flatten(1, -1)).transpose()?))
 }
 

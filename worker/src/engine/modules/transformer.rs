@@ -46,7 +46,7 @@ pub(super) fn lower_encoder(layer: &TransformerEncoderLayer, inputs: usize) -> L
         mask: layer.src_mask.then_some(1),
         padding: layer.src_key_padding_mask.then_some(inputs.saturating_sub(1)),
     };
-    let middle = parts.around(0, NORM_1, |parts, input| parts.to_itself(input, &masks));
+    let middle = parts.around(0, NORM_1, |parts, input| parts.attend_itself(input, &masks));
     let output = parts.around(middle, NORM_2, |parts, input| parts.feed_forward(input, "dropout2"));
     parts.ops.giving(output)
 }
@@ -58,8 +58,8 @@ pub(super) fn lower_decoder(layer: &TransformerDecoderLayer, inputs: usize) -> L
     let to_itself =
         Masks { causal: layer.tgt_is_causal, mask: slot("tgt_mask"), padding: slot("tgt_key_padding_mask") };
     let to_memory = Masks { causal: false, mask: slot("memory_mask"), padding: slot("memory_key_padding_mask") };
-    let first = parts.around(0, NORM_1, |parts, input| parts.to_itself(input, &to_itself));
-    let second = parts.around(first, NORM_2, |parts, input| parts.to_memory(input, &to_memory));
+    let first = parts.around(0, NORM_1, |parts, input| parts.attend_itself(input, &to_itself));
+    let second = parts.around(first, NORM_2, |parts, input| parts.attend_memory(input, &to_memory));
     let output = parts.around(second, NORM_3, |parts, input| parts.feed_forward(input, "dropout3"));
     parts.ops.giving(output)
 }
@@ -103,7 +103,7 @@ impl Parts {
         self.ops.add(norm, vec![input], self.ops.named(names))
     }
 
-    fn to_itself(&mut self, input: usize, masks: &Masks) -> usize {
+    fn attend_itself(&mut self, input: usize, masks: &Masks) -> usize {
         let [into, out] = TO_ITSELF;
         let packed = self.ops.linear(input, [self.d_model, 3 * self.d_model], into);
         let attended = self.attention(vec![packed], masks, "attention");
@@ -111,7 +111,7 @@ impl Parts {
         self.ops.dropout(projected, self.dropout, "dropout1")
     }
 
-    fn to_memory(&mut self, input: usize, masks: &Masks) -> usize {
+    fn attend_memory(&mut self, input: usize, masks: &Masks) -> usize {
         let [[weight, bias], out] = TO_MEMORY;
         let mut names = vec![("in_proj_weight", weight)];
         names.extend(self.bias.then_some(("in_proj_bias", bias)));

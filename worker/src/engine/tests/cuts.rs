@@ -23,7 +23,12 @@ fn classes(name: &str, shape: &[i64], classes: f64) -> Tensor {
 /// Losses by step, weights, optimizer state.
 type Run = (Vec<f32>, Vec<(String, Tensor)>, Vec<(String, Tensor)>);
 
-fn run(mut chain: Chain, loss: &LossSpec, inputs: fn(&str, i64) -> Vec<Tensor>, target: fn(&str, i64) -> Tensor) -> Run {
+fn run(
+    mut chain: Chain,
+    loss: &LossSpec,
+    inputs: fn(&str, i64) -> Vec<Tensor>,
+    target: fn(&str, i64) -> Tensor,
+) -> Run {
     chain.set_optimizer(OptimizerSpec::adam(1e-2));
     let losses = (0..STEPS).map(|step| chain.step(step, &samples(step, inputs, target), loss)).collect();
     (losses, chain.state(), chain.optimizer_state())

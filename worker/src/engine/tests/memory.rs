@@ -72,7 +72,8 @@ fn samples_go_on_in_another_order_and_number() {
     let layers = graph.growing(&growing).unwrap();
     let mut engine = Engine::build(whole(&graph, false)).unwrap();
     let (source, target) = (tokens("source", 5), tokens("target", 4));
-    let padding = Tensor::from_slice(&[0i64, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]).view([3, 5]).to_kind(Kind::Bool);
+    let padding =
+        Tensor::from_slice(&[0i64, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]).view([3, 5]).to_kind(Kind::Bool);
     let none = |rows: i64, positions: i64| Tensor::zeros([rows, positions], (Kind::Bool, Device::Cpu));
     let first = vec![source.copy(), target.narrow(1, 0, 3), padding.copy(), none(3, 3)];
     let cached = |past, rows: &[u32]| Cached { past, rows: rows.to_vec(), layers: layers.clone() };
