@@ -1,4 +1,4 @@
-//! Compiles the C++ file against the libtorch that torch-sys was built with, and lets our own
+//! Compiles the C++ files against the libtorch that torch-sys was built with, and lets our own
 //! tests find that libtorch when they run.
 
 #[path = "../tools/build/libtorch.rs"]
@@ -8,7 +8,7 @@ use std::path::Path;
 
 fn main() {
     libtorch::main();
-    println!("cargo:rerun-if-changed=cpp/shim.cpp");
+    println!("cargo:rerun-if-changed=cpp");
     // torch-sys hands its library folder on to the crates that depend on it.
     let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB") else {
         fail("torch-sys did not say where libtorch is; run `make setup`");
@@ -22,7 +22,7 @@ fn main() {
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .file("cpp/shim.cpp")
+        .files(["cpp/shim.cpp", "cpp/script.cpp"])
         .compile("bossman_shim");
 }
 

@@ -5,14 +5,15 @@ use crate::host::Workers;
 use crate::scheduling::{LastStep, Scheduling};
 use crate::under_way::UnderWay;
 use crate::{BossManError, Model};
-use layerspec::Recompute;
-use link::Handle;
+use bytes::Bytes;
+use layerspec::{DType, Recompute};
+use link::{Handle, Payload};
 use pipeline::boss::Request;
 use pipeline::effect::Answer;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::message::Mode;
 use pipeline::plan::PlanError;
-use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind};
+use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind, TensorMeta};
 use tokio::process::ChildStdin;
 
 /// A model spread over workers.
@@ -261,7 +262,22 @@ impl BossMan {
     pub async fn distribute_model(&mut self) -> Result<(), BossManError> {
         self.under_way = UnderWay::default();
         self.gathered.clear();
+        self.send_files().await?;
         self.call(Request::Distribute).await.map(drop)
+    }
+
+    /// Sends every worker the files that layers are made from.
+    async fn send_files(&self) -> Result<(), BossManError> {
+        let payload = |bytes: &Bytes| Payload {
+            meta: TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] },
+            bytes: bytes.clone(),
+        };
+        let files: Vec<_> =
+            self.model.files().map(|(hash, bytes)| (hash.clone(), self.handle.slots.put(payload(bytes)))).collect();
+        match files.is_empty() {
+            true => Ok(()),
+            false => self.call(Request::SendFiles(files)).await.map(drop),
+        }
     }
 
     /// Sets the optimizer on every worker, with fresh state.

@@ -17,6 +17,8 @@ pub struct FleetSettings {
     pub port: Option<u16>,
     /// How tensors travel between processes of one machine.
     pub transport: Transport,
+    /// Whether local workers run TorchScript layers.
+    pub allow_torchscript: bool,
 }
 
 impl FleetSettings {
@@ -43,6 +45,7 @@ impl FleetSettings {
     /// What waits for them.
     pub(crate) fn host(&self, workers: usize) -> Host {
         let mut host = Host::new(workers).local(self.local).transport(self.transport);
+        host = host.allow_torchscript(self.allow_torchscript);
         if let Some(port) = self.port {
             host = host.port(port);
         }

@@ -1,6 +1,6 @@
 //! Waiting for workers.
 
-use crate::local::LocalWorkers;
+use crate::local::{Flags, LocalWorkers};
 use crate::{BossMan, BossManError};
 use link::{Identity, Lobby, LobbyEvent, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -20,6 +20,7 @@ pub struct Host {
     threads: Option<usize>,
     port: Option<u16>,
     transport: Transport,
+    allow_torchscript: bool,
     quiet: bool,
     on_stderr: bool,
 }
@@ -62,6 +63,7 @@ impl Host {
             threads: None,
             port: None,
             transport: Transport::default(),
+            allow_torchscript: false,
             quiet: false,
             on_stderr: false,
         }
@@ -86,6 +88,14 @@ impl Host {
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
+        self
+    }
+
+    /// Whether the local workers run TorchScript layers, which are programs; by default they refuse. Workers that are not
+    /// local are asked when they are started.
+    #[must_use]
+    pub fn allow_torchscript(mut self, allow: bool) -> Self {
+        self.allow_torchscript = allow;
         self
     }
 
@@ -127,7 +137,14 @@ impl Host {
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
         let mut local = match self.local {
             0 => None,
-            count => Some(LocalWorkers::start(count, self.threads, self.transport, dial, identity.ticket())?),
+            count => {
+                let flags = Flags {
+                    threads: self.threads,
+                    transport: self.transport,
+                    allow_torchscript: self.allow_torchscript,
+                };
+                Some(LocalWorkers::start(count, &flags, dial, identity.ticket())?)
+            }
         };
         let say = |text: String| {
             if self.on_stderr && !self.quiet {

@@ -44,6 +44,7 @@ mod gathered;
 mod generate;
 mod host;
 mod inputs;
+mod layer_file;
 mod local;
 pub mod metrics;
 mod model;

@@ -12,6 +12,13 @@ use tokio::sync::mpsc;
 /// Names the worker program where it does not lie beside this one.
 pub(crate) const WORKER_PROGRAM: &str = "BOSSMAN_WORKER";
 
+/// What every local worker is told.
+pub(crate) struct Flags {
+    pub(crate) threads: Option<usize>,
+    pub(crate) transport: Transport,
+    pub(crate) allow_torchscript: bool,
+}
+
 /// Running workers. Each reads a pipe that only this process holds, and ends when it is closed: by
 /// dropping this, or by the system when this process ends.
 pub(crate) struct LocalWorkers {
@@ -23,19 +30,20 @@ impl LocalWorkers {
     /// Starts `count` workers that join the boss at `address`.
     pub(crate) fn start(
         count: usize,
-        threads: Option<usize>,
-        transport: Transport,
+        flags: &Flags,
         address: SocketAddr,
         ticket: &Ticket,
     ) -> Result<Self, BossManError> {
         let program = worker_program()?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let Flags { threads, transport, allow_torchscript } = flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
         let mut pipes = Vec::new();
         for _ in 0..count {
             let mut command = Command::new(&program);
             command.args(["--end-with-stdin", "--threads", &threads, "--transport", &transport.to_string()]);
+            command.args(allow_torchscript.then_some("--allow-torchscript"));
             // The ticket goes by the environment: arguments can be read by every user of the machine.
             command.env("MODEL_HOST", address.ip().to_string());
             command.env("MODEL_PORT", address.port().to_string());

@@ -1,6 +1,7 @@
 //! The model as a graph of layers and values, checked once and then trusted.
 
 use crate::build;
+use crate::layers::TorchScript;
 use crate::yaml;
 use crate::{Fault, LayerId, LayerKind, ParamSpec, Place, SpecError, TensorType, ValueId, Warning};
 use serde::{Deserialize, Serialize};
@@ -170,6 +171,14 @@ impl LayerGraph {
         for layer in &mut self.layers {
             layer.recompute.get_or_insert(recompute);
         }
+    }
+
+    /// Every TorchScript layer, to be told which contents its file has.
+    pub fn scripts_mut(&mut self) -> impl Iterator<Item = &mut TorchScript> {
+        self.layers.iter_mut().filter_map(|layer| match &mut layer.kind {
+            LayerKind::TorchScript(script) => Some(script),
+            _ => None,
+        })
     }
 
     /// What in the file is allowed but hardly meant.

@@ -1,6 +1,7 @@
 //! What a layer's parameters and buffers are, as data: name, shape, initialisation.
 
 use crate::DType;
+use serde::{Deserialize, Serialize};
 
 /// Whether a tensor of a layer is trained or only kept.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -12,7 +13,7 @@ pub enum Role {
 }
 
 /// How a tensor of a layer is filled before training: PyTorch's default, as data.
-#[derive(Copy, Clone, PartialEq, Debug)]
+#[derive(Copy, Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Init {
     /// All zero.
     Zeros,
@@ -47,6 +48,8 @@ pub enum Init {
         /// The row that is zero.
         zero_row: u64,
     },
+    /// As the layer's own file has it.
+    File,
 }
 
 impl Init {

@@ -177,11 +177,12 @@ pub enum Head {
         /// Which variable.
         value: layerspec::ValueId,
     },
-    /// Boss to worker, one tensor: a parameter or buffer, part of [`Command::LoadState`].
+    /// Boss to worker, one tensor: a parameter or buffer, part of [`Command::LoadState`], or the bytes of a file, part
+    /// of [`Command::TakeFiles`].
     Load {
         /// Which command.
         id: u64,
-        /// Its name.
+        /// Its name; a file's is its SHA-256 in hexadecimal digits.
         name: String,
     },
 }
@@ -227,6 +228,11 @@ pub enum Command {
     LoadState {
         /// How many come.
         tensors: u32,
+    },
+    /// Take the files that layers are made from, which come as [`Head::Load`].
+    TakeFiles {
+        /// How many come.
+        files: u32,
     },
 }
 

@@ -112,6 +112,11 @@ pub enum Task<T> {
         /// Tensors by name.
         tensors: Vec<(String, T)>,
     },
+    /// Take the files that layers are made from, instead of those taken before.
+    Files {
+        /// Bytes by SHA-256, in hexadecimal digits.
+        files: Vec<(String, T)>,
+    },
 }
 
 /// How gradients change parameters in one step.
@@ -260,6 +265,7 @@ impl<T> Task<T> {
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
             Task::Snapshot => Task::Snapshot,
             Task::Load { tensors } => Task::Load { tensors: named(tensors, f)? },
+            Task::Files { files } => Task::Files { files: named(files, f)? },
         })
     }
 }

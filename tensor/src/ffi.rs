@@ -101,6 +101,11 @@ extern "C" {
 
 /// Turns a status of the shim into a result.
 pub(crate) fn check(attempted: &str, status: Status) -> Result<(), TensorError> {
+    check_by(attempted, status, str::to_owned)
+}
+
+/// The same, with what matters of the message picked out.
+pub(crate) fn check_by(attempted: &str, status: Status, pick: fn(&str) -> String) -> Result<(), TensorError> {
     if status.is_null() {
         return Ok(());
     }
@@ -111,7 +116,7 @@ pub(crate) fn check(attempted: &str, status: Status) -> Result<(), TensorError> 
         libc::free(status.cast());
         message
     };
-    Err(TensorError::libtorch(attempted, &message))
+    Err(TensorError::libtorch(attempted, &pick(&message)))
 }
 
 /// The pointers of a list of tensors. They hold as long as the tensors are borrowed.

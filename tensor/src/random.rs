@@ -37,7 +37,7 @@ impl Key {
         Stream::new(self.seed(), device)
     }
 
-    fn seed(&self) -> u64 {
+    pub(crate) fn seed(&self) -> u64 {
         let digest = self.0.clone().finalize();
         digest.iter().take(8).rev().fold(0, |seed, &byte| (seed << 8) | u64::from(byte))
     }

@@ -89,6 +89,7 @@ impl<'a> Net<'a> {
                     Init::Normal { mean, std } => {
                         key.stream(Device::Cpu).unwrap().normal(&shape, kind, mean, std).unwrap()
                     }
+                    Init::File => panic!("no case has a layer with a file"),
                     Init::NormalZeroRow { mean, std, zero_row } => {
                         let tensor = key.stream(Device::Cpu).unwrap().normal(&shape, kind, mean, std).unwrap();
                         let _row = tensor.select(0, zero_row.cast_signed()).zero_();

@@ -87,6 +87,7 @@ fn whole(graph: &LayerGraph) -> StageModel {
         lent: Vec::new(),
         seed: 0,
         device: Device::Cpu,
+        own: worker::engine::OwnLayers::default(),
     }
 }
 

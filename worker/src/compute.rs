@@ -1,6 +1,7 @@
 //! What the compute thread does: tasks in, libtorch at work, outcomes out.
 
-use crate::engine::{measure, ByStage, Engine, EngineError, LossTask, Mode, Pass, StageInput, StageModel};
+use crate::engine::{measure, ByStage, Engine, EngineError, LossTask, Mode, OwnLayers, Pass, StageInput, StageModel};
+use bytes::Bytes;
 use layerspec::DType;
 use link::{Compute, Payload};
 use pipeline::ids::{MicrobatchKey, StageId};
@@ -8,6 +9,7 @@ use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
 use pipeline::task::{self, Outcome, Task};
 use pipeline::TensorMeta;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 use tensor::{payload, TensorError};
@@ -16,14 +18,20 @@ use tensor::{payload, TensorError};
 pub struct StageCompute {
     device: Device,
     stages: BTreeMap<StageId, Engine>,
+    own: OwnLayers,
     /// A task failed, and nothing has cleared up after it.
     failed: bool,
 }
 
 impl StageCompute {
-    /// No stages yet.
+    /// No stages yet, and the layers that every worker has.
     pub fn new(device: Device) -> Self {
-        StageCompute { device, stages: BTreeMap::new(), failed: false }
+        Self::with(device, OwnLayers::default())
+    }
+
+    /// No stages yet, and further layers.
+    pub fn with(device: Device, own: OwnLayers) -> Self {
+        StageCompute { device, stages: BTreeMap::new(), own, failed: false }
     }
 
     fn stage(&mut self, stage: StageId) -> Result<&mut Engine, Failure> {
@@ -132,7 +140,7 @@ impl StageCompute {
                 self.stages.clear(); // frees the old parameters before the new ones are made
                 for spec in stages {
                     let stage = spec.stage;
-                    let engine = Engine::build(model(spec, seed, self.device)).map_err(explain)?;
+                    let engine = Engine::build(model(spec, seed, self.device, self.own.clone())).map_err(explain)?;
                     self.stages.insert(stage, engine);
                 }
             }
@@ -160,7 +168,7 @@ impl StageCompute {
                 self.stage(stage)?.update_tied(by_stage(&tied)?).map_err(explain)?;
             }
             Task::Measure { probes } => {
-                let times = probes.iter().map(|probe| measure(probe, self.device)).collect::<Result<_, _>>();
+                let times = probes.iter().map(|probe| measure(probe, self.device, &self.own)).collect::<Result<_, _>>();
                 return Ok(Outcome::Measured { times: times.map_err(explain)? });
             }
             Task::Discard { batch, gradients } => {
@@ -181,12 +189,25 @@ impl StageCompute {
                 return Ok(Outcome::State { tensors });
             }
             Task::Load { tensors } => self.load(&tensors)?,
+            Task::Files { files } => self.own.keep(checked(files)?),
         }
         Ok(Outcome::Done)
     }
 }
 
-fn model(spec: StageSpec, seed: u64, device: Device) -> StageModel {
+/// Files by their SHA-256, under which the boss names them.
+fn checked(files: Vec<(String, Payload)>) -> Result<BTreeMap<String, Bytes>, Failure> {
+    let file = |(hash, payload): (String, Payload)| {
+        let found = Sha256::digest(&payload.bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        match found == hash {
+            true => Ok((hash, payload.bytes)),
+            false => Err(Failure::new(format!("a file came with the SHA-256 {found} instead of {hash}"))),
+        }
+    };
+    files.into_iter().map(file).collect()
+}
+
+fn model(spec: StageSpec, seed: u64, device: Device, own: OwnLayers) -> StageModel {
     let inputs = spec.inputs.iter().map(|input| StageInput {
         value: input.value,
         needs_grad: input.needs_grad,
@@ -200,6 +221,7 @@ fn model(spec: StageSpec, seed: u64, device: Device) -> StageModel {
         layers: spec.layers,
         seed,
         device,
+        own,
     }
 }
 
@@ -267,6 +289,7 @@ impl Place {
             Task::OptimStep { stage, .. } => place(Some(*stage), None, "optimizer step"),
             Task::Build { .. } => place(None, None, "making its layers"),
             Task::Load { .. } => place(None, None, "loading weights"),
+            Task::Files { .. } => place(None, None, "taking files"),
             Task::Snapshot => place(None, None, "handing out weights"),
             Task::SetOptimizer(_) => place(None, None, "setting the optimizer"),
             Task::Discard { .. } => place(None, None, "cancelling"),

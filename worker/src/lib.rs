@@ -6,7 +6,12 @@ pub mod engine;
 mod every_gpu;
 mod options;
 mod program;
+mod worker;
 
 pub use compute::StageCompute;
 pub use options::Options;
-pub use program::{main, run};
+pub use engine::{CustomLayer, Forward};
+pub use layerspec::layers::{Arg, Args};
+pub use tch::Tensor;
+pub use tensor::TensorError;
+pub use worker::Worker;

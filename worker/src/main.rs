@@ -1,5 +1,5 @@
 //! The `worker` program; see [`worker::Options`] for what it reads.
 
 fn main() {
-    worker::main()
+    worker::Worker::new().main()
 }

@@ -31,6 +31,10 @@ pub struct Options {
     /// How tensors travel to processes on this machine: `auto` through shared memory, `quic` by the network path.
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub transport: link::Transport,
+    /// Run the TorchScript layers of the model, which are programs: they can read and write what this user can, so only
+    /// for a boss whose user is trusted.
+    #[arg(long)]
+    pub allow_torchscript: bool,
     /// End when standard input ends; a boss starts its local workers so.
     #[arg(long, hide = true)]
     pub end_with_stdin: bool,

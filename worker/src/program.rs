@@ -1,6 +1,7 @@
 //! The `worker` program: join a boss, work, and join again where the boss was lost.
 
 use crate::compute::StageCompute;
+use crate::engine::OwnLayers;
 use crate::every_gpu;
 use crate::options::Options;
 use anyhow::{bail, Context, Result};
@@ -20,7 +21,7 @@ const FAILURE: i32 = 1;
 const INTERRUPTED: i32 = 130;
 
 /// The program with its arguments.
-pub fn main() -> ! {
+pub(crate) fn main(own: OwnLayers) -> ! {
     let options = Options::parse();
     // Before libtorch is first asked about GPUs: it remembers the answer.
     tensor::cuda::load();
@@ -29,7 +30,7 @@ pub fn main() -> ! {
     }
     let result = match options.device.as_deref() {
         Some("all") => every_gpu::run(),
-        _ => start(&options),
+        _ => start(&options, own.allowing_torchscript(options.allow_torchscript)),
     };
     match result {
         Ok(()) => leave(SUCCESS),
@@ -40,12 +41,12 @@ pub fn main() -> ! {
     }
 }
 
-fn start(options: &Options) -> Result<()> {
+fn start(options: &Options, own: OwnLayers) -> Result<()> {
     // One thread for the network: the cores are for the compute thread.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         tokio::select! {
-            result = run(options) => result,
+            result = run(options, own) => result,
             () = interrupted() => leave(INTERRUPTED),
         }
     })
@@ -59,7 +60,7 @@ fn leave(code: i32) -> ! {
 }
 
 /// Works for one run after another until a boss says stop. Errors that waiting cannot mend end it.
-pub async fn run(options: &Options) -> Result<()> {
+async fn run(options: &Options, own: OwnLayers) -> Result<()> {
     tensor::memory::keep_freed_memory();
     let device = device(options)?;
     if let Some(threads) = options.threads {
@@ -75,7 +76,7 @@ pub async fn run(options: &Options) -> Result<()> {
     let mut wait = FIRST_WAIT;
     let mut said = String::new();
     loop {
-        match work(options, device, &info).await {
+        match work(options, device, &info, own.clone()).await {
             Ok(()) => {
                 println!("the run is over");
                 return Ok(());
@@ -109,7 +110,7 @@ enum Trouble {
 }
 
 /// One membership, from dialling to the end of the run.
-async fn work(options: &Options, device: Device, info: &WorkerInfo) -> Result<(), Trouble> {
+async fn work(options: &Options, device: Device, info: &WorkerInfo, own: OwnLayers) -> Result<(), Trouble> {
     let trouble = |worked: bool| {
         move |e: LinkError| {
             if e.may_pass() {
@@ -128,7 +129,7 @@ async fn work(options: &Options, device: Device, info: &WorkerInfo) -> Result<()
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
     println!("joined the boss at {boss} as {}", membership.worker);
     let membership = membership.transport(options.transport);
-    let compute = ComputeThread::start(move || StageCompute::new(device)).context("cannot start the compute thread");
+    let compute = ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");
     let result = link::serve(membership, &endpoint, &ticket, compute.map_err(Trouble::Fatal)?).await;
     // Lets the last words out; bounded, for the network may be gone.
     tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();

@@ -23,6 +23,9 @@ pub(crate) struct Fleet {
     /// How tensors travel between processes of one machine: `auto` uses shared memory, `quic` the network path
     #[arg(long, value_name = "WAY", default_value = "auto")]
     transport: Transport,
+    /// Let local workers run the model's TorchScript layers, which are programs.
+    #[arg(long)]
+    allow_torchscript: bool,
 }
 
 impl Fleet {
@@ -33,6 +36,7 @@ impl Fleet {
             threads: self.threads.map(usize::from),
             port: self.port,
             transport: self.transport,
+            allow_torchscript: self.allow_torchscript,
         }
     }
 }

@@ -24,6 +24,7 @@ mod llama;
 mod masked_fill;
 mod matmul;
 mod multihead_attention;
+mod own;
 mod pad;
 mod piecewise;
 mod pixel_shuffle;
@@ -67,6 +68,7 @@ pub use llama::{LlamaAttention, LlamaMLP};
 pub use masked_fill::MaskedFill;
 pub use matmul::MatMul;
 pub use multihead_attention::MultiheadAttention;
+pub use own::{Arg, Args, Custom, Declared, Made, ParamName, Size, TorchScript};
 pub use pad::{Pad, PadMode};
 pub use piecewise::{Hardshrink, Hardsigmoid, Hardswish, Hardtanh, ReLU6, Softshrink};
 pub use pixel_shuffle::{PixelShuffle, PixelUnshuffle};
@@ -90,6 +92,7 @@ pub use transformer_encoder::TransformerEncoderLayer;
 pub use transpose::Transpose;
 pub use upsample::{Interpolation, Upsample};
 
+use arguments::bad;
 pub(crate) use declare::Manual;
 use declare::{layer, read_layer, Argument, Described, Refused};
 use rules::{BadArgument, Rules};
@@ -237,6 +240,8 @@ layers! {
     Sum,
     MaskedFill,
     Identity,
+    Custom,
+    TorchScript,
 }
 
 impl LayerKind {

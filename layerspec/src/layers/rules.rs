@@ -42,6 +42,8 @@ pub enum Arity {
     Two,
     /// Two or more.
     Several,
+    /// One or more.
+    Any,
     /// As many as one of these lists names.
     Named(Vec<Vec<&'static str>>),
 }
@@ -59,8 +61,8 @@ impl Arity {
                     expected.join(" or ")
                 ))
             }
-            (Arity::One, 1) | (Arity::Two, 2) | (Arity::Several, 2..) => Ok(()),
-            (Arity::One, 0) => Err("expected one input, found none".into()),
+            (Arity::One, 1) | (Arity::Two, 2) | (Arity::Several, 2..) | (Arity::Any, 1..) => Ok(()),
+            (Arity::One | Arity::Any, 0) => Err("expected one input, found none".into()),
             (Arity::One, _) => Err(format!(
                 "expected one input, found {inputs}; `merge: add`, `mul` or `concat` joins `in_variables` to it"
             )),

@@ -7,7 +7,7 @@ mod unroll;
 
 pub(crate) use entry::{Block, Item, Written};
 pub(crate) use input::{Input, MAX_RANK};
-pub(crate) use name::Name;
+pub(crate) use name::{is_name, Name};
 pub(crate) use unroll::{unroll, Flat, ScopeId, Scopes};
 
 use crate::vars::Vars;

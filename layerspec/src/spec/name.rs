@@ -38,7 +38,7 @@ pub(super) fn layer_name(node: &Node, what: &str) -> Result<Name, Fault> {
     Err(node.unexpected(what, &format!("1 to {MAX_NAME} letters, digits, `_`, `-` or `.` between them")))
 }
 
-pub(super) fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     let allowed = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
     let length = (1..=MAX_NAME).contains(&text.len());
     length && text.chars().all(allowed) && text.split('.').all(|part| !part.is_empty())

@@ -224,7 +224,10 @@ impl BossSession {
                 ))),
             };
         }
-        let anytime = matches!(request, Request::Distribute | Request::Stop | Request::Measure(_) | Request::Links);
+        let anytime = matches!(
+            request,
+            Request::Distribute | Request::SendFiles(_) | Request::Stop | Request::Measure(_) | Request::Links
+        );
         if !self.distributed && !anytime {
             return Err(Failure::new("the workers have no layers yet: call distribute_model() first"));
         }

@@ -32,6 +32,8 @@ pub struct Setup {
 pub enum Request {
     /// From the next [`Request::Distribute`] on, which must come first, use this plan, for as many workers.
     Use(Box<Plan>),
+    /// Give every worker the files that layers are made from: for each its SHA-256 and its bytes.
+    SendFiles(Vec<(String, Slot)>),
     /// Give every worker its stages.
     Distribute,
     /// Use this optimizer, with fresh state.
@@ -112,6 +114,7 @@ impl Request {
                 inputs.chain(run.targets.into_iter().map(|(_, slot)| slot)).chain(grads).collect()
             }
             Request::LoadState(tensors) => tensors.into_iter().map(|(.., slot)| slot).collect(),
+            Request::SendFiles(files) => files.into_iter().map(|(_, slot)| slot).collect(),
             Request::Distribute
             | Request::SetOptimizer(_)
             | Request::Discard { .. }
@@ -152,6 +155,15 @@ impl Request {
                     let head = Head::Load { id, name };
                     let to = vec![Destination { peer: Peer::Worker(worker), route: None, head }];
                     Effect::Send { to, slots: vec![slot] }
+                }));
+                sends
+            }
+            Request::SendFiles(files) => {
+                let mut sends = vec![to_all(&|_| Command::TakeFiles { files: files.len() as u32 })];
+                sends.extend(files.into_iter().map(|(name, slot)| {
+                    let head = Head::Load { id, name };
+                    let to = |w| Destination { peer: Peer::Worker(w), route: None, head: head.clone() };
+                    Effect::Send { to: workers.clone().map(to).collect(), slots: vec![slot] }
                 }));
                 sends
             }

@@ -57,10 +57,11 @@ enum Job {
         built: bool,
     },
     Round(Box<Running>),
-    /// A load whose tensors are coming.
+    /// A load whose tensors are coming, and the task that takes them.
     Load {
         id: u64,
         expected: usize,
+        what: fn(Vec<(String, Slot)>) -> Task<Slot>,
     },
     /// A measurement: of layers, which is one task, and of the links that are being measured.
     Measure {
@@ -211,7 +212,13 @@ impl StageSession {
             }
             Command::SendState => self.single(id, Task::Snapshot),
             Command::LoadState { tensors } => {
-                self.job = Some(Job::Load { id, expected: tensors as usize });
+                let what = |tensors| Task::Load { tensors };
+                self.job = Some(Job::Load { id, expected: tensors as usize, what });
+                self.start_load();
+            }
+            Command::TakeFiles { files } => {
+                let what = |files| Task::Files { files };
+                self.job = Some(Job::Load { id, expected: files as usize, what });
                 self.start_load();
             }
             Command::Run(round) => self.run(id, *round),
@@ -377,10 +384,10 @@ impl StageSession {
     }
 
     fn start_load(&mut self) {
-        let Some(Job::Load { id, expected }) = self.job else { return };
+        let Some(Job::Load { id, expected, what }) = self.job else { return };
         if self.loads.get(&id).map_or(0, Vec::len) == expected {
             let tensors = self.loads.remove(&id).unwrap_or_default();
-            self.single(id, Task::Load { tensors });
+            self.single(id, what(tensors));
         }
     }
 

@@ -218,7 +218,7 @@ impl BossDriver {
     }
 
     fn request(&mut self, random: &mut Random) -> Request {
-        match random.below(12) {
+        match random.below(13) {
             0 | 1 => Request::Distribute,
             2 => Request::SetOptimizer(OptimizerSpec::sgd(0.1)),
             3 => Request::Discard { batch: 1 + random.below(4) },
@@ -226,6 +226,7 @@ impl BossDriver {
             5 => Request::LoadState(vec![(worker(random), "0.weight".into(), self.slots.hold())]),
             6 => Request::Measure(Vec::new()),
             7 => Request::Links,
+            9 => Request::SendFiles(vec![("hash".into(), self.slots.hold())]),
             8 => Request::Use(Box::new(PLAN.clone())),
             _ => self.run(random),
         }

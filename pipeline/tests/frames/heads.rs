@@ -122,13 +122,14 @@ pub fn envelope(random: &mut Random, head: Head) -> Envelope {
 }
 
 fn command(random: &mut Random) -> Command {
-    match random.below(7) {
+    match random.below(8) {
         0 => Command::Assign(Box::new(assignment(random))),
         1 => Command::SetOptimizer(*random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)])),
         2 => Command::Discard { batch: batch(random) },
         3 => Command::SendState,
         4 => Command::LoadState { tensors: random.below(4) as u32 },
         5 => Command::Measure((0..random.below(3)).map(|_| probe(random)).collect()),
+        6 => Command::TakeFiles { files: random.below(4) as u32 },
         _ => Command::Run(Box::new(round(random))),
     }
 }

@@ -81,6 +81,7 @@ impl Compute {
                 return Ok(Outcome::State { tensors });
             }
             Task::Load { tensors } => self.load(tensors),
+            Task::Files { .. } => {}
         }
         Ok(Outcome::Done)
     }

@@ -105,12 +105,13 @@ impl<'a> Call<'a> {
 
     /// Random numbers that depend on the run's seed, the step, the microbatch and the layer alone.
     pub(super) fn random(&self, purpose: &str) -> Result<Stream, TensorError> {
-        Key::new(self.seed)
-            .text(purpose)
-            .number(self.pass.step)
-            .number(u64::from(self.pass.key.index))
-            .text(self.layer)
-            .stream(self.device)
+        self.key(purpose).stream(self.device)
+    }
+
+    /// What those numbers come from.
+    pub(super) fn key(&self, purpose: &str) -> Key {
+        let key = Key::new(self.seed).text(purpose).number(self.pass.step);
+        key.number(u64::from(self.pass.key.index)).text(self.layer)
     }
 
     pub(super) fn device(&self) -> Device {

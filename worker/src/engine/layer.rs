@@ -2,8 +2,11 @@
 //! computed again before backward.
 
 use super::modules::{lower, Keeps, Lowered, Op};
+use super::own::OwnLayers;
 use super::params::{Binding, Params};
 use layerspec::Recompute;
+use tch::Device;
+use tensor::TensorError;
 
 /// A layer's ops over numbered slots: first the layer's inputs, then what the ops make.
 #[derive(Debug)]
@@ -68,8 +71,15 @@ impl Node {
 
 impl Layer {
     /// Makes a layer ready. `wants` says for each of its inputs whether the gradient is wanted.
-    pub(super) fn new(spec: &layerspec::Layer, bindings: &[Binding], params: &Params, wants: &[bool]) -> Self {
-        let Lowered { nodes: lowered, outputs } = lower(&spec.kind, spec.inputs.len(), spec.outputs.len());
+    pub(super) fn new(
+        spec: &layerspec::Layer,
+        bindings: &[Binding],
+        params: &Params,
+        wants: &[bool],
+        (own, device): (&OwnLayers, Device),
+    ) -> Result<Self, TensorError> {
+        let Lowered { nodes: lowered, outputs } =
+            lower(&spec.kind, spec.inputs.len(), spec.outputs.len(), own, device)?;
         let mut wants = wants.to_vec();
         let mut nodes = Vec::with_capacity(lowered.len());
         for lower in lowered {
@@ -95,7 +105,7 @@ impl Layer {
         let slots = wants.len();
         mark_last_uses(&mut nodes, &outputs, slots);
         let again = again(spec.recompute.unwrap_or_default(), &nodes, slots);
-        Layer { has_grad: outputs.iter().any(|&slot| wants[slot]), nodes, slots, outputs, again }
+        Ok(Layer { has_grad: outputs.iter().any(|&slot| wants[slot]), nodes, slots, outputs, again })
     }
 }
 

@@ -1,6 +1,6 @@
 //! How long a layer takes on this machine, by running it alone.
 
-use super::{Engine, EngineError, Mode, Pass, StageInput, StageModel};
+use super::{Engine, EngineError, Mode, OwnLayers, Pass, StageInput, StageModel};
 use layerspec::{DType, Layer};
 use pipeline::ids::MicrobatchKey;
 use pipeline::optimizer::OptimizerSpec;
@@ -17,8 +17,8 @@ const TIME: Duration = Duration::from_millis(40);
 const MOST_REPETITIONS: usize = 100;
 
 /// Runs a layer with parameters of its own, and gives the median times of its parts.
-pub fn measure(probe: &LayerProbe, device: Device) -> Result<LayerTimes, EngineError> {
-    let mut bench = Bench::new(probe, device)?;
+pub fn measure(probe: &LayerProbe, device: Device, own: &OwnLayers) -> Result<LayerTimes, EngineError> {
+    let mut bench = Bench::new(probe, device, own)?;
     // Once for memory that is not yet there and code that is not yet loaded.
     bench.whole()?;
     bench.halves()?;
@@ -53,7 +53,7 @@ struct Bench {
 const KEY: MicrobatchKey = MicrobatchKey { batch: 0, index: 0 };
 
 impl Bench {
-    fn new(probe: &LayerProbe, device: Device) -> Result<Self, EngineError> {
+    fn new(probe: &LayerProbe, device: Device, own: &OwnLayers) -> Result<Self, EngineError> {
         // What it shares with other layers is made for it alone here.
         let layer = Layer { share: None, ..probe.layer.clone() };
         let inputs = layer.inputs.iter().zip(&probe.inputs).map(|(value, meta)| StageInput {
@@ -69,6 +69,7 @@ impl Bench {
             layers: vec![layer],
             seed: 0,
             device,
+            own: own.clone(),
         };
         let mut engine = Engine::build(model)?;
         engine.set_optimizer(OptimizerSpec::adam(0.0));

@@ -22,6 +22,7 @@ mod measure;
 mod memory;
 mod modules;
 mod optimizer;
+mod own;
 mod params;
 mod stage;
 mod state;
@@ -32,9 +33,11 @@ mod tied;
 #[cfg(test)]
 mod tests;
 
+use error::in_layer;
 pub use error::{Doing, EngineError};
 pub use held::Held;
 pub use measure::measure;
+pub use own::{CustomLayer, Forward, OwnLayers};
 pub use stage::{LossTask, Mode, Pass, StageInput, StageModel};
 pub use tied::ByStage;
 
@@ -80,8 +83,8 @@ impl Engine {
     /// Makes the stage, its parameters filled as PyTorch would, from the run's seed and their names.
     pub fn build(stage: StageModel) -> Result<Self, EngineError> {
         check_connected(&stage)?;
-        let params = Params::new(&stage.layers, &stage.borrowed, stage.seed, stage.device)?;
-        let layers = made_ready(&stage, &params);
+        let params = Params::new(&stage)?;
+        let layers = made_ready(&stage, &params)?;
         let gradients = params.bindings.iter().map(|own| own.iter().map(|_| Gradient::default()).collect()).collect();
         Ok(Engine {
             last_used: last_used(&stage),
@@ -131,16 +134,17 @@ impl Engine {
 
 /// Layers with their ops. A value's gradient is wanted where it comes from outside and is asked for, or was made by a layer
 /// with gradients.
-fn made_ready(stage: &StageModel, params: &Params) -> Vec<Layer> {
+fn made_ready(stage: &StageModel, params: &Params) -> Result<Vec<Layer>, EngineError> {
     let mut wanted: HashSet<ValueId> =
         stage.inputs.iter().filter(|input| input.needs_grad).map(|input| input.value).collect();
     let ready = stage.layers.iter().zip(&params.bindings).map(|(spec, bindings)| {
         let wants: Vec<bool> = spec.inputs.iter().map(|value| wanted.contains(value)).collect();
-        let layer = Layer::new(spec, bindings, params, &wants);
+        let layer = Layer::new(spec, bindings, params, &wants, (&stage.own, stage.device));
+        let layer = layer.map_err(in_layer(spec, Doing::Initialisation))?;
         if layer.has_grad {
             wanted.extend(&spec.outputs);
         }
-        layer
+        Ok(layer)
     });
     ready.collect()
 }

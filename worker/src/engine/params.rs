@@ -1,9 +1,11 @@
 //! The parameters and buffers of a stage: made, named, shared.
 
 use super::error::{in_layer, Doing, EngineError};
+use super::stage::StageModel;
 use layerspec::{Init, Layer, LayerId, ParamSpec, Role};
 use pipeline::ids::StageId;
 use pipeline::plan::Borrowed;
+use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 use tensor::random::Key;
 use tensor::{kind_of, TensorError};
@@ -46,18 +48,25 @@ pub(super) struct Params {
 impl Params {
     /// Makes what the layers need, filled as they say. Depends on the seed and on names, not on
     /// which other layers there are, so that the cut does not show.
-    pub(super) fn new(layers: &[Layer], borrowed: &[Borrowed], seed: u64, device: Device) -> Result<Self, EngineError> {
+    pub(super) fn new(stage: &StageModel) -> Result<Self, EngineError> {
+        let StageModel { layers, borrowed, own, seed, device, .. } = stage;
+        let begin = |layer: &Layer| {
+            let file = own.initial(layer).map_err(in_layer(layer, Doing::Initialisation))?;
+            Ok::<_, EngineError>(Begin { seed: *seed, device: *device, file })
+        };
         let mut params = Params { all: Vec::new(), bindings: Vec::with_capacity(layers.len()) };
         for Borrowed { owner, from, users } in borrowed {
             let users = || layers.iter().filter(|layer| users.contains(&layer.id));
+            let begin = begin(owner)?;
             for (number, spec) in shared_params(owner, users()) {
-                let param = make(owner, number, &spec, seed, device).map_err(in_layer(owner, Doing::Initialisation))?;
+                let param = make(owner, number, &spec, &begin).map_err(in_layer(owner, Doing::Initialisation))?;
                 params.all.push(Param { lender: Some(*from), ..param });
             }
         }
         for (place, layer) in layers.iter().enumerate() {
             let shared = params.shared(layer, layers, place, borrowed)?;
             let mut own = Vec::new();
+            let begin = begin(layer)?;
             for (number, spec) in (0..).zip(layer.kind.params()) {
                 let index = match shared.iter().find(|binding| binding.name == spec.name) {
                     Some(binding) => {
@@ -65,7 +74,7 @@ impl Params {
                         binding.index
                     }
                     None => {
-                        let made = make(layer, number, &spec, seed, device);
+                        let made = make(layer, number, &spec, &begin);
                         params.all.push(made.map_err(in_layer(layer, Doing::Initialisation))?);
                         params.all.len() - 1
                     }
@@ -118,13 +127,21 @@ pub(super) fn shared_params<'a>(
     (0..).zip(owner.kind.params()).filter(move |(_, spec)| tied.contains(&spec.name))
 }
 
-fn make(layer: &Layer, number: u32, spec: &ParamSpec, seed: u64, device: Device) -> Result<Param, TensorError> {
-    let key = Key::new(seed).text("init").text(&layer.name).text(spec.name);
+/// What parameters begin from.
+struct Begin {
+    seed: u64,
+    device: Device,
+    /// Those that come from a file, by the layer's names.
+    file: BTreeMap<String, Tensor>,
+}
+
+fn make(layer: &Layer, number: u32, spec: &ParamSpec, begin: &Begin) -> Result<Param, TensorError> {
+    let key = Key::new(begin.seed).text("init").text(&layer.name).text(spec.name);
     Ok(Param {
         name: full_name(layer, spec),
         aliases: Vec::new(),
         // Drawn on the CPU whatever the device, so that the device does not show either.
-        tensor: filled(spec, &key)?.f_to_device(device)?,
+        tensor: filled(spec, &key, &begin.file)?.f_to_device(begin.device)?,
         trained: spec.role == Role::Parameter && !layer.frozen,
         owner: layer.id,
         number,
@@ -137,7 +154,7 @@ fn full_name(layer: &Layer, spec: &ParamSpec) -> String {
     format!("{}.{}", layer.name, spec.name)
 }
 
-fn filled(spec: &ParamSpec, key: &Key) -> Result<Tensor, TensorError> {
+fn filled(spec: &ParamSpec, key: &Key, file: &BTreeMap<String, Tensor>) -> Result<Tensor, TensorError> {
     let kind = kind_of(spec.dtype);
     let shape = super::modules::sizes(&spec.shape)?;
     let draw = || key.stream(Device::Cpu);
@@ -147,6 +164,10 @@ fn filled(spec: &ParamSpec, key: &Key) -> Result<Tensor, TensorError> {
         Init::Constant { value } => Ok(Tensor::f_full(shape, value, (kind, Device::Cpu))?),
         Init::Uniform { low, high } => draw()?.uniform(&shape, kind, low, high),
         Init::Normal { mean, std } => draw()?.normal(&shape, kind, mean, std),
+        Init::File => match file.get(spec.name) {
+            Some(tensor) => super::state::copy(tensor),
+            None => Err(TensorError::invalid("the layer's file", format!("has no `{}`", spec.name))),
+        },
         Init::NormalZeroRow { mean, std, zero_row } => {
             let tensor = draw()?.normal(&shape, kind, mean, std)?;
             let row = i64::try_from(zero_row).unwrap_or(i64::MAX);

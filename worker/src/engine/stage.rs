@@ -1,5 +1,6 @@
 //! What a stage is told to be, and which mode it works in.
 
+use super::own::OwnLayers;
 use layerspec::{Layer, ValueId};
 use pipeline::ids::MicrobatchKey;
 use pipeline::loss::LossSpec;
@@ -24,6 +25,8 @@ pub struct StageModel {
     pub seed: u64,
     /// Where the stage computes. Tensors from elsewhere are moved there on arrival.
     pub device: Device,
+    /// The layers that not every worker has.
+    pub own: OwnLayers,
 }
 
 /// A value that comes from outside.

@@ -21,6 +21,7 @@ mod mask;
 mod multihead_attention;
 mod norm;
 mod ops;
+mod own;
 mod part;
 mod pool;
 mod positions;
@@ -32,12 +33,14 @@ mod transformer;
 
 use super::call::Call;
 use super::gradient::Gradients;
+use super::own::OwnLayers;
 use by_autograd::ByAutograd;
 use conv::Convolution;
 use layerspec::LayerKind;
 use recurrent::Recurrent;
 use std::fmt;
-use tch::Tensor;
+use std::sync::Mutex;
+use tch::{Device, Tensor};
 use tensor::{memory, TensorError};
 
 /// A piece of a layer that goes forward and back by itself. Its arguments are the spec's; its parameters come with the call.
@@ -129,21 +132,27 @@ pub(super) struct Lower {
 }
 
 /// The table: a new kind of layer is a file above and a line here.
-pub(super) fn lower(kind: &LayerKind, inputs: usize, outputs: usize) -> Lowered {
+pub(super) fn lower(
+    kind: &LayerKind,
+    inputs: usize,
+    outputs: usize,
+    own: &OwnLayers,
+    device: Device,
+) -> Result<Lowered, TensorError> {
     let names: Vec<&'static str> = kind.params().iter().map(|param| param.name).collect();
     let op: Box<dyn Op> = match kind.clone() {
-        LayerKind::MultiheadAttention(layer) => return multihead_attention::lower(&layer, inputs),
-        LayerKind::TransformerEncoderLayer(layer) => return transformer::lower_encoder(&layer, inputs),
-        LayerKind::TransformerDecoderLayer(layer) => return transformer::lower_decoder(&layer, inputs),
-        LayerKind::PositionalEncoding(layer) => return positions::lower(&layer),
-        LayerKind::LlamaAttention(layer) => return llama::lower_attention(&layer, inputs),
-        LayerKind::LlamaMLP(layer) => return llama::lower_mlp(&layer),
-        LayerKind::Conv1d(layer) => return layer.lower(),
-        LayerKind::Conv2d(layer) => return layer.lower(),
-        LayerKind::Conv3d(layer) => return layer.lower(),
-        LayerKind::ConvTranspose1d(layer) => return layer.lower(),
-        LayerKind::ConvTranspose2d(layer) => return layer.lower(),
-        LayerKind::ConvTranspose3d(layer) => return layer.lower(),
+        LayerKind::MultiheadAttention(layer) => return Ok(multihead_attention::lower(&layer, inputs)),
+        LayerKind::TransformerEncoderLayer(layer) => return Ok(transformer::lower_encoder(&layer, inputs)),
+        LayerKind::TransformerDecoderLayer(layer) => return Ok(transformer::lower_decoder(&layer, inputs)),
+        LayerKind::PositionalEncoding(layer) => return Ok(positions::lower(&layer)),
+        LayerKind::LlamaAttention(layer) => return Ok(llama::lower_attention(&layer, inputs)),
+        LayerKind::LlamaMLP(layer) => return Ok(llama::lower_mlp(&layer)),
+        LayerKind::Conv1d(layer) => return Ok(layer.lower()),
+        LayerKind::Conv2d(layer) => return Ok(layer.lower()),
+        LayerKind::Conv3d(layer) => return Ok(layer.lower()),
+        LayerKind::ConvTranspose1d(layer) => return Ok(layer.lower()),
+        LayerKind::ConvTranspose2d(layer) => return Ok(layer.lower()),
+        LayerKind::ConvTranspose3d(layer) => return Ok(layer.lower()),
         LayerKind::Linear(layer) => Box::new(layer),
         LayerKind::Bilinear(layer) => Box::new(ByAutograd(layer)),
         LayerKind::ReLU(layer) => Box::new(layer),
@@ -219,11 +228,16 @@ pub(super) fn lower(kind: &LayerKind, inputs: usize, outputs: usize) -> Lowered 
         LayerKind::Mean(layer) => Box::new(ByAutograd(layer)),
         LayerKind::Sum(layer) => Box::new(ByAutograd(layer)),
         LayerKind::MaskedFill(layer) => Box::new(ByAutograd(layer)),
+        LayerKind::Custom(layer) => Box::new(ByAutograd(own::InRust { layer: own.custom(&layer)?, out: layer.out })),
+        LayerKind::TorchScript(layer) => {
+            let script = Mutex::new(own.script(&layer, device)?);
+            Box::new(ByAutograd(own::InTorchScript { script, out: layer.out }))
+        }
     };
     let params = names.iter().map(|name| (*name, *name)).collect();
     // A layer of one op.
     let nodes = vec![Lower { op, inputs: (0..inputs).collect(), outputs, params }];
-    Lowered { nodes, outputs: (inputs..inputs + outputs).collect() }
+    Ok(Lowered { nodes, outputs: (inputs..inputs + outputs).collect() })
 }
 
 impl Run {

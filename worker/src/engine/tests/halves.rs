@@ -252,11 +252,11 @@ fn layers_are_measured_apart_from_stages() {
         inputs: vec![pipeline::TensorMeta { dtype: layerspec::DType::Float32, shape: shape.into() }],
         input_grads: true,
     };
-    let times = measure(&probe(0, &[3, 5, 8]), Device::Cpu).unwrap();
+    let times = measure(&probe(0, &[3, 5, 8]), Device::Cpu, &OwnLayers::default()).unwrap();
     assert!([times.forward, times.backward, times.backward_input, times.backward_weight, times.optim_step]
         .iter()
         .all(|time| *time > 0));
     assert!(0 < times.held_between && times.held_between < times.held);
-    let wrong = measure(&probe(0, &[3, 5, 9]), Device::Cpu).unwrap_err();
+    let wrong = measure(&probe(0, &[3, 5, 9]), Device::Cpu, &OwnLayers::default()).unwrap_err();
     assert!(wrong.to_string().starts_with("layer pre (TransformerEncoderLayer), forward"), "{wrong}");
 }

@@ -43,6 +43,7 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
         lent: Vec::new(),
         seed: 11,
         device: Device::Cpu,
+        own: OwnLayers::default(),
     }
 }
 

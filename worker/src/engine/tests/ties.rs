@@ -62,6 +62,7 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
             layers,
             seed: 11,
             device: Device::Cpu,
+            own: OwnLayers::default(),
         }
     };
     (0..count).map(|stage| Engine::build(model(StageId(stage))).unwrap()).collect()

@@ -1,0 +1,98 @@
+//! Layers whose code is the user's: they go back by autograd, and what they give is checked against the model file.
+
+use super::by_autograd::Differentiable;
+use super::{missing, Call};
+use crate::engine::own::{CustomLayer, Forward};
+use layerspec::layers::{Made, Size};
+use std::fmt;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::{Mutex, PoisonError};
+use tch::Tensor;
+use tensor::script::Script;
+use tensor::TensorError;
+
+/// A layer in Rust.
+pub(super) struct InRust {
+    pub(super) layer: Box<dyn CustomLayer>,
+    pub(super) out: Option<Vec<Made>>,
+}
+
+/// A TorchScript module.
+#[derive(Debug)]
+pub(super) struct InTorchScript {
+    pub(super) script: Mutex<Script>,
+    pub(super) out: Option<Vec<Made>>,
+}
+
+impl fmt::Debug for InRust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InRust")
+    }
+}
+
+impl Differentiable for InRust {
+    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        // Most of tch's functions panic where libtorch refuses something.
+        let forward = || self.layer.forward(&Forward { call, inputs });
+        let outputs = catch_unwind(AssertUnwindSafe(forward)).unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("nothing");
+            Err(missing(format!("its code panicked: {}", said.lines().next().unwrap_or_default())))
+        })?;
+        checked(outputs, self.out.as_deref(), inputs)
+    }
+
+    /// It may: nobody here knows what it calls.
+    fn depends_on_graph(&self) -> bool {
+        true
+    }
+}
+
+impl Differentiable for InTorchScript {
+    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+        let params: Vec<&Tensor> = script.param_names().iter().map(|name| call.param(name)).collect::<Result<_, _>>()?;
+        let inputs_of_it: Vec<&Tensor> = inputs.iter().collect();
+        let outputs = script.run(&params, &inputs_of_it, call.training(), &call.key("torchscript"))?;
+        checked(outputs, self.out.as_deref(), inputs)
+    }
+
+    fn depends_on_graph(&self) -> bool {
+        true
+    }
+}
+
+/// The outputs, where they are what the model file says: another shape would be an error elsewhere, or none at all.
+fn checked(outputs: Vec<Tensor>, out: Option<&[Made]>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    let found = |tensor: &Tensor| Ok::<_, TensorError>(format!("{} {:?}", tensor::dtype_of(tensor)?, tensor.size()));
+    let Some(out) = out else {
+        let ([output], Some(input)) = (&outputs[..], inputs.first()) else {
+            return Err(missing(format!("the model file says that it has one output, it made {}", outputs.len())));
+        };
+        if found(output)? != found(input)? {
+            let (output, input) = (found(output)?, found(input)?);
+            return Err(missing(format!("made {output} of {input}; say in the model file what comes `out`")));
+        }
+        return Ok(outputs);
+    };
+    if outputs.len() != out.len() {
+        let problem = format!("the model file says that it has {} outputs, it made {}", out.len(), outputs.len());
+        return Err(missing(problem));
+    }
+    for (output, made) in outputs.iter().zip(out) {
+        let fits = |(size, declared): (&i64, &Size)| match declared {
+            Size::Number(number) => u64::try_from(*size) == Ok(*number),
+            Size::Word(_) => true,
+        };
+        let same = output.dim() == made.shape.len() && output.size().iter().zip(&made.shape).all(fits);
+        if !same || tensor::dtype_of(output)? != made.dtype {
+            let shape = made.shape.iter().map(|size| match size {
+                Size::Number(number) => number.to_string(),
+                Size::Word(word) => word.clone(),
+            });
+            let (found, dtype, shape) = (found(output)?, made.dtype, shape.collect::<Vec<_>>().join(", "));
+            return Err(missing(format!("made {found}, the model file says {dtype} [{shape}]")));
+        }
+    }
+    Ok(outputs)
+}

@@ -1,0 +1,56 @@
+//! A worker program with layers of its own.
+
+use crate::engine::{CustomLayer, OwnLayers};
+use crate::program;
+use layerspec::layers::Args;
+
+/// A worker program, to which layers in Rust can be added:
+///
+/// ```no_run
+/// use worker::{Args, CustomLayer, Forward, Tensor, TensorError, Worker};
+///
+/// /// `x * sigmoid(beta * x)`.
+/// struct Swish;
+///
+/// impl CustomLayer for Swish {
+///     fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError> {
+///         let x = call.input(0)?;
+///         Ok(vec![x.f_mul(&x.f_mul(call.param("beta")?)?.f_sigmoid()?)?])
+///     }
+/// }
+///
+/// fn main() {
+///     Worker::new().layer("Swish", |args: &Args| args.known(&[]).map(|()| Swish)).main()
+/// }
+/// ```
+///
+/// It reads what the `worker` program reads. Every worker of a run whose stages have the layer must be such a program;
+/// the boss needs nothing but the model file, which says `Custom: {layer: Swish, params: {beta: [512]}}`.
+#[derive(Debug, Clone, Default)]
+pub struct Worker {
+    layers: OwnLayers,
+}
+
+impl Worker {
+    /// The `worker` program as it is.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a layer under the name that model files give as `layer`. `make` reads the layer's arguments when a model
+    /// comes; its error is shown at the boss, before training begins.
+    #[must_use]
+    pub fn layer<L: CustomLayer + 'static>(
+        mut self,
+        name: &str,
+        make: impl Fn(&Args) -> Result<L, String> + Send + Sync + 'static,
+    ) -> Self {
+        self.layers = self.layers.with(name, make);
+        self
+    }
+
+    /// The program with its arguments.
+    pub fn main(self) -> ! {
+        program::main(self.layers)
+    }
+}
