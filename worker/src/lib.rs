@@ -9,9 +9,9 @@ mod program;
 mod worker;
 
 pub use compute::StageCompute;
-pub use options::Options;
 pub use engine::{CustomLayer, Forward};
 pub use layerspec::layers::{Arg, Args};
+pub use options::Options;
 pub use tch::Tensor;
 pub use tensor::TensorError;
 pub use worker::Worker;

@@ -129,7 +129,8 @@ async fn work(options: &Options, device: Device, info: &WorkerInfo, own: OwnLaye
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
     println!("joined the boss at {boss} as {}", membership.worker);
     let membership = membership.transport(options.transport);
-    let compute = ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");
+    let compute =
+        ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");
     let result = link::serve(membership, &endpoint, &ticket, compute.map_err(Trouble::Fatal)?).await;
     // Lets the last words out; bounded, for the network may be gone.
     tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();

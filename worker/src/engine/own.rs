@@ -136,7 +136,8 @@ impl OwnLayers {
             }
             found.push((name.as_str(), tensor.size().iter().map(|size| size.unsigned_abs()).collect()));
         }
-        let mut declared: Vec<_> = layer.params.iter().map(|param| (param.name.as_str(), param.shape.clone())).collect();
+        let mut declared: Vec<_> =
+            layer.params.iter().map(|param| (param.name.as_str(), param.shape.clone())).collect();
         let written = found.iter().map(|(name, shape)| format!("{name}: {shape:?}")).collect::<Vec<_>>().join(", ");
         found.sort();
         declared.sort();

@@ -144,16 +144,14 @@ fn made(node: &Node) -> Option<Made> {
 }
 
 /// What comes out.
-pub(super) const OUT: Reader<Option<Vec<Made>>> = Reader::new(
-    "a shape as [batch, 16], {shape: [..], dtype: ..}, or a list of these",
-    |node| match &node.kind {
+pub(super) const OUT: Reader<Option<Vec<Made>>> =
+    Reader::new("a shape as [batch, 16], {shape: [..], dtype: ..}, or a list of these", |node| match &node.kind {
         Kind::List(items) if items.iter().all(|item| matches!(item.kind, Kind::List(_) | Kind::Map(_))) => {
             let outputs: Vec<Made> = items.iter().map(made).collect::<Option<_>>()?;
             (1..=MOST).contains(&outputs.len()).then_some(Some(outputs))
         }
         _ => Some(Some(vec![made(node)?])),
-    },
-);
+    });
 
 pub(super) fn specs(params: &[Declared]) -> Vec<ParamSpec> {
     params.iter().map(|param| ParamSpec::parameter(param.name.as_str(), param.shape.clone(), param.init)).collect()

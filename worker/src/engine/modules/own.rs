@@ -51,7 +51,8 @@ impl Differentiable for InRust {
 impl Differentiable for InTorchScript {
     fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
-        let params: Vec<&Tensor> = script.param_names().iter().map(|name| call.param(name)).collect::<Result<_, _>>()?;
+        let params: Vec<&Tensor> =
+            script.param_names().iter().map(|name| call.param(name)).collect::<Result<_, _>>()?;
         let inputs_of_it: Vec<&Tensor> = inputs.iter().collect();
         let outputs = script.run(&params, &inputs_of_it, call.training(), &call.key("torchscript"))?;
         checked(outputs, self.out.as_deref(), inputs)

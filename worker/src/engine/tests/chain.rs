@@ -119,5 +119,14 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel 
         graph.outputs().contains(value) || graph.users(*value).iter().any(|user| !inside(user.layer.index()))
     };
     let outputs = made.into_iter().filter(leaves).collect();
-    StageModel { layers, inputs, outputs, borrowed: Vec::new(), lent: Vec::new(), seed: 11, device: Device::Cpu, own: OwnLayers::default() }
+    StageModel {
+        layers,
+        inputs,
+        outputs,
+        borrowed: Vec::new(),
+        lent: Vec::new(),
+        seed: 11,
+        device: Device::Cpu,
+        own: OwnLayers::default(),
+    }
 }

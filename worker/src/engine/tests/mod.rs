@@ -10,6 +10,7 @@ mod halves;
 mod memory;
 mod models;
 mod norms;
+mod own;
 mod pytorch;
 mod states;
 mod ties;
