@@ -6,10 +6,11 @@ use crate::scheduling::{LastStep, Scheduling};
 use crate::under_way::UnderWay;
 use crate::{BossManError, Model};
 use bytes::Bytes;
-use layerspec::{DType, Recompute};
+use layerspec::{DType, Precision, Recompute};
 use link::{Handle, Payload};
 use pipeline::boss::Request;
 use pipeline::effect::Answer;
+use pipeline::loss_scale::LossScale;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::message::Mode;
 use pipeline::plan::PlanError;
@@ -54,6 +55,8 @@ pub(crate) struct Settings {
     pub(crate) loss: Option<LossSpec>,
     pub(crate) accumulate: u32,
     pub(crate) max_norm: Option<f64>,
+    /// Only where float16 needs it.
+    pub(crate) loss_scale: Option<LossScale>,
     pub(crate) lr_schedule: LrSchedule,
     pub(crate) in_flight: usize,
 }
@@ -122,6 +125,19 @@ impl Builder {
     #[must_use]
     pub fn recompute(mut self, recompute: Recompute) -> Self {
         self.model.set_recompute(recompute);
+        self
+    }
+
+    /// In which type linear layers, convolutions, attention and matrix products compute; by default float32. Values
+    /// between layers, parameters and gradients are float32 in each case, so the cut does not show.
+    ///
+    /// With [`Precision::Fp16`], which needs CUDA, [`BossMan::train_step`] scales the loss as PyTorch's `GradScaler`
+    /// does, and a step whose gradients overflow changes nothing but the scale. Whoever computes the loss by hand scales
+    /// it by hand.
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.model.set_precision(precision);
+        self.settings.loss_scale = (precision == Precision::Fp16).then(LossScale::default);
         self
     }
 
@@ -204,6 +220,10 @@ impl Builder {
         let Workers { lobby, local, runtime, count, quiet } = workers;
         let plan = self.plan(count)?;
         let Builder { model, cuts, seed, schedule: asked, mut settings, .. } = self;
+        if settings.loss_scale.is_some() {
+            // Whether gradients overflowed is seen by their norm.
+            settings.max_norm.get_or_insert(f64::INFINITY);
+        }
         if settings.microbatches == 0 {
             settings.microbatches = u32::try_from(count).unwrap_or(u32::MAX);
         }
@@ -251,6 +271,7 @@ impl BossMan {
             loss: None,
             accumulate: 1,
             max_norm: None,
+            loss_scale: None,
             lr_schedule: LrSchedule::default(),
             in_flight: IN_FLIGHT,
         };

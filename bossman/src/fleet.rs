@@ -67,6 +67,7 @@ impl RunFile {
             .accumulate(self.accumulate)
             .lr_schedule(self.lr_schedule)
             .recompute(self.recompute)
+            .precision(self.precision)
             .loss(self.loss.clone())
             .seed(self.seed);
         match self.clip_grad_norm {

@@ -77,7 +77,7 @@ pub use evaluate::Evaluation;
 pub use export::{export, ExportSettings};
 pub use generate::{Generated, Generation, Generator};
 pub use host::{Host, Workers};
-pub use layerspec::Recompute;
+pub use layerspec::{Precision, Recompute};
 pub use link::Transport;
 pub use model::Model;
 pub use pipeline::loss::Classes;

@@ -62,6 +62,11 @@ impl Model {
         self.graph.default_recompute(recompute);
     }
 
+    /// In which type layers compute their products.
+    pub(crate) fn set_precision(&mut self, precision: layerspec::Precision) {
+        self.graph.set_precision(precision);
+    }
+
     /// Its layers, variables and shapes.
     pub fn graph(&self) -> &LayerGraph {
         &self.graph

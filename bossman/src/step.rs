@@ -1,7 +1,7 @@
 //! A whole training step in one call.
 
 use crate::batch::Batch;
-use crate::boss::BossMan;
+use crate::boss::{BossMan, Settings};
 use crate::counts::{counts, tokens};
 use crate::gathered::Gathered;
 use crate::inputs::Inputs;
@@ -30,7 +30,8 @@ pub struct StepReport {
     pub tokens: Option<u64>,
     /// From call to answer.
     pub time: Duration,
-    /// The learning rate of the update; nothing where the gradients were only gathered ([`crate::Builder::accumulate`]).
+    /// The learning rate of the update; nothing where the gradients were only gathered ([`crate::Builder::accumulate`]) or
+    /// overflowed ([`crate::Builder::precision`]).
     pub lr: Option<f64>,
     /// The norm of all gradients before clipping; nothing where it was not asked for ([`crate::Builder::clip_grad_norm`]).
     pub grad_norm: Option<f64>,
@@ -75,7 +76,8 @@ impl BossMan {
         let before = self.gathered;
         let mut gathered = before;
         if gathered.steps == 0 {
-            gathered.divisor = counted * f64::from(self.settings.accumulate);
+            let scale = self.settings.loss_scale.map_or(1.0, |scale| scale.get());
+            gathered.divisor = counted * f64::from(self.settings.accumulate) / scale;
         }
         gathered.steps += 1;
         gathered.counted += counted;
@@ -109,15 +111,26 @@ impl BossMan {
         };
 
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
-        let loss = match self.settings.accumulate {
-            1 => loss,
+        let skipped = updates && self.after_update(answer.grad_norm);
+        let loss = match self.settings {
+            Settings { accumulate: 1, loss_scale: None, .. } => loss,
             _ => (f64::from(loss) * gathered.divisor / counted) as f32,
         };
         let time = preparing + began.elapsed();
         self.scheduling.observed.step(&answer.spans, time);
         self.last = Some(LastStep { schedule, spans: answer.spans });
-        let (lr, grad_norm) = (update.map(|u| u.lr), answer.grad_norm);
+        let (lr, grad_norm) = (update.filter(|_| !skipped).map(|u| u.lr), answer.grad_norm);
         Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
+    }
+
+    /// Adapts the scale of the loss, where there is one, to the norm of the gradients; whether it was none, so that no
+    /// parameter has changed.
+    fn after_update(&mut self, norm: Option<f64>) -> bool {
+        let Some(scale) = &mut self.settings.loss_scale else { return false };
+        let finite = norm.is_some_and(f64::is_finite);
+        scale.after(finite);
+        self.updates -= u64::from(!finite);
+        !finite
     }
 
     pub(crate) fn loss(&self) -> Result<&pipeline::LossSpec, BossManError> {
@@ -146,7 +159,8 @@ impl BossMan {
         let missing = || BossManError::Usage("there is no optimizer yet: call send_optimizer() first".into());
         let optimizer = self.optimizer.ok_or_else(missing)?;
         let lr = optimizer.lr() * self.settings.lr_schedule.factor(self.updates);
-        Ok(RoundUpdate { lr, scale, max_norm: self.settings.max_norm })
+        let skip_infinite = self.settings.loss_scale.is_some();
+        Ok(RoundUpdate { lr, scale, max_norm: self.settings.max_norm, skip_infinite })
     }
 
     /// A round in which every stage does one thing, or none.

@@ -3,7 +3,7 @@
 use crate::build;
 use crate::layers::TorchScript;
 use crate::yaml;
-use crate::{Fault, LayerId, LayerKind, ParamSpec, Place, SpecError, TensorType, ValueId, Warning};
+use crate::{Fault, LayerId, LayerKind, ParamSpec, Place, Precision, SpecError, TensorType, ValueId, Warning};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -42,6 +42,8 @@ pub struct Layer {
     pub frozen: bool,
     /// What its backward pass computes again rather than keep; nothing where the file does not say.
     pub recompute: Option<Recompute>,
+    /// In which type it computes its products.
+    pub precision: Precision,
     /// Where the file says so.
     pub place: Place,
 }
@@ -170,6 +172,13 @@ impl LayerGraph {
     pub fn default_recompute(&mut self, recompute: Recompute) {
         for layer in &mut self.layers {
             layer.recompute.get_or_insert(recompute);
+        }
+    }
+
+    /// Sets in which type all layers compute their products.
+    pub fn set_precision(&mut self, precision: Precision) {
+        for layer in &mut self.layers {
+            layer.precision = precision;
         }
     }
 

@@ -14,6 +14,7 @@ pub mod fleet;
 pub mod frame;
 pub mod ids;
 pub mod loss;
+pub mod loss_scale;
 pub mod lr_schedule;
 pub mod message;
 mod micros;

@@ -333,6 +333,8 @@ pub struct RoundUpdate {
     /// The gradients are shortened to this norm over all stages (`torch.nn.utils.clip_grad_norm_`), by
     /// [`Action::GradNorm`], which the round then has for every stage.
     pub max_norm: Option<f64>,
+    /// Where the norm is no finite number, parameters and optimizer stay as they are. It goes with `max_norm`.
+    pub skip_infinite: bool,
 }
 
 impl RoundUpdate {

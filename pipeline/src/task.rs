@@ -128,6 +128,8 @@ pub struct Update {
     pub scale: f64,
     /// By what the gradients are shortened after that: 1 where their norm over all stages is not above the limit.
     pub clip: f64,
+    /// Only clear the gradients: those of some stage are no finite numbers.
+    pub skip: bool,
 }
 
 /// A layer to be measured, with the inputs that it gets for one microbatch.

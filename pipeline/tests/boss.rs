@@ -152,7 +152,7 @@ fn a_round_that_lacks_something_is_refused_rather_than_waited_for() {
     let mut boss = Boss::ready();
     let x = graph().inputs()[0];
     let loss = || Some(RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0] });
-    let update = |max_norm| Some(RoundUpdate { lr: 0.1, scale: 1.0, max_norm });
+    let update = |max_norm| Some(RoundUpdate { lr: 0.1, scale: 1.0, max_norm, skip_infinite: false });
     let layout = plan(2).layout();
     let cases = [
         ("an input is missing", RunRequest { inputs: Vec::new(), ..forward(1) }),
@@ -243,7 +243,7 @@ fn batches_wait_for_their_backward_pass_but_not_without_end() {
 #[test]
 fn the_norm_is_that_of_all_stages_and_reaches_all_workers() {
     let mut boss = Boss::ready();
-    let update = RoundUpdate { lr: 0.1, scale: 0.5, max_norm: Some(1.0) };
+    let update = RoundUpdate { lr: 0.1, scale: 0.5, max_norm: Some(1.0), skip_infinite: false };
     let actions = plan(2).layout().ending(Ending::ClippedStep);
     boss.ask(request(RunRequest { update: Some(update), ..run(actions) }));
     let norms = |id, layer, square| Head::Norms { id, squares: vec![(layerspec::LayerId(layer), 0, square)] };

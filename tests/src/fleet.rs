@@ -56,7 +56,12 @@ fn step_request(
         (true, Some(_)) => Ending::ClippedStep,
     };
     let schedule = plan.schedule_for(&Terms { ending, ..Terms::new(kind, microbatches) }).unwrap();
-    let update = RoundUpdate { lr: case.optimizer.lr(), scale: steps.scale(step), max_norm: steps.max_norm };
+    let update = RoundUpdate {
+        lr: case.optimizer.lr(),
+        scale: steps.scale(step),
+        max_norm: steps.max_norm,
+        skip_infinite: false,
+    };
     RunRequest {
         batch: step as u64 + 1,
         step: step as u64 + 1,

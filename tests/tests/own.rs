@@ -90,7 +90,9 @@ async fn a_worker_runs_no_torchscript_unless_it_is_told_to() {
     let place = Place::new();
     let line = train(&place, &script(&place), "3", &[], None).await.error_line();
     assert!(
-        line.contains("layer block (TorchScript): block.pt: it is a program") && line.contains("--allow-torchscript"),
+        line.contains("layer block (TorchScript)")
+            && line.contains("block.pt: it is a program")
+            && line.contains("--allow-torchscript"),
         "{line}"
     );
 }

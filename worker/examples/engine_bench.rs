@@ -73,7 +73,7 @@ fn step(engine: &mut Engine, number: u64, (x, y): (&Tensor, &Tensor), microbatch
             engine.backward(pass.key, vec![vec![]])?;
         }
     }
-    engine.optim_step(&Update { lr: 1e-4, scale: 1.0, clip: 1.0 }, Vec::new())?;
+    engine.optim_step(&Update { lr: 1e-4, scale: 1.0, clip: 1.0, skip: false }, Vec::new())?;
     Ok(())
 }
 

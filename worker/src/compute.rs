@@ -2,7 +2,7 @@
 
 use crate::engine::{measure, ByStage, Engine, EngineError, LossTask, Mode, OwnLayers, Pass, StageInput, StageModel};
 use bytes::Bytes;
-use layerspec::DType;
+use layerspec::{DType, Precision};
 use link::{Compute, Payload};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
@@ -134,12 +134,26 @@ impl Compute for StageCompute {
 }
 
 impl StageCompute {
+    /// libtorch has kernels for float16 on CPUs, but no CPU is the faster for them, and some have none.
+    fn check_precision(&self, spec: &StageSpec) -> Result<(), Failure> {
+        let halves = spec.layers.iter().any(|layer| layer.precision == Precision::Fp16);
+        if !halves || matches!(self.device, Device::Cuda(_)) {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "`precision: fp16` needs a CUDA GPU, and this worker computes on {}; take `precision: bf16`, or start the worker \
+             with --device cuda:0",
+            tensor::device::name(self.device)
+        )))
+    }
+
     fn carry_out(&mut self, task: Task<Payload>) -> Result<Outcome<Payload>, Failure> {
         match task {
             Task::Build { stages, seed } => {
                 self.stages.clear(); // frees the old parameters before the new ones are made
                 for spec in stages {
                     let stage = spec.stage;
+                    self.check_precision(&spec)?;
                     let engine = Engine::build(model(spec, seed, self.device, self.own.clone())).map_err(explain)?;
                     self.stages.insert(stage, engine);
                 }

@@ -7,8 +7,8 @@ mod text;
 use crate::rename::Rename;
 use crate::{BossManError, Translating};
 pub use data::{Data, Validation};
-use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, RECOMPUTE, SIZE, TEXT};
-use layerspec::{Fault, Recompute};
+use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT};
+use layerspec::{Fault, Precision, Recompute};
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::{Cuts, LossSpec, OptimizerSpec, ScheduleKind};
@@ -53,6 +53,8 @@ pub struct RunFile {
     pub lr_schedule: LrSchedule,
     /// What layers compute again in the backward pass, where the model file does not say.
     pub recompute: Recompute,
+    /// In which type products are computed.
+    pub precision: Precision,
     /// Where the model is cut.
     pub cuts: Cuts,
     /// Weights to start from.
@@ -81,7 +83,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 19] = [
+const KEYS: [&str; 20] = [
     "model",
     "data",
     "loss",
@@ -98,6 +100,7 @@ const KEYS: [&str; 19] = [
     "chunks",
     "cuts",
     "recompute",
+    "precision",
     "weights",
     "translate",
     "group_by_length",
@@ -133,6 +136,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         clip_grad_norm: run.optional("clip_grad_norm", &NON_NEGATIVE)?,
         lr_schedule: lr_schedule(&run)?,
         recompute: recompute(&run)?,
+        precision: run.optional("precision", &PRECISION)?.unwrap_or_default(),
         length: length(&run, &root)?,
         seed: run.optional("seed", &COUNT)?.unwrap_or(0),
         schedule: schedule(&run)?,

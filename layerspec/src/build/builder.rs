@@ -4,7 +4,7 @@ use super::names::{Maker, Names};
 use crate::graph::{Layer, Source, Use, Value};
 use crate::layers::LayerKind;
 use crate::spec::{Flat, Input, Name, MAX_RANK};
-use crate::{nearest, Fault, LayerGraph, LayerId, Place, Recompute, Role, TensorType, ValueId};
+use crate::{nearest, Fault, LayerGraph, LayerId, Place, Precision, Recompute, Role, TensorType, ValueId};
 use std::collections::HashMap;
 
 /// The graph so far.
@@ -147,6 +147,7 @@ impl Builder {
             share,
             frozen: draft.frozen,
             recompute: draft.recompute,
+            precision: Precision::default(),
             place: draft.place,
         });
         Ok(outputs)

@@ -1,7 +1,7 @@
 //! Readers of the values that files hold most often.
 
 use super::{Kind, Node, Reader};
-use crate::Recompute;
+use crate::{Precision, Recompute};
 
 fn int(node: &Node) -> Option<i64> {
     match node.kind {
@@ -58,6 +58,15 @@ pub const RECOMPUTE: Reader<Recompute> =
         "none" => Some(Recompute::None),
         "selective" => Some(Recompute::Selective),
         "full" => Some(Recompute::Full),
+        _ => None,
+    });
+
+/// In which type products are computed.
+pub const PRECISION: Reader<Precision> =
+    Reader::word("`f32`, `bf16` or `fp16`", &["f32", "bf16", "fp16"], |node| match node.as_text()? {
+        "f32" => Some(Precision::F32),
+        "bf16" => Some(Precision::Bf16),
+        "fp16" => Some(Precision::Fp16),
         _ => None,
     });
 

@@ -112,7 +112,8 @@ impl Running {
             Action::OptimStep { .. } => {
                 let update = self.round.update?;
                 let clip = self.norm.map_or(1.0, |norm| update.clip(norm));
-                let update = Update { lr: update.lr, scale: update.scale, clip };
+                let skip = update.skip_infinite && self.norm.is_some_and(|norm| !norm.is_finite());
+                let update = Update { lr: update.lr, scale: update.scale, clip, skip };
                 Task::OptimStep { stage, update, tied: tied(needs(&self.round, spec, &action)) }
             }
             Action::UpdateTied { .. } => Task::UpdateTied { stage, tied: tied(needs(&self.round, spec, &action)) },

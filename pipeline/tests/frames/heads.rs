@@ -178,7 +178,12 @@ fn round(random: &mut Random) -> Round {
                 held: vec![random.below(3) as u32; random.below(5) as usize],
             },
         },
-        update: maybe(random, |random| RoundUpdate { lr: 0.1, scale: 1.0, max_norm: random.chance(50).then_some(1.0) }),
+        update: maybe(random, |random| RoundUpdate {
+            lr: 0.1,
+            scale: 1.0,
+            max_norm: random.chance(50).then_some(1.0),
+            skip_infinite: false,
+        }),
     }
 }
 

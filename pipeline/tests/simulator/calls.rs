@@ -94,7 +94,12 @@ pub fn loaded(name: &str, value: Fake, salt: u64) -> Fake {
 
 /// How a step changes parameters: another rate and scale for each.
 pub fn update(step: u64, max_norm: Option<f64>) -> RoundUpdate {
-    RoundUpdate { lr: 1.0 / (step as f64 + 1.0), scale: if step.is_multiple_of(3) { 0.5 } else { 1.0 }, max_norm }
+    RoundUpdate {
+        lr: 1.0 / (step as f64 + 1.0),
+        scale: if step.is_multiple_of(3) { 0.5 } else { 1.0 },
+        max_norm,
+        skip_infinite: false,
+    }
 }
 
 /// Every layer, to be measured.

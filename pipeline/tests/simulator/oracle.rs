@@ -158,7 +158,7 @@ impl<'g> Oracle<'g> {
         let squares: f64 = names.map(|(_, name)| self.params[&name].square()).sum();
         let norm = squares.sqrt() * update.scale;
         let clip = self.max_norm.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
-        let step = Update { lr: update.lr, scale: update.scale, clip };
+        let step = Update { lr: update.lr, scale: update.scale, clip, skip: false };
         self.params.values_mut().for_each(|p| p.step(&optimizer, step));
         self.max_norm.map(|_| norm.to_bits())
     }

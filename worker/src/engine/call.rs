@@ -57,11 +57,17 @@ impl<'a> Call<'a> {
         self.optional(role).ok_or_else(|| TensorError::invalid("the layer", format!("has no parameter {role}")))
     }
 
+    /// All parameters and buffers of the op, with its names for them, in its order.
+    pub(super) fn all_params(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
+        let params = self.params;
+        self.node.params.iter().filter_map(move |param| Some((param.role, &params.get(param.index)?.tensor)))
+    }
+
     /// The op's parameters that are trained, with its names for them, in its order.
     pub(super) fn trained(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
-        let params = self.params;
+        let call = *self;
         let trained = self.node.params.iter().filter(|param| param.trained);
-        trained.filter_map(move |param| Some((param.role, &params.get(param.index)?.tensor)))
+        trained.filter_map(move |param| Some((param.role, call.optional(param.role)?)))
     }
 
     /// Whether any of its parameters is trained.

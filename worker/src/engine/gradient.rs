@@ -96,6 +96,22 @@ impl<'a> Gradients<'a> {
         Gradients { node, layer }
     }
 
+    /// Has sums made apart, and adds what they come to, as another type, to these.
+    pub(super) fn add_apart(
+        &mut self,
+        work: impl FnOnce(&mut Gradients<'_>) -> Result<(), TensorError>,
+        convert: impl Fn(Tensor) -> Result<Tensor, TensorError>,
+    ) -> Result<(), TensorError> {
+        let mut apart: Vec<Gradient> = self.layer.iter().map(|_| Gradient::default()).collect();
+        work(&mut Gradients::new(self.node, &mut apart))?;
+        for (sum, mut apart) in self.layer.iter_mut().zip(apart) {
+            if let Some(term) = apart.take() {
+                sum.add(convert(term)?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The gradient of the parameter that the op calls so; none where it is not trained.
     pub(super) fn of(&mut self, role: &str) -> Option<&mut Gradient> {
         let param = self.node.params.iter().find(|param| param.role == role && param.trained)?;

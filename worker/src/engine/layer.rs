@@ -79,7 +79,7 @@ impl Layer {
         (own, device): (&OwnLayers, Device),
     ) -> Result<Self, TensorError> {
         let Lowered { nodes: lowered, outputs } =
-            lower(&spec.kind, spec.inputs.len(), spec.outputs.len(), own, device)?;
+            lower(&spec.kind, spec.inputs.len(), spec.outputs.len(), own, device)?.in_precision(spec.precision);
         let mut wants = wants.to_vec();
         let mut nodes = Vec::with_capacity(lowered.len());
         for lower in lowered {

@@ -96,7 +96,7 @@ impl Bench {
         let held_between = self.engine.held().between;
         let (backward_weight, done) = timed(|| self.engine.backward_weight(KEY));
         done?;
-        let update = Update { lr: 0.0, scale: 1.0, clip: 1.0 };
+        let update = Update { lr: 0.0, scale: 1.0, clip: 1.0, skip: false };
         let (optim_step, done) = timed(|| self.engine.optim_step(&update, Vec::new()));
         done?;
         Ok(LayerTimes {

@@ -20,12 +20,16 @@ impl Engine {
         squares.map(|(layer, number, gradient)| Ok((layer, number, memory::sum_of_squares(&gradient)?))).collect()
     }
 
-    /// One step of the optimizer over the gradients so far, which are cleared; a parameter without one is left alone,
+    /// One step of the optimizer over the gradients so far, which are cleared (and nothing else, where it is skipped); a parameter without one is left alone,
     /// as in PyTorch. `tied` is as for [`Engine::grad_norm`], and empty where that has been. In the result, the new
     /// values of the parameters that the stage lends, for every stage that uses some, descending.
     pub fn optim_step(&mut self, update: &Update, tied: ByStage) -> Result<ByStage, EngineError> {
         if self.optimizer.is_none() {
             return Err(EngineError::NoOptimizer);
+        }
+        if update.skip {
+            self.zero_own_grad();
+            return self.lent_values();
         }
         self.add_tied(tied)?;
         let mut totals = self.totals()?;

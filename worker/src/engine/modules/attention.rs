@@ -95,6 +95,10 @@ impl Op for Attention {
     fn is_cheap(&self) -> bool {
         true
     }
+
+    fn reduces(&self) -> bool {
+        true
+    }
 }
 
 /// Keys, values and their padding, with those of earlier positions before them.
@@ -195,13 +199,15 @@ impl Differentiable for Heads {
         let width = q.size().last().copied().unwrap_or(1) as f64;
         let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_mul_scalar(1.0 / width.sqrt())?;
         let blocked = Mask::new([&q, &k], between, padding, past)?;
+        // In a 16-bit type the sum of the weights would be far from one.
+        let full = Some(Kind::Float).filter(|_| matches!(v.f_kind(), Ok(Kind::BFloat16 | Kind::Half)));
         let weights = match blocked.is_empty() {
-            true => scores.f_softmax(-1, None::<Kind>)?,
+            true => scores.f_softmax(-1, full)?,
             // Zeros, where nothing is left to attend to.
-            false => blocked.put_on(&scores)?.f_internal_safe_softmax(-1, None::<Kind>)?,
+            false => blocked.put_on(&scores)?.f_internal_safe_softmax(-1, full)?,
         };
         let weights = weights.f_mul(&mask(call, self.purpose, &weights.size(), weights.f_kind()?, self.dropout)?)?;
-        Ok(vec![self.join(&weights.f_matmul(&v)?)?])
+        Ok(vec![self.join(&weights.f_to_kind(v.f_kind()?)?.f_matmul(&v)?)?])
     }
 
     fn is_cheap(&self) -> bool {

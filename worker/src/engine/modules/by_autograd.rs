@@ -20,6 +20,11 @@ pub(super) trait Differentiable: fmt::Debug + Send {
     fn depends_on_graph(&self) -> bool {
         false
     }
+
+    /// As [`Op::reduces`].
+    fn reduces(&self) -> bool {
+        false
+    }
 }
 
 /// Both halves of the backward pass are done at once, for autograd would keep all of its graph between them; what the
@@ -80,5 +85,9 @@ impl<T: Differentiable> Op for ByAutograd<T> {
 
     fn is_cheap(&self) -> bool {
         self.0.is_cheap()
+    }
+
+    fn reduces(&self) -> bool {
+        self.0.reduces()
     }
 }

@@ -165,4 +165,8 @@ impl Op for Conv {
         let inputs = inputs.iter().map(|input| self.widened(input.shallow_clone(), 1));
         Ok(Kept { tensors: inputs.collect::<Result<_, _>>()?, sizes: Vec::new() })
     }
+
+    fn reduces(&self) -> bool {
+        true
+    }
 }

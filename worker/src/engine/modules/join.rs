@@ -84,6 +84,10 @@ impl Differentiable for MatMul {
         let [left, right] = two(inputs)?;
         Ok(vec![left.f_matmul(right)?])
     }
+
+    fn reduces(&self) -> bool {
+        true
+    }
 }
 
 impl Differentiable for MaskedFill {

@@ -43,6 +43,10 @@ impl Op for Linear {
         Keeps::Inputs
     }
 
+    fn reduces(&self) -> bool {
+        true
+    }
+
     fn keep(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Kept, TensorError> {
         let input = inputs.first().filter(|_| call.trains());
         Ok(Kept { tensors: input.map(rows).transpose()?.into_iter().collect(), sizes: Vec::new() })

@@ -26,6 +26,7 @@ mod part;
 mod pool;
 mod positions;
 mod recurrent;
+mod reduced;
 mod rotary;
 mod shape;
 mod softmax;
@@ -36,11 +37,12 @@ use super::gradient::Gradients;
 use super::own::OwnLayers;
 use by_autograd::ByAutograd;
 use conv::Convolution;
-use layerspec::LayerKind;
+use layerspec::{LayerKind, Precision};
 use recurrent::Recurrent;
+use reduced::Reduced;
 use std::fmt;
 use std::sync::Mutex;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 use tensor::{memory, TensorError};
 
 /// A piece of a layer that goes forward and back by itself. Its arguments are the spec's; its parameters come with the call.
@@ -73,6 +75,11 @@ pub(super) trait Op: fmt::Debug + Send {
 
     /// Whether computing it a second time takes little beside the memory of its output.
     fn is_cheap(&self) -> bool {
+        false
+    }
+
+    /// Whether it is a product that mixed precision computes in a 16-bit type.
+    fn reduces(&self) -> bool {
         false
     }
 }
@@ -129,6 +136,20 @@ pub(super) struct Lower {
     pub(super) outputs: usize,
     /// The op's names of its parameters and buffers, and the layer's.
     pub(super) params: Vec<(&'static str, &'static str)>,
+}
+
+impl Lowered {
+    /// The same with products in this type.
+    pub(super) fn in_precision(self, precision: Precision) -> Self {
+        let kind = match precision {
+            Precision::F32 => return self,
+            Precision::Bf16 => Kind::BFloat16,
+            Precision::Fp16 => Kind::Half,
+        };
+        let reduced = |op: Box<dyn Op>| if op.reduces() { Box::new(Reduced { op, kind }) } else { op };
+        let nodes = self.nodes.into_iter().map(|lower| Lower { op: reduced(lower.op), ..lower });
+        Lowered { nodes: nodes.collect(), outputs: self.outputs }
+    }
 }
 
 /// The table: a new kind of layer is a file above and a line here.

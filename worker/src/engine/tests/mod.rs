@@ -11,6 +11,7 @@ mod memory;
 mod models;
 mod norms;
 mod own;
+mod precision;
 mod pytorch;
 mod states;
 mod ties;
@@ -87,5 +88,5 @@ fn copies(gradients: Result<Vec<(&str, Option<Tensor>)>, EngineError>) -> Vec<(S
 
 /// A plain step with this learning rate.
 fn optim_step(engine: &mut Engine, lr: f64) -> Result<(), EngineError> {
-    engine.optim_step(&Update { lr, scale: 1.0, clip: 1.0 }, Vec::new()).map(drop)
+    engine.optim_step(&Update { lr, scale: 1.0, clip: 1.0, skip: false }, Vec::new()).map(drop)
 }

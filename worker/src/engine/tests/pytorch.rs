@@ -1,7 +1,7 @@
 //! Every kind of layer beside PyTorch, each alone: what tests/layers holds, or what tools/layer_oracle.py has just made.
 
 use super::*;
-use layerspec::{Bindings, LayerKind};
+use layerspec::{Bindings, LayerKind, Precision};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ const SHARE: f64 = 0.1;
 const DRAWS: u64 = 1000;
 
 /// Tensors as tests/layers/README.md names them.
-type Named = BTreeMap<String, Tensor>;
+pub(super) type Named = BTreeMap<String, Tensor>;
 
-fn cases() -> Vec<Json> {
+pub(super) fn cases() -> Vec<Json> {
     let path = folder().join("cases.json");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap()
@@ -37,13 +37,13 @@ fn recorded(name: &str) -> Named {
 }
 
 /// The tensors of one sort, by number or name.
-fn of<'a>(named: &'a Named, sort: &str) -> impl Iterator<Item = (&'a str, &'a Tensor)> {
+pub(super) fn of<'a>(named: &'a Named, sort: &str) -> impl Iterator<Item = (&'a str, &'a Tensor)> {
     let sort = format!("{sort}.");
     named.iter().filter_map(move |(name, tensor)| Some((name.strip_prefix(&sort)?, tensor)))
 }
 
 /// A model of the case's layer. The outermost size of the first input, and of others that have the same, is a word.
-fn model(case: &Json) -> LayerGraph {
+pub(super) fn model(case: &Json) -> LayerGraph {
     let given = case["inputs"].as_array().unwrap();
     let shape = |input: &Json| input.get("shape").unwrap_or(input).as_array().unwrap().clone();
     let batch = shape(&given[0]).first().cloned();
@@ -68,15 +68,17 @@ fn model(case: &Json) -> LayerGraph {
 
 /// How the backward pass is done.
 #[derive(Clone, Copy)]
-struct Way {
-    halves: bool,
-    recompute: Recompute,
+pub(super) struct Way {
+    pub(super) halves: bool,
+    pub(super) recompute: Recompute,
+    pub(super) precision: Precision,
 }
 
 /// Runs the layer on what is recorded, and names what comes out as the recording does.
-fn run(graph: &LayerGraph, case: &Json, recorded: &Named, way: Way) -> Named {
+pub(super) fn run(graph: &LayerGraph, case: &Json, recorded: &Named, way: Way) -> Named {
     let mut stage = whole(graph, true);
     stage.layers[0].recompute = Some(way.recompute);
+    stage.layers[0].precision = way.precision;
     let mut engine = Engine::build(stage).unwrap();
     let state = of(recorded, "state").map(|(name, tensor)| (format!("it.{name}"), tensor.copy()));
     engine.load_state(state.collect()).unwrap();
@@ -152,7 +154,8 @@ fn every_layer_computes_what_pytorch_does() {
     for case in cases() {
         let name = case["name"].as_str().unwrap();
         let (graph, recorded) = (model(&case), recorded(name));
-        let found = run(&graph, &case, &recorded, Way { halves: false, recompute: Recompute::None });
+        let found =
+            run(&graph, &case, &recorded, Way { halves: false, recompute: Recompute::None, precision: Precision::F32 });
         let worst = |sorts: &[&str]| sorts.iter().filter_map(|sort| worst(&found, &recorded, sort)).reduce(f64::max);
         let errors = [worst(&["output", "buffer"]), worst(&["input_grad"]), worst(&["param_grad"])];
         let [outputs, inputs, params] = errors.map(column);
@@ -181,7 +184,10 @@ fn in_halves_and_computed_again_every_layer_has_the_same_bits() {
     for case in cases() {
         let name = case["name"].as_str().unwrap();
         let (graph, recorded) = (model(&case), recorded(name));
-        let run = |halves, recompute| run(&graph, &case, &recorded, Way { halves, recompute }).into_iter().collect();
+        let run = |halves, recompute| {
+            let way = Way { halves, recompute, precision: Precision::F32 };
+            run(&graph, &case, &recorded, way).into_iter().collect()
+        };
         let plain: Vec<_> = run(false, Recompute::None);
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
             assert_same(&run(true, recompute), &plain, &format!("{name}, {recompute:?}"));

@@ -114,7 +114,7 @@ fn no_cut_shows(yaml: &str, input: fn(&str) -> Tensor) {
     let run = |cuts: &[usize]| {
         let mut engines = stages(&graph, cuts);
         engines.iter_mut().for_each(|engine| engine.set_optimizer(OptimizerSpec::adam(1.0)));
-        let update = Update { lr: 1e-2, scale: 0.5, clip: 0.75 };
+        let update = Update { lr: 1e-2, scale: 0.5, clip: 0.75, skip: false };
         let squares: Vec<_> = (0..3).flat_map(|number| step(&mut engines, number, &update, input)).collect();
         let state: Vec<_> = engines.iter().flat_map(|engine| engine.state().unwrap()).collect();
         (squares, state)
@@ -169,7 +169,7 @@ fn tensors_that_are_not_what_is_shared_are_refused() {
         engines[0].zero_grad();
     }
     engines[0].grad_norm(vec![(from, vec![tensor(&[0])])]).unwrap();
-    let values = engines[0].optim_step(&Update { lr: 0.1, scale: 1.0, clip: 1.0 }, Vec::new()).unwrap();
+    let values = engines[0].optim_step(&Update { lr: 0.1, scale: 1.0, clip: 1.0, skip: false }, Vec::new()).unwrap();
     assert_eq!(values[0].0, from);
     let error = engines[1].update_tied(vec![(StageId(0), vec![tensor(&[1])])]).unwrap_err();
     assert_eq!(error, EngineError::Tied { stage: StageId(0) });
@@ -187,7 +187,7 @@ fn scale_and_clip_multiply_gradients_and_the_rate_is_the_updates() {
         engine.optim_step(&update, Vec::new()).unwrap();
         before - engine.state().unwrap().remove(0).1
     };
-    let plain = weights(Update { lr: 0.1, scale: 1.0, clip: 1.0 });
-    let scaled = weights(Update { lr: 0.2, scale: 0.5, clip: 0.25 });
+    let plain = weights(Update { lr: 0.1, scale: 1.0, clip: 1.0, skip: false });
+    let scaled = weights(Update { lr: 0.2, scale: 0.5, clip: 0.25, skip: false });
     assert!(scaled.allclose(&(plain / 4.0), 1e-4, 1e-7, false));
 }

@@ -1,0 +1,113 @@
+//! Products in bfloat16: against `torch.autocast`, in other orders, and what stays float32.
+
+use super::pytorch::{cases, model, of, run, Named, Way};
+use super::*;
+use layerspec::Precision;
+use serde_json::Value as Json;
+use std::path::PathBuf;
+
+/// A rounding is off by up to 1/256 of a number. Sums of products of rounded numbers differ by little more than that from
+/// the largest; between the layers of PyTorch's there are further roundings that are not ours.
+const TOLERANCE: f64 = 0.02;
+
+fn recorded(name: &str) -> Option<Named> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/autocast/{name}.safetensors"));
+    path.exists().then(|| Tensor::read_safetensors(&path).unwrap().into_iter().collect())
+}
+
+/// The cases that tools/autocast_oracle.py has recorded.
+fn recorded_cases() -> impl Iterator<Item = (Json, Named)> {
+    cases().into_iter().filter_map(|case| {
+        let recorded = recorded(case["name"].as_str().unwrap())?;
+        Some((case, recorded))
+    })
+}
+
+fn way(halves: bool, recompute: Recompute) -> Way {
+    Way { halves, recompute, precision: Precision::Bf16 }
+}
+
+#[test]
+fn layers_compute_what_they_do_under_autocast() {
+    let mut count = 0;
+    for (case, recorded) in recorded_cases() {
+        let name = case["name"].as_str().unwrap();
+        let found = run(&model(&case), &case, &recorded, way(false, Recompute::None));
+        for sort in ["output", "input_grad", "param_grad"] {
+            for (of_it, expected) in of(&recorded, sort) {
+                let found = &found[&format!("{sort}.{of_it}")];
+                assert_eq!(found.kind(), Kind::Float, "{name}: {sort}.{of_it}");
+                let expected = expected.to_kind(Kind::Float);
+                let off = (found - &expected).abs().max().double_value(&[]);
+                let largest = expected.abs().max().double_value(&[]);
+                println!("{name:28} {sort}.{of_it:32} {:.4}", off / largest);
+                assert!(off <= TOLERANCE * largest, "{name}: {sort}.{of_it} is off by {off} of {largest}");
+            }
+        }
+        count += 1;
+    }
+    assert_eq!(count, 12);
+}
+
+#[test]
+fn a_product_alone_has_the_bits_of_autocast() {
+    for (case, recorded) in
+        recorded_cases().filter(|(case, _)| case["name"] == "linear" || case["name"] == "layer-norm")
+    {
+        let found = run(&model(&case), &case, &recorded, way(false, Recompute::None));
+        assert!(found["output.0"].equal(&recorded["output.0"]), "{}", case["name"]);
+        let full = Way { precision: Precision::F32, ..way(false, Recompute::None) };
+        let full = run(&model(&case), &case, &recorded, full);
+        assert_eq!(
+            full["output.0"].equal(&found["output.0"]),
+            case["name"] == "layer-norm",
+            "only products are rounded"
+        );
+    }
+}
+
+#[test]
+fn in_halves_and_computed_again_every_layer_has_the_same_bits() {
+    for (case, recorded) in recorded_cases() {
+        let run = |halves, recompute| -> Vec<_> {
+            run(&model(&case), &case, &recorded, way(halves, recompute)).into_iter().collect()
+        };
+        let plain = run(false, Recompute::None);
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            assert_same(&run(true, recompute), &plain, &format!("{}, {recompute:?}", case["name"]));
+        }
+    }
+}
+
+#[test]
+fn a_step_that_is_skipped_changes_nothing_and_clears_the_gradients() {
+    let mut engine = engine("{inputs: {x: [batch, 3]}, layers: [{Linear: {in_features: 3, out_features: 2}}]}");
+    engine.set_optimizer(pipeline::optimizer::OptimizerSpec::adam(0.1));
+    let before = engine.state().unwrap();
+    let step = |engine: &mut Engine, grad: f32, skip: bool| {
+        engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap();
+        engine.backward(key(0), vec![vec![Tensor::full([4, 2], f64::from(grad), (Kind::Float, Device::Cpu))]]).unwrap();
+        engine.optim_step(&Update { lr: 0.1, scale: 1.0, clip: f64::NAN, skip }, Vec::new()).unwrap();
+    };
+    step(&mut engine, f32::INFINITY, true);
+    assert_same(&engine.state().unwrap(), &before, "skipped");
+    assert!(copies(engine.gradients()).is_empty());
+    assert!(engine.optimizer_state().unwrap().is_empty(), "Adam counts no step");
+}
+
+/// One op after the other in bfloat16, with dropout between queries and values.
+#[test]
+fn attention_with_dropout_has_weights_in_full_precision() {
+    let yaml =
+        "{inputs: {x: [batch, 6, 8]}, layers: [{MultiheadAttention: {embed_dim: 8, num_heads: 2, dropout: 0.25, \
+                batch_first: true}}]}";
+    let out = |precision| {
+        let mut stage = whole(&graph(yaml), true);
+        stage.layers[0].precision = precision;
+        let mut engine = Engine::build(stage).unwrap();
+        engine.forward(&train(0), vec![normal("x", &[3, 6, 8])]).unwrap().remove(0)
+    };
+    let (full, reduced) = (out(Precision::F32), out(Precision::Bf16));
+    let off = (&full - &reduced).abs().max().double_value(&[]) / full.abs().max().double_value(&[]);
+    assert!(off > 0.0 && off < TOLERANCE, "{off}: the same elements are dropped");
+}
