@@ -6,7 +6,8 @@ pub(crate) struct Gathered {
     pub(crate) steps: u32,
     /// Samples, or targets, or whatever the loss takes the mean over.
     pub(crate) counted: f64,
-    /// What the losses were divided by: what would be counted, were all steps as large as the first.
+    /// What the losses were divided by: what would be counted, were all steps as large as the first; less what float16
+    /// has losses multiplied by ([`pipeline::loss_scale`]).
     pub(crate) divisor: f64,
 }
 

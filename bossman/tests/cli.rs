@@ -201,6 +201,7 @@ fn mistakes_in_a_run_file_are_named() {
         ("accumulate: 0", "`accumulate`: expected a whole number, 1 or more, found `0`"),
         ("clip_grad_norm: -1", "`clip_grad_norm`: expected a number, 0 or more, found `-1`"),
         ("recompute: ful", "`recompute`: expected `none`, `selective` or `full`, found `ful`; did you mean `full`?"),
+        ("precision: half", "`precision`: expected `f32`, `bf16` or `fp16`, found `half`"),
         ("lr_schedule: cosin", "unknown learning-rate schedule `cosin`; did you mean `cosine`?"),
         ("lr_schedule: cosine", "missing argument `total_steps`: expected a whole number, 1 or more"),
         ("lr_schedule: {linear: {total_steps: 10, warmup: 20}}", "invalid total_steps: 10; expected more than the 20 of warm-up"),
