@@ -123,7 +123,7 @@ extern "C" fn take(taker: *mut c_void, tensor: *mut C_tensor) {
 /// An error inside a module comes with a traceback, of which the last line says what went wrong.
 fn check(attempted: &str, status: Status) -> Result<(), TensorError> {
     ffi::check_by(attempted, status, |message| {
-        let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
-        lines.last().unwrap_or_default().trim_start_matches("RuntimeError: ").to_owned()
+        let mut lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
+        lines.next_back().unwrap_or_default().trim_start_matches("RuntimeError: ").to_owned()
     })
 }
