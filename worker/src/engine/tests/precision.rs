@@ -111,3 +111,23 @@ fn attention_with_dropout_has_weights_in_full_precision() {
     let off = (&full - &reduced).abs().max().double_value(&[]) / full.abs().max().double_value(&[]);
     assert!(off > 0.0 && off < TOLERANCE, "{off}: the same elements are dropped");
 }
+
+/// What `precision: fp16` does to a step, in float32, where a power of two changes no digit.
+#[test]
+fn a_loss_that_is_scaled_and_gradients_that_are_scaled_back_give_the_same_bits() {
+    let weights = |scale: f64| {
+        let mut engine = engine(super::models::RESIDUAL);
+        engine.set_optimizer(pipeline::optimizer::OptimizerSpec::adam(0.1));
+        for step in 0..3 {
+            let output = engine.forward(&train(step), vec![normal(&format!("x {step}"), &[4, 3])]).unwrap().remove(0);
+            let target = normal(&format!("y {step}"), &[4, 2]);
+            let loss = engine.loss(key(step), &mse(&output, &target, scale), Mode::Train).unwrap();
+            assert!(loss > 0.0 && f64::from(loss) > scale / 100.0);
+            engine.backward(key(step), vec![vec![]]).unwrap();
+            let update = Update { lr: 0.1, scale: 1.0 / scale, clip: 1.0, skip: false };
+            engine.optim_step(&update, Vec::new()).unwrap();
+        }
+        engine.state().unwrap()
+    };
+    assert_same(&weights(65_536.0), &weights(1.0), "scaled");
+}
