@@ -145,7 +145,20 @@ impl<'g> User<'g> {
         let loss = with_loss.then(|| RoundLoss { spec: calls::MICROBATCH_LOSS, weights: weights() });
         let (order, update) = (Order::Listed, Some(calls::update(step, self.max_norm)));
         let batch = self.batch;
-        let run = RunRequest { batch, step, mode, cached: None, actions, order, update, loss, outputs, inputs, targets, grads: None };
+        let run = RunRequest {
+            batch,
+            step,
+            mode,
+            cached: None,
+            actions,
+            order,
+            update,
+            loss,
+            outputs,
+            inputs,
+            targets,
+            grads: None,
+        };
         Request::Run(Box::new(run))
     }
 
