@@ -19,9 +19,9 @@ demo: build ## Train digits across two workers on this machine
 	cargo run --release --quiet --bin bossman -- train examples/digits/run.yaml --local 2
 
 test: setup ## Run all tests
+	cargo build --workspace --bins
 	python3 -m unittest discover --start-directory tools --quiet
 	python3 -m unittest discover --start-directory bench --quiet
-	cargo build --workspace --bins
 	cargo test --workspace
 	@python3 tools/oracle.py --where-possible
 

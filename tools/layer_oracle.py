@@ -2,6 +2,7 @@
 """Compares every kind of layer with PyTorch, each alone: outputs, gradients of inputs and parameters, buffers, initialisation.
 
     tools/layer_oracle.py               compute in PyTorch here and now, then compare
+    tools/layer_oracle.py --page        the same, and write docs/parity.md
     tools/layer_oracle.py --record      write what PyTorch computes to tests/layers/recorded
 
 `cargo test -p worker` compares with what is recorded; it needs no PyTorch.
@@ -25,6 +26,20 @@ import tensor_file
 
 CASES = setup_libtorch.CHECKOUT / "tests" / "layers" / "cases.json"
 RECORDED = CASES.parent / "recorded"
+PAGE = setup_libtorch.CHECKOUT / "docs" / "parity.md"
+HEAD = """# Layer by layer beside PyTorch
+
+<!-- written by `tools/layer_oracle.py --page`; change that instead -->
+
+{kinds} kinds of layer in {cases} cases, each computed by PyTorch 2.11 and by the engine from the same inputs and parameters, in
+float32 on a CPU: the worst relative error of the outputs (and buffers), of the inputs' gradients, and of the parameters'.
+0 is equal to the bit. A number below a tenth of its tensor's largest, or below 0.01, is compared as if it were that. The limit is
+1e-5. `make oracle` computes them here and now; `cargo test -p worker` compares with what PyTorch was recorded to compute. Each
+layer's initialisation is compared, too, and that its backward pass in halves, and computed again, has the same bits.
+
+| layer | cases | outputs | input gradients | parameter gradients |
+| --- | ---: | ---: | ---: | ---: |
+"""
 # So many fresh layers tell how PyTorch fills them; as many as the test draws.
 DRAWS = 1000
 
@@ -141,6 +156,7 @@ def record_all(torch, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     if pytorch.version() != setup_libtorch.VERSION:
         sys.exit(f"layer_oracle: {sys.executable} has no torch {setup_libtorch.VERSION}; `make oracle` fetches one")
@@ -155,7 +171,34 @@ def main():
         record_all(torch, Path(fresh))
         command = ["cargo", "test", "--package", "worker", "--lib", "engine::tests::pytorch::", "--", "--nocapture"]
         environment = {**os.environ, "BOSSMAN_RECORDED_LAYERS": fresh}
-        sys.exit(subprocess.run(command, cwd=setup_libtorch.CHECKOUT, env=environment, check=False).returncode)
+        done = subprocess.run(command, cwd=setup_libtorch.CHECKOUT, env=environment, check=False, stdout=subprocess.PIPE, text=True)
+        print(done.stdout, end="")
+        if options.page and done.returncode == 0:
+            PAGE.write_text(page(done.stdout), encoding="utf-8")
+        sys.exit(done.returncode)
+
+
+def page(printed):
+    """docs/parity.md, of the table that the test prints: the worst error of each kind of layer."""
+    kinds = {case["name"]: next(iter(case["layer"])) for case in json.loads(CASES.read_text())}
+    worst = {}
+    for line in printed.splitlines():
+        name, *errors = line.split() or [""]
+        if name in kinds and len(errors) == 3:
+            numbers = [None if error == "-" else float(error) for error in errors]
+            of_kind = worst.setdefault(kinds[name], (0, [None] * 3))
+            both = zip(of_kind[1], numbers)
+            most = [max((n for n in pair if n is not None), default=None) for pair in both]
+            worst[kinds[name]] = (of_kind[0] + 1, most)
+    missing = set(kinds.values()) - set(worst)
+    if missing:
+        sys.exit(f"layer_oracle: the test printed nothing of {', '.join(sorted(missing))}")
+
+    def column(error):
+        return "-" if error is None else "0" if error == 0 else f"{error:.0e}"
+
+    rows = [f"| {kind} | {count} | {' | '.join(map(column, errors))} |" for kind, (count, errors) in worst.items()]
+    return HEAD.format(kinds=len(worst), cases=len(kinds)) + "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":
