@@ -31,6 +31,9 @@ def read(path):
             continue
         try:
             entry = json.loads(line)
+            if "validation" in entry:
+                # A look at the model after an epoch.
+                continue
             step, loss = int(entry["step"]), entry["loss"]
         except (ValueError, KeyError, TypeError):
             raise Unfit(f"{path}: line {number} is no step: {line[:60]}") from None

@@ -37,6 +37,12 @@ class Curve(unittest.TestCase):
         ]
         self.assertEqual(done.stdout.splitlines(), expected, done.stderr)
 
+    def test_looks_at_the_model_between_steps_are_left_out(self):
+        path = self.file("a.jsonl", [2.0, 1.0])
+        path.write_text(path.read_text() + '{"step": 2, "epoch": 1, "validation": {"loss": 1.5}}\n')
+        done = self.run_it(path, self.file("b.jsonl", [2.0, 1.0]))
+        self.assertEqual(done.stdout.splitlines()[0], "2 steps in common", done.stderr)
+
     def test_it_draws_both_curves_and_their_distance(self):
         files = [self.file(name, [5 / step for step in range(1, 2001)]) for name in ("a.jsonl", "b.jsonl")]
         picture = self.folder / "c.svg"
