@@ -1,13 +1,13 @@
 //! What happens when an epoch ends: a look at the model with data it does not learn from, and its weights to the disk.
 
 use crate::data::{Dataset, Part};
+use crate::look::{look, Look};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::run_file::RunFile;
-use crate::train::{best_path, look, Look};
 use crate::{BossMan, BossManError};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The epochs of a run so far.
 pub(crate) struct Epochs<'a> {
@@ -56,6 +56,13 @@ impl<'a> Epochs<'a> {
         }
         Ok(())
     }
+}
+
+/// Where the weights of the best epoch go: `w.best.safetensors` beside `w.safetensors`.
+pub fn best_path(last: &Path) -> PathBuf {
+    let ending = last.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
+    let stem = last.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    last.with_file_name(format!("{stem}.best{ending}"))
 }
 
 fn in_words(look: &Look, step: u64, epoch: u64, best: bool) -> String {

@@ -1,7 +1,7 @@
 //! A line of JSON for every step.
 
+use crate::look::Look;
 use crate::step::StepReport;
-use crate::train::Look;
 use crate::BossManError;
 use serde::Serialize;
 use std::fs::File;

@@ -1,20 +1,17 @@
 //! What `bossman train` does: data in, steps, a look at the model after each epoch, and out come metrics, weights and a test.
 
-use crate::data::{Batches, Dataset, Order, Part, Parts};
-use crate::epochs::Epochs;
+use crate::data::{Batches, Part, Parts};
+use crate::epochs::{best_path, Epochs};
 use crate::fleet::FleetSettings;
+use crate::look::{look, Look};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::run_file::{Length, RunFile};
-use crate::score::Score;
 use crate::trace::Trace;
-use crate::translations::Translations;
-use crate::{BossMan, BossManError, Model, StateDict};
+use crate::{BossManError, Model, StateDict};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Samples in a batch where nothing is kept for backward.
-const TEST_BATCH: u64 = 256;
 /// Steps in a trace: the last ones.
 const TRACED: usize = 8;
 
@@ -29,7 +26,7 @@ pub struct Settings {
     pub trace: Option<PathBuf>,
     /// Weights to start from.
     pub weights: Option<PathBuf>,
-    /// Where weights go after each epoch; those of the best one go beside them, to [`best_path`].
+    /// Where weights go after each epoch; those of the best one go beside them, to [`crate::best_path`].
     pub save: Option<PathBuf>,
     /// Take samples in the order of the file.
     pub no_shuffle: bool,
@@ -48,29 +45,6 @@ pub struct Outcome {
     pub best: Option<(u64, Look)>,
     /// With the final weights on the test data, where there is some.
     pub test: Option<Look>,
-}
-
-/// A look at a model that learns.
-#[derive(Clone, Debug)]
-pub struct Look {
-    /// How well it does.
-    pub score: Score,
-    /// How it translates, where the run file asks for it.
-    pub translations: Option<Translations>,
-}
-
-impl Look {
-    /// Its numbers: `loss`, and `accuracy` and `bleu` where there are such.
-    pub fn to_json(&self) -> serde_json::Value {
-        let mut json = serde_json::json!({"loss": self.score.loss});
-        if let Some(accuracy) = self.score.accuracy {
-            json["accuracy"] = accuracy.into();
-        }
-        if let Some(translations) = &self.translations {
-            json["bleu"] = translations.bleu.into();
-        }
-        json
-    }
 }
 
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
@@ -137,42 +111,9 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     Ok(Outcome { steps, time, best: epochs.best, test })
 }
 
-/// Where the weights of the best epoch go: `w.best.safetensors` beside `w.safetensors`.
-pub fn best_path(last: &std::path::Path) -> PathBuf {
-    let ending = last.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
-    let stem = last.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    last.with_file_name(format!("{stem}.best{ending}"))
-}
-
 fn steps(file: &RunFile, samples: u64) -> u64 {
     match file.length {
         Length::Steps(steps) => steps,
         Length::Epochs(epochs) => epochs.saturating_mul(samples.div_ceil(file.batch_size)),
-    }
-}
-
-/// Runs a part of the data through the model in evaluation mode, and translates where the run file asks for it.
-///
-/// # Errors
-/// A worker failed, or a file cannot be read.
-pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset) -> Result<Look, BossManError> {
-    let order = Order::new(data.samples(), None, 0);
-    let size = batch_size(boss, file);
-    let starts = (0..data.samples()).step_by(usize::try_from(size).unwrap_or(usize::MAX));
-    let batches = starts.map(|start| data.batch(&order.at(start..start.saturating_add(size))));
-    let score = Score::of(boss, batches).await?;
-    let translations = match (&file.translate, file.texts(part)) {
-        (Some(how), Some(texts)) => Some(Translations::of(boss, texts, data, how).await?),
-        _ => None,
-    };
-    Ok(Look { score, translations })
-}
-
-/// Samples that go through the model together where nothing is kept for backward.
-pub(crate) fn batch_size(boss: &BossMan, file: &RunFile) -> u64 {
-    match boss.model().graph().batch() {
-        Some(_) if file.texts(Part::Train).is_none() => TEST_BATCH.max(file.batch_size),
-        // Texts are long, and a model without a word for the batch takes batches of its one size only.
-        _ => file.batch_size,
     }
 }

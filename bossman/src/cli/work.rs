@@ -4,8 +4,8 @@ use super::fleet::{until_interrupted, Fleet};
 use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
 use bossman::run_file::RunFile;
-use bossman::train::{self, best_path, look, Look, Settings};
-use bossman::{Model, Predictions};
+use bossman::train::{self, Settings};
+use bossman::{best_path, look, Look, Model, Predictions};
 use serde_json::json;
 use std::path::PathBuf;
 

@@ -1,11 +1,11 @@
 //! Samples from comma-separated text, plain or gzipped.
 
 use super::column::Column;
+use super::columns::Columns;
 use super::element::Element;
-use super::fit::Wanted;
 use super::plain;
-use super::source::Columns;
 use super::stored::Gather;
+use super::wanted::Wanted;
 use crate::BossManError;
 use layerspec::DType;
 use std::path::Path;

@@ -1,10 +1,8 @@
 //! A folder of pictures: a folder in it for each class, PNG and JPEG files in those.
 
-use super::column::Column;
 use super::element::Element;
-use super::fit::Wanted;
-use super::source::Columns;
-use super::stored::Gather;
+use super::stored::{Gather, Stored};
+use super::wanted::Wanted;
 use crate::BossManError;
 use image::{ImageReader, Limits};
 use layerspec::DType;
@@ -27,7 +25,7 @@ pub(super) struct Images {
 }
 
 /// The pictures with the numbers of their folders, which are sorted by name.
-pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<Columns, BossManError> {
+pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<(Images, Stored), BossManError> {
     let classes: Vec<PathBuf> = listed(folder)?.into_iter().filter(|path| path.is_dir()).collect();
     if classes.is_empty() {
         return Err(BossManError::file(folder, "holds no folders; expected one for each class, with pictures in it"));
@@ -58,7 +56,7 @@ pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<Columns, BossManErr
     let pixels = u64::from(width) * u64::from(height);
     let channels = channels(wanted, pixels).map_err(|problem| BossManError::file(folder, problem))?;
     let images = Images { files: files.into(), shape: [channels, height.into(), width.into()] };
-    Ok(Columns { inputs: vec![Column::Images(images)], target: Some(Column::Stored(labels.finish(folder)?)) })
+    Ok((images, labels.finish(folder)?))
 }
 
 impl Images {

@@ -7,6 +7,7 @@
 
 mod batches;
 mod column;
+mod columns;
 mod csv;
 mod element;
 pub mod fetch;
@@ -34,6 +35,7 @@ mod stored;
 mod tests;
 mod text;
 pub(crate) mod tokens;
+mod wanted;
 
 pub use batches::{Ahead, Batches};
 pub use names::Table;
@@ -49,14 +51,15 @@ pub use tokens::Tokenizer;
 use crate::batch::{Batch, Variables};
 use crate::BossManError;
 use column::Column;
-use fit::{Fitted, Wanted};
+use columns::Columns;
+use fit::Fitted;
 use layerspec::{DType, LayerGraph};
 use pipeline::LossSpec;
 use shuffle::Drawn;
-use source::Columns;
 use std::path::Path;
 use std::sync::Arc;
 use tch::Tensor;
+use wanted::Wanted;
 
 /// Samples by number, in memory or where they lie in files.
 #[derive(Clone, Debug)]
@@ -106,6 +109,14 @@ impl Dataset {
         let error = |problem: String| BossManError::file(source.path(), problem);
         let inputs: Vec<Wanted> = graph.inputs().iter().map(|id| Wanted::value(graph, *id)).collect();
         let target = loss.map(|loss| target(graph, loss));
+        let ignored = loss.and_then(LossSpec::classes).map(|classes| classes.ignore_index);
+        if let (Source::Pairs(_), Some(other)) = (source, ignored.filter(|class| *class != ragged::IGNORED)) {
+            let expected = ragged::IGNORED;
+            let problem = format!(
+                "pairs have the class {expected} at padding, but the loss has `ignore_index: {other}`; leave it out"
+            );
+            return Err(error(problem));
+        }
         let first = inputs.first().ok_or_else(|| BossManError::Usage("the model has no input".into()))?;
         let normalized = normalize.map(|normalize| normalize.input.as_ref().unwrap_or(&first.name));
         if let Some(unknown) = normalized.filter(|name| !inputs.iter().any(|input| input.name == **name)) {

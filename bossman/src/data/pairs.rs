@@ -1,11 +1,11 @@
 //! Pairs of texts, as sentences and their translations: lines of two columns, or of JSON with two keys.
 
 use super::column::Column;
-use super::fit::Wanted;
+use super::columns::Columns;
 use super::plain;
 use super::ragged::{Marks, Padded, Pairs, Role};
-use super::source::Columns;
 use super::tokens::{Tokenizer, Tokens};
+use super::wanted::Wanted;
 use crate::BossManError;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

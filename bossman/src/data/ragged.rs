@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tch::Tensor;
 
 /// The class of positions that the loss leaves out, as PyTorch's `ignore_index`.
-const IGNORED: i64 = -100;
+pub(super) const IGNORED: i64 = -100;
 
 /// Tokens of pairs, one after the other.
 #[derive(Debug)]

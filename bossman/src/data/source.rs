@@ -1,8 +1,9 @@
 //! Where samples come from.
 
 use super::column::Column;
-use super::fit::Wanted;
+use super::columns::Columns;
 use super::names::Table;
+use super::wanted::Wanted;
 use super::{csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs};
 use crate::BossManError;
 use layerspec::DType;
@@ -45,13 +46,6 @@ pub enum Source {
     Text(Text),
     /// Pairs of texts.
     Pairs(TextPairs),
-}
-
-/// The columns for the model's inputs, in its order, and for the target.
-pub(super) struct Columns {
-    pub(super) inputs: Vec<Column>,
-    /// Nothing where none was wanted.
-    pub(super) target: Option<Column>,
 }
 
 const ENDINGS: &str = ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
@@ -99,7 +93,8 @@ impl Source {
             Source::Parquet(table) => by_name(table, inputs, target, parquet::open),
             Source::Images { folder } => {
                 only_input("pictures are", folder, inputs)?;
-                images::open(folder, &inputs[0])
+                let (images, labels) = images::open(folder, &inputs[0])?;
+                Ok(Columns { inputs: vec![Column::Images(images)], target: Some(Column::Stored(labels)) })
             }
             Source::Text(text) => {
                 only_input("text is", self.path(), inputs)?;

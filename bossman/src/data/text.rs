@@ -1,9 +1,9 @@
 //! Text for models that foretell the next token: one long row of tokens, cut into windows.
 
 use super::column::Column;
+use super::columns::Columns;
 use super::element::Element;
 use super::plain;
-use super::source::Columns;
 use super::spool::Spool;
 use super::stored::{Layout, Stored};
 use super::tokens::{Tokenizer, Tokens};

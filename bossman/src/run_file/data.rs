@@ -1,10 +1,10 @@
 //! What a run file says of data: which files, of which format, and how they are brought into range.
 
 use super::text;
+use super::words::words;
 use crate::data::{Normalize, Source, Table};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, TEXT};
 use layerspec::Fault;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Samples for each purpose.
@@ -101,17 +101,6 @@ fn table(choice: &Choice<'_>, folder: &Path) -> Result<Table, Fault> {
     let target = arguments.optional("target", &TEXT)?;
     let alike = Table::named_alike(path);
     Ok(Table { inputs, target: target.unwrap_or(alike.target), ..alike })
-}
-
-/// Words by names that the file is free to choose.
-pub(super) fn words(node: &Node, what: &str) -> Result<BTreeMap<String, String>, Fault> {
-    let Kind::Map(entries) = &node.kind else {
-        return Err(node.unexpected(what, "a mapping of the model's inputs"));
-    };
-    let names: Vec<&str> = entries.iter().map(|entry| entry.key.text.as_str()).collect();
-    // Finds names that are given twice.
-    node.mapping(what, "input", &names)?;
-    entries.iter().map(|entry| Ok((entry.key.text.clone(), entry.value.read(what, &TEXT)?))).collect()
 }
 
 fn normalize(node: &Node) -> Result<Normalize, Fault> {

@@ -3,6 +3,7 @@
 mod data;
 mod learning;
 mod text;
+mod words;
 
 use crate::rename::Rename;
 use crate::{BossManError, Translating};

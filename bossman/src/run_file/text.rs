@@ -1,6 +1,6 @@
 //! What a run file says of text: files, tokenizer, lengths.
 
-use super::data::words;
+use super::words::words;
 use crate::data::{Text, TextPairs, Tokenizer};
 use crate::{Search, Translating};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, COUNT, NON_NEGATIVE, SIZE, TEXT};

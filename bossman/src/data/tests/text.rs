@@ -114,6 +114,11 @@ fn pairs_are_padded_and_their_targets_come_one_later() {
 fn mistakes_in_pairs_are_named() {
     let folder = Folder::new();
     let open = |texts| folder.error(Dataset::open(&Source::Pairs(texts), &pairs_model(), &CLASSES, None));
+    let classes = pipeline::loss::Classes { ignore_index: 0, ..Default::default() };
+    let other = LossSpec::NLLLoss { classes };
+    let source = Source::Pairs(pairs(folder.file("d.tsv", "a\tb\n")));
+    let error = folder.error(Dataset::open(&source, &pairs_model(), &other, None));
+    assert!(error.contains("the loss has `ignore_index: 0`; leave it out"), "{error}");
     let whole = pairs(folder.file("a.tsv", "a\tb\n"));
     let keys = Some(["en", "de"].map(String::from));
     let golden = [

@@ -1,0 +1,30 @@
+//! What a model takes, as far as data must know.
+
+use layerspec::{DType, Dim, LayerGraph, ValueId};
+
+/// What the model takes.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    /// Of a sample, where its sizes are known; nothing where the model does not say anything.
+    pub(super) shape: Option<Vec<Option<u64>>>,
+}
+
+impl Wanted {
+    pub(super) fn value(graph: &LayerGraph, id: ValueId) -> Self {
+        let value = graph.value(id);
+        let shape = value.ty.dims().iter().skip(1).map(Dim::as_fixed).collect();
+        Wanted { name: value.name.clone(), dtype: value.ty.dtype, shape: Some(shape) }
+    }
+
+    /// The sizes of a sample, where they are all known.
+    pub(super) fn sizes(&self) -> Option<Vec<u64>> {
+        self.shape.as_ref()?.iter().copied().collect()
+    }
+
+    pub(super) fn shape_in_words(&self) -> String {
+        let sizes = self.shape.iter().flatten().map(|size| size.map_or_else(|| "any".into(), |size| size.to_string()));
+        format!("[{}]", sizes.collect::<Vec<String>>().join(", "))
+    }
+}

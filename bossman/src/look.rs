@@ -1,0 +1,59 @@
+//! How well a model does on a part of a run's data.
+
+use crate::data::{Dataset, Order, Part, Source};
+use crate::run_file::RunFile;
+use crate::score::Score;
+use crate::translations::Translations;
+use crate::{BossMan, BossManError};
+
+/// Samples in a batch where nothing is kept for backward.
+const TEST_BATCH: u64 = 256;
+
+/// A look at a model that learns.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// How well it does.
+    pub score: Score,
+    /// How it translates, where the run file asks for it.
+    pub translations: Option<Translations>,
+}
+
+impl Look {
+    /// Its numbers: `loss`, and `accuracy` and `bleu` where there are such.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut json = serde_json::json!({"loss": self.score.loss});
+        if let Some(accuracy) = self.score.accuracy {
+            json["accuracy"] = accuracy.into();
+        }
+        if let Some(translations) = &self.translations {
+            json["bleu"] = translations.bleu.into();
+        }
+        json
+    }
+}
+
+/// Runs a part of the data through the model in evaluation mode, and translates where the run file asks for it.
+///
+/// # Errors
+/// A worker failed, or a file cannot be read.
+pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset) -> Result<Look, BossManError> {
+    let order = Order::new(data.samples(), None, 0);
+    let size = batch_size(boss, file);
+    let starts = (0..data.samples()).step_by(usize::try_from(size).unwrap_or(usize::MAX));
+    let batches = starts.map(|start| data.batch(&order.at(start..start.saturating_add(size))));
+    let score = Score::of(boss, batches).await?;
+    let translations = match (&file.translate, file.texts(part)) {
+        (Some(how), Some(texts)) => Some(Translations::of(boss, texts, data, how).await?),
+        _ => None,
+    };
+    Ok(Look { score, translations })
+}
+
+/// Samples that go through the model together where nothing is kept for backward.
+pub(crate) fn batch_size(boss: &BossMan, file: &RunFile) -> u64 {
+    match boss.model().graph().batch() {
+        Some(_) if !matches!(file.data.train, Source::Text(_) | Source::Pairs(_)) => TEST_BATCH.max(file.batch_size),
+        // Texts are long, and a model without a word for the batch takes batches of its one size only.
+        _ => file.batch_size,
+    }
+}
