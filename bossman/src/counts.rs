@@ -29,6 +29,14 @@ pub(crate) fn counts(loss: &LossSpec, target: &Tensor, ranges: &[Range]) -> Resu
     }
 }
 
+/// Whether a mean can be taken over these targets: not where each is ignored, or of a class that weighs nothing.
+pub(crate) fn counts_something(loss: Option<&LossSpec>, target: &Tensor) -> Result<bool, BossManError> {
+    let Some(classes) = loss.and_then(LossSpec::classes) else { return Ok(true) };
+    let each = each(classes, target).map_err(|e| wrong(e.to_string()))?;
+    let sum = each.f_sum(Kind::Double).and_then(|sum| sum.f_double_value(&[])).map_err(TensorError::from)?;
+    Ok(sum > 0.0)
+}
+
 /// How many targets are not ignored, where a sample has several of them.
 pub(crate) fn tokens(loss: &LossSpec, target: &Tensor) -> Result<Option<u64>, BossManError> {
     let Some(classes) = loss.classes().filter(|_| target.dim() > 1) else { return Ok(None) };

@@ -32,19 +32,26 @@ impl<'a> Epochs<'a> {
         progress: &Progress,
         metrics: Option<&mut Metrics>,
     ) -> Result<(), BossManError> {
+        // Saved before anything can fail that is not training.
+        let weights = match self.save {
+            Some(path) => {
+                let weights = boss.state_dict().await?;
+                weights.save(path)?;
+                Some((path, weights))
+            }
+            None => None,
+        };
         let looked = match &self.validation {
             Some(data) => Some(look(boss, self.file, Part::Validation, data).await?),
             None => None,
         };
-        let best = looked
-            .as_ref()
-            .is_some_and(|look| self.best.as_ref().is_none_or(|(_, best)| look.score.loss < best.score.loss));
-        if let Some(path) = self.save {
-            let weights = boss.state_dict().await?;
-            weights.save(path)?;
-            if best {
-                weights.save(best_path(path))?;
-            }
+        let best = looked.as_ref().is_some_and(|look| match &self.best {
+            // Also where the best so far is no number.
+            Some((_, best)) => look.score.loss < best.score.loss || best.score.loss.is_nan(),
+            None => true,
+        });
+        if let Some((path, weights)) = weights.filter(|_| best) {
+            weights.save(best_path(path))?;
         }
         let Some(look) = looked else { return Ok(()) };
         progress.line(&in_words(&look, step, epoch, best));

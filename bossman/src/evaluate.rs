@@ -64,6 +64,15 @@ impl BossMan {
         &'a mut self,
         batch: &Batch,
     ) -> impl Future<Output = Result<Evaluation, BossManError>> + Send + 'a {
+        self.evaluate_with(batch, true)
+    }
+
+    /// The same; without `outputs` they stay where they are, and the list is empty.
+    pub(crate) fn evaluate_with<'a>(
+        &'a mut self,
+        batch: &Batch,
+        outputs: bool,
+    ) -> impl Future<Output = Result<Evaluation, BossManError>> + Send + 'a {
         let prepared = self.prepare(batch, 1);
         async move {
             let prepared = prepared?;
@@ -71,7 +80,7 @@ impl BossMan {
             self.batch += 1;
             let mut run = self.round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
             run.mode = Mode::Eval;
-            run.outputs = true;
+            run.outputs = outputs;
             run.loss = Some(RoundLoss { spec, weights: vec![1.0] });
             run.inputs = self.hold_all(prepared.inputs);
             run.targets = prepared.targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();

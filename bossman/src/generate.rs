@@ -4,7 +4,7 @@ use crate::boss::BossMan;
 use crate::data::tokens::Tokens;
 use crate::data::Text;
 use crate::sampling::{Sampler, Sampling};
-use crate::BossManError;
+use crate::{BossManError, Model};
 use layerspec::{Dim, LayerId};
 use pipeline::cached::Cached;
 use tch::Tensor;
@@ -27,7 +27,7 @@ pub struct Generated {
     /// What follows the prompt.
     pub text: String,
     /// Its tokens.
-    pub tokens: u64,
+    pub tokens: Vec<u32>,
 }
 
 /// A language model at work. Every worker keeps the keys and values of the positions so far, so each token takes one position
@@ -51,12 +51,12 @@ struct Window {
 }
 
 impl Generator {
-    /// For the model that this boss has, whose input are tokens as [`Text`] makes them.
+    /// For a model whose input are tokens as [`Text`] makes them.
     ///
     /// # Errors
     /// The model has not one input of token sequences of any length, or the tokenizer cannot be read.
-    pub fn new(boss: &BossMan, text: &Text) -> Result<Self, BossManError> {
-        let graph = boss.model().graph();
+    pub fn new(model: &Model, text: &Text) -> Result<Self, BossManError> {
+        let graph = model.graph();
         let [input] = graph.inputs() else {
             let count = graph.inputs().len();
             let problem = format!("text is made by a model with one input, of tokens; this one has {count}");
@@ -105,19 +105,30 @@ impl Generator {
                 break;
             }
             tokens.push(token);
-            // Decoded as a whole, for a character may be several tokens; what may still change is held back.
-            let text = self.tokens.decode(&tokens[begun..])?;
+            // What may still change is held back.
+            let text = self.after(&tokens, begun)?;
             let sure = text.trim_end_matches('\u{fffd}');
             if let Some(more) = sure.strip_prefix(said.as_str()).filter(|more| !more.is_empty()) {
                 piece(more);
                 said = sure.to_string();
             }
         }
-        let text = self.tokens.decode(&tokens[begun..])?;
+        let text = self.after(&tokens, begun)?;
         if let Some(rest) = text.strip_prefix(said.as_str()) {
             piece(rest);
         }
-        Ok(Generated { text, tokens: (tokens.len() - begun) as u64 })
+        tokens.drain(..begun);
+        Ok(Generated { text, tokens })
+    }
+
+    /// The text after the prompt. Decoded with it, for a character may be several tokens, and some tokenizers leave out a space
+    /// where a text begins.
+    fn after(&self, tokens: &[u32], begun: usize) -> Result<String, BossManError> {
+        let (prompt, whole) = (self.tokens.decode(&tokens[..begun])?, self.tokens.decode(tokens)?);
+        match whole.strip_prefix(prompt.as_str()) {
+            Some(rest) => Ok(rest.to_string()),
+            None => self.tokens.decode(&tokens[begun..]),
+        }
     }
 
     /// Takes what the workers have not seen through the stages, and draws from what comes out at its last position.

@@ -1,6 +1,7 @@
 //! Waiting for workers.
 
 use crate::local::{Flags, LocalWorkers};
+use crate::output;
 use crate::{BossMan, BossManError};
 use link::{Identity, Lobby, LobbyEvent, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -150,7 +151,7 @@ impl Host {
             if self.on_stderr && !self.quiet {
                 eprintln!("{}", printable(&text));
             } else if !self.quiet {
-                println!("{}", printable(&text));
+                output::line(&printable(&text));
             }
         };
         if !all_local {

@@ -50,6 +50,7 @@ mod look;
 pub mod metrics;
 mod model;
 mod observed;
+pub mod output;
 mod payload;
 pub mod plan;
 mod predict;

@@ -2,12 +2,13 @@
 
 use crate::boss::BossMan;
 use crate::data::{Dataset, Order};
+use crate::weight_files::beside;
 use crate::{BossManError, StateDict};
 use serde_json::{Map, Value};
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tch::{Kind, Tensor};
+use tempfile::NamedTempFile;
 use tensor::TensorError;
 
 /// Where predictions go, by the file's ending.
@@ -18,9 +19,9 @@ pub struct Predictions {
 
 enum Form {
     /// A line a sample: the elements of the first output.
-    Csv(BufWriter<File>),
+    Csv(BufWriter<NamedTempFile>),
     /// An object a sample: each output by its name.
-    Jsonl(BufWriter<File>),
+    Jsonl(BufWriter<NamedTempFile>),
     /// A tensor for each output, of all samples; written at the end.
     Safetensors(Vec<Vec<Tensor>>),
 }
@@ -31,8 +32,8 @@ impl Predictions {
     /// # Errors
     /// Another ending, or the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, BossManError> {
-        let file =
-            || Ok::<_, BossManError>(BufWriter::new(File::create(path).map_err(|e| BossManError::file(path, e))?));
+        // Beside the file, which is replaced when all is written.
+        let file = || Ok::<_, BossManError>(BufWriter::new(beside(path).map_err(|e| BossManError::file(path, e))?));
         let form = match path.extension().map(|ending| ending.to_string_lossy().into_owned()).as_deref() {
             Some("csv") => Form::Csv(file()?),
             Some("jsonl") => Form::Jsonl(file()?),
@@ -107,27 +108,53 @@ impl Predictions {
     }
 }
 
-/// The elements of each sample, as f32's shortest decimals have it.
-fn rows(output: &Tensor) -> Result<Vec<Vec<f32>>, TensorError> {
-    let flat = output.f_to_kind(Kind::Float)?.f_flatten(1, -1)?.f_contiguous()?;
-    let width = flat.size().get(1).copied().unwrap_or(1).max(1);
-    let numbers: Vec<f32> = Vec::try_from(flat.f_view(-1)?)?;
-    Ok(numbers.chunks(width as usize).map(<[f32]>::to_vec).collect())
+/// The elements of each sample.
+fn rows(output: &Tensor) -> Result<Vec<Vec<Value>>, TensorError> {
+    let samples = output.size().first().copied().unwrap_or(1);
+    let flat = output.f_reshape([samples, -1])?;
+    let width = usize::try_from(flat.size().get(1).copied().unwrap_or(1)).unwrap_or(1).max(1);
+    let numbers: Vec<Value> = match flat.is_floating_point() {
+        true => Vec::<f32>::try_from(flat.f_to_kind(Kind::Float)?.f_reshape(-1)?)?.into_iter().map(number).collect(),
+        false => {
+            Vec::<i64>::try_from(flat.f_to_kind(Kind::Int64)?.f_reshape(-1)?)?.into_iter().map(Value::from).collect()
+        }
+    };
+    Ok(numbers.chunks(width).map(<[Value]>::to_vec).collect())
+}
+
+/// The shortest decimal that reads back as the same f32; null where it is no number.
+fn number(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 /// Each sample as lists in lists.
 fn nested(output: &Tensor) -> Result<Vec<Value>, TensorError> {
     let sizes = output.size();
     let within = sizes.get(1..).unwrap_or_default();
-    Ok(rows(output)?.into_iter().map(|row| folded(&row, within)).collect())
+    Ok(rows(output)?.into_iter().map(|row| folded(row, within)).collect())
 }
 
-fn folded(numbers: &[f32], sizes: &[i64]) -> Value {
+fn folded(numbers: Vec<Value>, sizes: &[i64]) -> Value {
     match sizes.split_first() {
-        None => numbers.first().map_or(Value::Null, |number| Value::from(*number)),
+        None => numbers.into_iter().next().unwrap_or(Value::Null),
         Some((count, rest)) => {
-            let each = numbers.len() / usize::try_from(*count).unwrap_or(1).max(1);
-            Value::Array(numbers.chunks(each.max(1)).map(|part| folded(part, rest)).collect())
+            let each = (numbers.len() / usize::try_from(*count).unwrap_or(1).max(1)).max(1);
+            Value::Array(numbers.chunks(each).map(|part| folded(part.to_vec(), rest)).collect())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_of_any_shape_and_type_become_lists() {
+        let fractions = Tensor::from_slice(&[0.1f32, 2.0, -3.5, f32::NAN]);
+        assert_eq!(serde_json::to_string(&nested(&fractions).unwrap()).unwrap(), "[0.1,2.0,-3.5,null]");
+        let pairs = nested(&fractions.view([2, 1, 2])).unwrap();
+        assert_eq!(serde_json::to_string(&pairs).unwrap(), "[[[0.1,2.0]],[[-3.5,null]]]");
+        let large = Tensor::from_slice(&[1i64 << 53]).view([1, 1]);
+        assert_eq!(serde_json::to_string(&nested(&large).unwrap()).unwrap(), "[[9007199254740992]]");
     }
 }

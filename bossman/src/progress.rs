@@ -1,5 +1,6 @@
 //! How training is going: a bar on a terminal, plain lines elsewhere.
 
+use crate::output;
 use crate::step::StepReport;
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -71,7 +72,7 @@ impl Progress {
         if self.quiet {
             eprintln!("{text}");
         } else {
-            println!("{text}");
+            output::line(text);
         }
     }
 

@@ -4,7 +4,6 @@ use crate::model::Model;
 use crate::{BossManError, StateDict};
 use std::collections::{BTreeMap, BTreeSet};
 use tch::Tensor;
-use tensor::TensorError;
 
 /// A table of names.
 ///
@@ -83,12 +82,23 @@ impl Rename {
             let Some(tensors) = tensors else { continue };
             match tensors[..] {
                 [one] => named.insert(&name, one),
-                _ => named.insert(&name, &Tensor::f_cat(&tensors, 0).map_err(TensorError::from)?),
+                _ => {
+                    let joined = Tensor::f_cat(&tensors, 0);
+                    let problem = |e| format!("`{name}`: `{}` do not fit together: {e}", sources.join("`, `"));
+                    named.insert(&name, &joined.map_err(|e| BossManError::StateDict(vec![problem(e)]))?);
+                }
             }
             used.extend(sources);
         }
         let ignored = |name: &str| self.ignored.iter().any(|pattern| pattern.fits(name).is_some());
         for (name, tensor) in file.iter().filter(|(name, _)| !used.contains(*name) && !ignored(name)) {
+            if named.get(name).is_some() {
+                let sources = self.sources(name).join("`, `");
+                let problem = format!(
+                    "`{name}`: `rename` takes `{sources}` for it, but it is in the file, too; put it in `ignore`"
+                );
+                return Err(BossManError::StateDict(vec![problem]));
+            }
             named.insert(name, tensor);
         }
         Ok(named)
@@ -185,6 +195,24 @@ layers:
         assert_eq!(found, [&names.iter().map(String::as_str).collect::<Vec<_>>()[..], &["h.x.unused"]].concat());
         let weight = Vec::<f64>::try_from(named.get("blocks.1.lin.weight").unwrap().flatten(0, -1)).unwrap();
         assert_eq!(weight, [1.0, 1.0, 11.0, 11.0]);
+    }
+
+    #[test]
+    fn a_tensor_that_stands_twice_is_refused() {
+        let model = Model::from_yaml(MODEL).unwrap();
+        let mut rename = Rename::default();
+        rename.rule("blocks.{i}.lin.bias", &["b.{i}".into()]).unwrap();
+        let mut file = StateDict::default();
+        ["b.0", "b.1", "blocks.0.lin.bias"].iter().for_each(|name| file.insert(name, &full(1, &[2])));
+        let error = rename.apply(&file, &model).unwrap_err().to_string();
+        assert!(
+            error.contains("`blocks.0.lin.bias`: `rename` takes `b.0` for it, but it is in the file, too"),
+            "{error}"
+        );
+        rename.rule("blocks.{i}.lin.weight", &["b.{i}".into(), "w.{i}".into()]).unwrap();
+        file.insert("w.0", &full(1, &[3, 3]));
+        let error = rename.apply(&file, &model).unwrap_err().to_string();
+        assert!(error.contains("`blocks.0.lin.weight`: `b.0`, `w.0` do not fit together"), "{error}");
     }
 
     #[test]

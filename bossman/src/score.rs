@@ -1,6 +1,7 @@
 //! How well a model does on data it was not trained on.
 
 use crate::batch::Batch;
+use crate::counts::counts_something;
 use crate::{BossMan, BossManError};
 use std::fmt;
 use tch::{Kind, Tensor};
@@ -37,7 +38,10 @@ impl Score {
         let (mut loss, mut counted, mut right, mut targets) = (0.0, 0.0, 0.0, 0.0);
         for batch in batches {
             let batch = batch?;
-            let found = boss.evaluate(&batch).await?;
+            if !counts_something(boss.settings.loss.as_ref(), &batch.target)? {
+                continue;
+            }
+            let found = boss.evaluate_with(&batch, ignored.is_some()).await?;
             loss += f64::from(found.loss) * found.counted;
             counted += found.counted;
             if let (Some(ignored), Some(output)) = (ignored, found.outputs.first()) {

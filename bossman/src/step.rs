@@ -42,7 +42,7 @@ impl BossMan {
     /// says, the loss where the last layer is, and the optimizer step.
     ///
     /// The loss is the mean over the batch however unevenly it is cut: each microbatch counts by its
-    /// samples. With [`crate::Builder::accumulate`] the optimizer step comes with every n-th call, over the mean of the
+    /// samples, or by its targets that are not ignored. With [`crate::Builder::accumulate`] the optimizer step comes with every n-th call, over the mean of the
     /// gradients of all samples since the last.
     ///
     /// The first call measures the layers on the workers where the schedule is chosen by itself (see

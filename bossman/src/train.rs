@@ -8,6 +8,7 @@ use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::run_file::{Length, RunFile};
 use crate::trace::Trace;
+use crate::translate::Translator;
 use crate::{BossManError, Model, StateDict};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -58,6 +59,9 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     }
     let Parts { train, validation, test } = file.parts(&model)?;
     let weights = file.initial(settings.weights.as_deref(), &model)?;
+    if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
+        Translator::new(&model, texts)?;
+    }
     let workers = settings.fleet.count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;

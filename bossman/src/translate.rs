@@ -5,8 +5,8 @@ use crate::data::ragged::Role;
 use crate::data::tokens::Tokens;
 use crate::data::{pairs, TextPairs};
 use crate::generate::last_logits;
-use crate::BossManError;
-use layerspec::LayerId;
+use crate::{BossManError, Model};
+use layerspec::{Dim, LayerId};
 use pipeline::cached::Cached;
 use tch::{Device, Kind, Tensor};
 use tensor::TensorError;
@@ -21,6 +21,27 @@ pub struct Search {
     pub length_penalty: f64,
     /// The most tokens of a translation.
     pub max_length: u64,
+}
+
+impl Search {
+    /// The most beams: each is a row of a batch.
+    pub const MOST_BEAMS: u32 = 256;
+
+    /// # Errors
+    /// A number that is out of its range.
+    fn check(&self) -> Result<(), BossManError> {
+        let wrong = |problem: String| Err(BossManError::Usage(problem));
+        if !(1..=Self::MOST_BEAMS).contains(&self.beams) {
+            return wrong(format!("{} beams: expected 1 to {}", self.beams, Self::MOST_BEAMS));
+        }
+        if self.max_length == 0 {
+            return wrong("a max_length of 0: expected 1 or more".into());
+        }
+        if !(self.length_penalty >= 0.0 && self.length_penalty.is_finite()) {
+            return wrong(format!("a length_penalty of {}: expected 0 or more", self.length_penalty));
+        }
+        Ok(())
+    }
 }
 
 impl Default for Search {
@@ -47,12 +68,20 @@ pub struct Translator {
 }
 
 impl Translator {
-    /// For the model that this boss has, whose inputs are as [`TextPairs`] makes them.
+    /// For a model whose inputs are as [`TextPairs`] makes them.
     ///
     /// # Errors
-    /// An input of the model is none of the pairs', or a tokenizer cannot be read.
-    pub fn new(boss: &BossMan, texts: &TextPairs) -> Result<Self, BossManError> {
-        let graph = boss.model().graph();
+    /// An input of the model is none of the pairs', the model takes sequences of one length only, or a tokenizer cannot be
+    /// read.
+    pub fn new(model: &Model, texts: &TextPairs) -> Result<Self, BossManError> {
+        let graph = model.graph();
+        for id in graph.inputs() {
+            if let Some(Dim::Fixed(size)) = graph.value(*id).ty.dims().get(1) {
+                let name = &graph.value(*id).name;
+                let problem = format!("translating needs a model that takes sequences of any length: `{name}` has {size} positions; give their number a name in the model");
+                return Err(BossManError::Usage(problem));
+            }
+        }
         let names = graph.inputs().iter().map(|id| graph.value(*id).name.as_str());
         let roles = names.map(|name| pairs::role(texts, name)).collect::<Result<Vec<_>, _>>()?;
         let grows = |role: &Role| matches!(role, Role::Target | Role::TargetPadding);
@@ -83,9 +112,8 @@ impl Translator {
         texts: &[impl AsRef<str>],
         search: &Search,
     ) -> Result<Vec<String>, BossManError> {
-        if search.beams == 0 || search.max_length == 0 {
-            return Err(BossManError::Usage("a search needs at least 1 beam and a max_length of 1".into()));
-        }
+        search.check()?;
+        let longest = search.max_length.min(self.most as u64);
         let mut sentences = Vec::with_capacity(texts.len());
         for (number, text) in texts.iter().enumerate() {
             let mut tokens = Vec::new();
@@ -106,7 +134,7 @@ impl Translator {
                 sentence.advance(&logits.f_narrow(0, row, rows).map_err(TensorError::from)?, row, self.eos, search)?;
                 row += rows;
             }
-            let over = length >= search.max_length;
+            let over = length >= longest;
             sentences.retain_mut(|sentence| match sentence.best(search, over) {
                 Some(best) => {
                     found[sentence.number] = best;
@@ -194,7 +222,10 @@ impl Sentence {
         // Enough that as many go on where all others end.
         let (best, places) = all.f_flatten(0, -1)?.f_topk((2 * wide as i64).min(all.numel() as i64), 0, true, true)?;
         let (best, places) = (Vec::<f64>::try_from(best)?, Vec::<i64>::try_from(places)?);
-        let mut beams = Vec::with_capacity(wide);
+        if best.first().is_some_and(|score| score.is_nan()) {
+            return Err(TensorError::invalid("the model", "gave logits that are no numbers"));
+        }
+        let mut beams = Vec::new();
         for (rank, (score, place)) in best.into_iter().zip(places).enumerate() {
             let (beam, token) = (place / vocabulary, (place % vocabulary) as u32);
             let from = &self.beams[beam as usize];

@@ -42,11 +42,13 @@ impl Translations {
         data: &Dataset,
         how: &Translating,
     ) -> Result<Self, BossManError> {
-        let translator = Translator::new(boss, texts)?;
-        let all = texts.texts()?;
-        let wanted = (0..data.samples().min(how.pairs)).map(|number| data.number(number.cast_signed()));
+        let translator = Translator::new(boss.model(), texts)?;
+        let wanted: Vec<Option<i64>> =
+            (0..data.samples().min(how.pairs)).map(|number| data.number(number.cast_signed())).collect();
+        let last = wanted.iter().flatten().max().copied().unwrap_or(0);
+        let all = texts.texts(last.unsigned_abs() + 1)?;
         let lost = || BossManError::file(&texts.path, "has fewer pairs than when it was opened");
-        let pairs = wanted.map(|number| all.get(usize::try_from(number?).ok()?));
+        let pairs = wanted.into_iter().map(|number| all.get(usize::try_from(number?).ok()?));
         let pairs: Vec<&[String; 2]> = pairs.collect::<Option<_>>().ok_or_else(lost)?;
         // Texts of about one length go together, so that little is padding.
         let mut order: Vec<usize> = (0..pairs.len()).collect();

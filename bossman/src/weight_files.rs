@@ -12,6 +12,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
+use tempfile::NamedTempFile;
 
 /// What an index is called beside its files, and what it ends in.
 const INDEX: &str = "model.safetensors.index.json";
@@ -139,8 +140,24 @@ fn by_index(path: &Path) -> Result<StateDict, BossManError> {
 fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<(), BossManError> {
     let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
     let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
-    // The library writes a file beside it and renames that.
-    safetensors::serialize_to_file(views, None, path).map_err(|e| BossManError::file(path, e))
+    // The library writes a file beside it and renames that; it is for its owner's eyes alone.
+    safetensors::serialize_to_file(views, None, path).map_err(|e| BossManError::file(path, e))?;
+    let usual = beside(path).and_then(|file| file.as_file().metadata());
+    let usual = usual.and_then(|usual| std::fs::set_permissions(path, usual.permissions()));
+    usual.map_err(|e| BossManError::file(path, e))
+}
+
+/// A new file in the same folder, that whoever may see the folder's other files may see; gone where it is not kept.
+pub(crate) fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    let mut file = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As far as the user's mask lets it.
+        file.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    file.prefix(".bossman-").tempfile_in(folder)
 }
 
 /// A tensor as the safetensors crate wants to see it.

@@ -220,7 +220,7 @@ fn mistakes_in_a_run_file_are_named() {
         ("data: {train: a.csv, validation: {split: 1}}", "`split`: expected a number between 0 and 1, as 0.1, found `1`"),
         ("data: {train: a.csv, normalize: {std: [1, 0]}}", "`std`: expected a number that is not 0, found `0`"),
         ("group_by_length: true", "`group_by_length` goes with `pairs` to train on only"),
-        ("translate: {beams: 0}", "`beams`: expected a whole number, 1 or more, found `0`"),
+        ("translate: {beams: 0}", "`translate` goes with `pairs` to train on only"),
         ("weights: {path: a, fresh: head}", "`fresh`: expected a list of names in the model, found `head`"),
         ("acumulate: 2", "unknown key `acumulate`; did you mean `accumulate`?"),
     ];

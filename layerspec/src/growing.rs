@@ -41,6 +41,19 @@ impl LayerGraph {
             positions.extend(layer.outputs.iter().map(|value| (*value, output)));
             layers.push(layer.id);
         }
+        // Samples go on in another order, so whatever is remembered of the other layers must begin with them.
+        let begins_with_batch = |value: &ValueId| {
+            let first = self.value(*value).ty.dims().first().map(ToString::to_string);
+            self.batch().is_some() && first.as_deref() == self.batch()
+        };
+        let fixed = self.layers().iter().filter(|layer| !layers.contains(&layer.id));
+        for layer in fixed.filter(|_| !layers.is_empty()) {
+            let used = layer.outputs.iter().filter(|value| !self.users(**value).is_empty());
+            if !used.clone().all(begins_with_batch) {
+                let (layer, kind) = (layer.name.clone(), layer.kind.name());
+                return Err(NeedsAll { layer, kind, needs: "outputs that begin with the batch" });
+            }
+        }
         Ok(layers)
     }
 }
@@ -68,7 +81,8 @@ fn output(layer: &Layer, ports: &[Option<usize>], dims: usize) -> Result<usize, 
         | LayerKind::Mish(_)
         | LayerKind::Scale(_)
         | LayerKind::Dropout(_) => alone.ok_or(WHOLE),
-        LayerKind::Linear(_) | LayerKind::RMSNorm(_) | LayerKind::LlamaMLP(_) => beside(alone),
+        LayerKind::Linear(_) | LayerKind::LlamaMLP(_) => beside(alone),
+        LayerKind::RMSNorm(norm) if norm.normalized_shape.len() == 1 => beside(alone),
         LayerKind::LayerNorm(norm) if norm.normalized_shape.len() == 1 => beside(alone),
         LayerKind::Add(_) | LayerKind::Sub(_) | LayerKind::Mul(_) => match first {
             // A part that does not grow would be stretched over the new positions.

@@ -355,7 +355,7 @@ impl RoundUpdate {
 pub struct RoundLoss {
     /// The function.
     pub spec: LossSpec,
-    /// For each microbatch its share of the batch's samples.
+    /// For each microbatch its share of the batch: of its samples, or of the weight of its targets.
     pub weights: Vec<f64>,
 }
 

@@ -100,7 +100,7 @@ const char* bm_script_param_name(const bm_script* script, size_t index) noexcept
 }
 
 // A new reference.
-at::Tensor* bm_script_param(const bm_script* script, size_t index) {
+at::Tensor* bm_script_param(const bm_script* script, size_t index) noexcept {
   return new at::Tensor(script->params[index].initial.detach());
 }
 

@@ -185,7 +185,8 @@ async fn ctrl_c_at_the_boss_ends_it_and_its_local_workers() {
     let interrupted = Instant::now();
     let ended = boss.end().await;
     assert_within(interrupted, Duration::from_secs(2), "the end of all");
-    assert_eq!(ended.error_line(), "bossman: interrupted; nothing was saved");
+    assert_eq!(ended.status.code(), Some(130), "{}", ended.status);
+    assert_eq!(ended.errors, ["bossman: interrupted; nothing was saved"]);
 }
 
 #[tokio::test]

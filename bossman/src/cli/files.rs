@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use bossman::data::fetch;
+use bossman::output;
 use bossman::run_file::RunFile;
 use bossman::{export, ExportSettings, Model, StateDict};
 use std::path::PathBuf;
@@ -79,7 +80,7 @@ impl Export {
         let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };
         let written =
             export(&weights, &model, &self.to, &settings).with_context(|| format!("writing {}", self.to.display()))?;
-        println!("{} tensors written to {}", written.iter().count(), self.to.display());
+        output::line(&format!("{} tensors written to {}", written.iter().count(), self.to.display()));
         Ok(())
     }
 }
@@ -87,9 +88,9 @@ impl Export {
 impl Data {
     pub(crate) fn run(self) -> Result<()> {
         match self {
-            Data::List { json: true } => println!("{:#}", fetch::list_json()),
-            Data::List { json: false } => print!("{}", fetch::list()),
-            Data::Fetch { name, to } => print!("{}", fetch::fetch(&name, to.as_deref())?),
+            Data::List { json: true } => output::line(&format!("{:#}", fetch::list_json())),
+            Data::List { json: false } => output::say(&fetch::list()),
+            Data::Fetch { name, to } => output::say(&fetch::fetch(&name, to.as_deref())?),
         }
         Ok(())
     }

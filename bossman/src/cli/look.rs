@@ -2,6 +2,7 @@
 
 use super::fleet::{until_interrupted, Fleet};
 use anyhow::Result;
+use bossman::output;
 use bossman::run_file::RunFile;
 use bossman::{plan, Candidates};
 use layerspec::{Bindings, LayerGraph};
@@ -63,8 +64,8 @@ impl Check {
             bindings.set(&word, size);
         }
         match self.json {
-            true => println!("{:#}", layers(&graph, &bindings)),
-            false => print!("{}", graph.table(&bindings)),
+            true => output::line(&format!("{:#}", layers(&graph, &bindings))),
+            false => output::say(&graph.table(&bindings)),
         }
         for warning in graph.warnings() {
             eprintln!("warning: {}: {warning}", model.display());
@@ -94,12 +95,12 @@ impl Plan {
         let file = RunFile::from_file(self.run)?;
         let report = until_interrupted("nothing was measured", plan::run(&file, &self.fleet.settings()))?;
         if self.json {
-            println!("{:#}", candidates(&report));
+            output::line(&format!("{:#}", candidates(&report)));
             return Ok(());
         }
-        print!("{report}");
+        output::say(&report.to_string());
         if self.timeline {
-            print!("\n{}", report.timeline());
+            output::say(&format!("\n{}", report.timeline()));
         }
         Ok(())
     }

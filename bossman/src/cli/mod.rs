@@ -7,6 +7,7 @@ mod speak;
 mod work;
 
 use anyhow::Result;
+use bossman::output;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -89,14 +90,13 @@ pub(crate) fn run() -> ExitCode {
 }
 
 fn ticket() -> Result<()> {
-    println!("{}", link::Identity::load_or_create()?.ticket());
+    output::line(&link::Identity::load_or_create()?.ticket().to_string());
     Ok(())
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<()> {
-    // Written at once: who closes the pipe early is no error.
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "bossman", &mut text);
-    print!("{}", String::from_utf8_lossy(&text));
+    output::say(&String::from_utf8_lossy(&text));
     Ok(())
 }

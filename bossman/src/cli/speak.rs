@@ -3,9 +3,10 @@
 use super::fleet::{until_interrupted, Fleet};
 use anyhow::{Context, Result};
 use bossman::data::{Source, Text, TextPairs};
+use bossman::output;
 use bossman::run_file::RunFile;
 use bossman::{Generation, Generator, Sampling, Search, Translator};
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -32,13 +33,13 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "N", default_value_t = 200)]
     max_new_tokens: u64,
     /// Logits are divided by it; 0 takes the likeliest token each time.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = not_negative)]
     temperature: f64,
     /// Draw from that many of the likeliest tokens.
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
     top_k: Option<u32>,
     /// Draw from the likeliest tokens that together have this probability.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
     top_p: f64,
     /// What is drawn from; the same seed gives the same text.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -61,14 +62,24 @@ pub(crate) struct Translate {
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
     /// How many unfinished translations are followed; 1 is greedy.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
     beams: u32,
     /// A translation's log probability is divided by ((5 + tokens) / 6) to this power.
-    #[arg(long, value_name = "A", default_value_t = 0.6)]
+    #[arg(long, value_name = "A", default_value_t = 0.6, value_parser = not_negative)]
     length_penalty: f64,
     /// The most tokens of a translation.
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..))]
     max_length: u64,
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number >= 0.0 && number.is_finite());
+    number.ok_or_else(|| "expected a number, 0 or more".into())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1.0);
+    number.ok_or_else(|| "expected more than 0, and 1 at most".into())
 }
 
 impl Generate {
@@ -84,23 +95,22 @@ impl Generate {
         let fleet = self.fleet.settings();
         until_interrupted("the text ends here", async {
             let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
-            let generator = Generator::new(&boss, text)?;
+            let generator = Generator::new(boss.model(), text)?;
             if let Some(why) = generator.slow() {
                 eprintln!("every token takes the whole text through the model again: {why}");
             }
             let began = Instant::now();
             let mut pieces = 0u64;
-            print!("{}", what.prompt);
+            output::say(&what.prompt);
             let made = generator.generate(&mut boss, &what, |piece| {
                 pieces += 1;
-                print!("{piece}");
-                // Nobody reads on: the next line says so.
-                std::io::stdout().flush().ok();
+                output::say(piece);
             });
             let made = made.await?;
-            println!();
+            output::line("");
             let seconds = began.elapsed().as_secs_f64();
-            eprintln!("{} tokens, {:.1} a second", made.tokens, made.tokens as f64 / seconds.max(1e-9));
+            let tokens = made.tokens.len();
+            eprintln!("{tokens} tokens, {:.1} a second", tokens as f64 / seconds.max(1e-9));
             boss.shutdown().await;
             Ok(())
         })
@@ -122,13 +132,13 @@ impl Translate {
         let fleet = self.fleet.settings();
         until_interrupted("not all was translated", async {
             let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
-            let translator = Translator::new(&boss, texts)?;
+            let translator = Translator::new(boss.model(), texts)?;
             if let Some(why) = translator.slow() {
                 eprintln!("every token takes the whole translation through the model again: {why}");
             }
             for together in lines.chunks(TOGETHER) {
                 for translation in translator.translate(&mut boss, together, &search).await? {
-                    println!("{translation}");
+                    output::line(&translation);
                 }
             }
             boss.shutdown().await;

@@ -3,6 +3,7 @@
 use super::fleet::{until_interrupted, Fleet};
 use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
+use bossman::output;
 use bossman::run_file::RunFile;
 use bossman::train::{self, Settings};
 use bossman::{best_path, look, Look, Model, Predictions};
@@ -104,17 +105,17 @@ impl Train {
             let best = outcome.best.as_ref().map(|(step, look)| json!({"step": step, "validation": look.to_json()}));
             let test = outcome.test.as_ref().map(Look::to_json);
             let seconds = outcome.time.as_secs_f64();
-            println!("{}", json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test}));
+            output::line(&json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test}).to_string());
             return Ok(());
         }
-        println!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64());
+        output::line(&format!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64()));
         if let Some(test) = &outcome.test {
-            println!("test {}", in_words(test));
+            output::line(&format!("test {}", in_words(test)));
         }
         if let Some(path) = &settings.save {
-            println!("weights written to {}", path.display());
+            output::line(&format!("weights written to {}", path.display()));
             if outcome.best.is_some() {
-                println!("those of the best epoch to {}", best_path(path).display());
+                output::line(&format!("those of the best epoch to {}", best_path(path).display()));
             }
         }
         Ok(())
@@ -135,9 +136,9 @@ impl Eval {
         if self.json {
             let mut json = found.to_json();
             json["samples"] = samples.into();
-            println!("{json}");
+            output::line(&json.to_string());
         } else {
-            println!("{samples} samples: {}", in_words(&found));
+            output::line(&format!("{samples} samples: {}", in_words(&found)));
         }
         Ok(())
     }
@@ -162,7 +163,7 @@ impl Predict {
             boss.shutdown().await;
             Ok(samples)
         })?;
-        println!("predictions for {samples} samples written to {}", self.to.display());
+        output::line(&format!("predictions for {samples} samples written to {}", self.to.display()));
         Ok(())
     }
 }

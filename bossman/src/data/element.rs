@@ -82,9 +82,11 @@ impl Element {
     pub(super) fn encode(self, number: f64, into: &mut Vec<u8>) -> Result<(), String> {
         /// Up to here every whole number has its own f64.
         const EXACT: f64 = 9_007_199_254_740_992.0;
-        let whole = number.fract() == 0.0 && number.abs() <= EXACT;
+        let whole = number.fract() == 0.0 && number.abs() < EXACT;
         match self {
-            _ if !number.is_finite() => return Err(format!("`{number}` is not a number to train with")),
+            _ if !number.is_finite() || (self == Element::F32 && !(number as f32).is_finite()) => {
+                return Err(format!("`{number}` is not a number to train with"));
+            }
             Element::F32 => into.extend((number as f32).to_le_bytes()),
             Element::F64 => into.extend(number.to_le_bytes()),
             Element::I64 if whole => into.extend((number as i64).to_le_bytes()),

@@ -37,24 +37,29 @@ impl TextPairs {
     /// What an input can be.
     pub const ROLES: [&str; 4] = ["source", "target", "source_padding", "target_padding"];
 
-    /// The texts, in the order of the samples.
-    pub(crate) fn texts(&self) -> Result<Vec<[String; 2]>, BossManError> {
+    /// The first texts, in the order of the samples.
+    pub(crate) fn texts(&self, most: u64) -> Result<Vec<[String; 2]>, BossManError> {
         let mut texts = Vec::new();
-        self.each(|both| {
+        self.each(most, |both| {
             texts.push(both);
             Ok(())
         })?;
         Ok(texts)
     }
 
-    fn each(&self, mut take: impl FnMut([String; 2]) -> Result<(), BossManError>) -> Result<(), BossManError> {
+    fn each(
+        &self,
+        most: u64,
+        mut take: impl FnMut([String; 2]) -> Result<(), BossManError>,
+    ) -> Result<(), BossManError> {
         let path = &self.path;
         let (mut file, _) = plain::open(path)?;
-        let (mut number, mut line) = (0, String::new());
-        while plain::line(path, &mut file, &mut number, &mut line)? {
+        let (mut number, mut line, mut taken) = (0, String::new(), 0);
+        while taken < most && plain::line(path, &mut file, &mut number, &mut line)? {
             if line.trim().is_empty() {
                 continue;
             }
+            taken += 1;
             let both = both(&line, self.keys.as_ref());
             take(both.map_err(|problem| BossManError::file(path, format!("line {number}: {problem}")))?)?;
         }
@@ -79,7 +84,7 @@ pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, Boss
     let length = texts.max_length.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
     let mut pairs = Pairs::new(length.map_or(usize::MAX, |length| length.saturating_sub(1)));
     let mut tokens = Vec::new();
-    texts.each(|both| {
+    texts.each(u64::MAX, |both| {
         for (tokenizer, text) in [&source, target].into_iter().zip(both) {
             tokens.clear();
             tokenizer.encode(&text, &mut tokens)?;

@@ -35,7 +35,16 @@ impl RunFile {
                 (train, Some(validation))
             }
         };
-        Ok(Parts { train, validation, test: self.data.test.as_ref().map(open).transpose()? })
+        let test = self.data.test.as_ref().map(open).transpose()?;
+        // A model of one batch size cannot take the smaller batch at the end of an epoch.
+        let parts = [Some(&train), validation.as_ref(), test.as_ref()];
+        let uneven = parts.into_iter().flatten().find(|part| !part.samples().is_multiple_of(self.batch_size));
+        if let Some(part) = uneven.filter(|_| model.graph().batch().is_none()) {
+            let (samples, size) = (part.samples(), self.batch_size);
+            let problem = format!("{samples} samples are no multiple of batch_size: {size}, and the model's inputs have no word for the batch");
+            return Err(BossManError::Usage(problem));
+        }
+        Ok(Parts { train, validation, test })
     }
 
     /// Opens one part.
@@ -63,7 +72,7 @@ impl RunFile {
     }
 
     /// The texts behind a part whose samples are pairs of them.
-    pub(crate) fn texts(&self, part: Part) -> Option<&TextPairs> {
+    pub(crate) fn pairs(&self, part: Part) -> Option<&TextPairs> {
         let source = match (part, &self.data.validation) {
             (Part::Test, _) => self.data.test.as_ref()?,
             (Part::Validation, None) => return None,

@@ -145,7 +145,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         cuts: cuts(&run)?,
         weights: weights(&run, folder)?,
         group_by_length: group_by_length(&run)?,
-        translate: run.get("translate").map(text::translate).transpose()?,
+        translate: translate(&run)?,
     })
 }
 
@@ -158,14 +158,27 @@ fn small_count(run: &Mapping<'_>, key: &str) -> Result<Option<u32>, Fault> {
 /// Only pairs of texts have lengths of their own.
 fn group_by_length(run: &Mapping<'_>) -> Result<bool, Fault> {
     let grouped = run.optional("group_by_length", &FLAG)?.unwrap_or(false);
-    let is_pairs = |train: &Node| matches!(train.choice("`train`", "a format"), Ok(choice) if choice.name == "pairs");
-    let data = run.need("data")?.entries("`data`", "key")?;
-    match data.into_iter().find(|(key, _)| *key == "train") {
-        Some((_, train)) if grouped && !is_pairs(train) => {
+    match grouped && !trains_on_pairs(run)? {
+        true => {
             Err(Fault::new(run.need("group_by_length")?.place, "`group_by_length` goes with `pairs` to train on only"))
         }
-        _ => Ok(grouped),
+        false => Ok(grouped),
     }
+}
+
+fn translate(run: &Mapping<'_>) -> Result<Option<Translating>, Fault> {
+    let Some(node) = run.get("translate") else { return Ok(None) };
+    if !trains_on_pairs(run)? {
+        return Err(Fault::new(node.place, "`translate` goes with `pairs` to train on only"));
+    }
+    text::translate(node).map(Some)
+}
+
+fn trains_on_pairs(run: &Mapping<'_>) -> Result<bool, Fault> {
+    let data = run.need("data")?.entries("`data`", "key")?;
+    let train = data.into_iter().find(|(key, _)| *key == "train").map(|(_, train)| train);
+    let choice = train.map(|train| train.choice("`train`", "a format"));
+    Ok(matches!(choice, Some(Ok(choice)) if choice.name == "pairs"))
 }
 
 fn recompute(run: &Mapping<'_>) -> Result<Recompute, Fault> {

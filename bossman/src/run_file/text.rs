@@ -65,14 +65,19 @@ pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fau
     })
 }
 
+/// Each is a row of a batch.
+const BEAMS: Reader<u32> = Reader::new("a whole number from 1 to 256", |node| match node.kind {
+    Kind::Int(number) => u32::try_from(number).ok().filter(|beams| (1..=Search::MOST_BEAMS).contains(beams)),
+    _ => None,
+});
+
 /// What is translated after each epoch.
 pub(super) fn translate(node: &Node) -> Result<Translating, Fault> {
     let keys = ["beams", "length_penalty", "max_length", "pairs", "samples"];
     let arguments = node.mapping("`translate`", "key", &keys)?;
     let usual = Search::default();
-    let beams = arguments.optional("beams", &SIZE)?.unwrap_or(1);
     let search = Search {
-        beams: u32::try_from(beams).map_err(|_| node.unexpected("`beams`", "a smaller number"))?,
+        beams: arguments.optional("beams", &BEAMS)?.unwrap_or(1),
         length_penalty: arguments.optional("length_penalty", &NON_NEGATIVE)?.unwrap_or(usual.length_penalty),
         max_length: arguments.optional("max_length", &SIZE)?.unwrap_or(usual.max_length),
     };

@@ -96,12 +96,12 @@ impl Engine {
         values: &mut HashMap<ValueId, Tensor>,
     ) -> Result<Option<KeptLayer>, EngineError> {
         let spec = &self.stage.layers[place];
-        if let Some(made) = self.memory.made(spec.id, place).map_err(in_layer(spec, Doing::Forward))? {
-            values.extend(spec.outputs.iter().copied().zip(made));
+        if let Some(made) = self.memory.unchanged(spec).map_err(in_layer(spec, Doing::Forward))? {
+            values.extend(made);
             return Ok(None);
         }
         let kept = self.run_layer(place, pass, values)?;
-        self.memory.keep(spec.id, place, spec.outputs.iter().filter_map(|value| values.get(value)));
+        self.memory.keep(spec, values);
         Ok(kept)
     }
 

@@ -2,7 +2,8 @@
 //! cache).
 
 use super::error::EngineError;
-use layerspec::LayerId;
+use super::stage::StageModel;
+use layerspec::{Layer, LayerId, ValueId};
 use pipeline::cached::Cached;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -16,8 +17,8 @@ type OpPlace = (usize, usize);
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     kept: RefCell<HashMap<OpPlace, Vec<Tensor>>>,
-    /// The outputs of layers whose inputs stay the same, by place.
-    made: RefCell<HashMap<usize, Vec<Tensor>>>,
+    /// What layers made whose inputs stay the same, as far as others need it.
+    unchanged: RefCell<HashMap<ValueId, Tensor>>,
     now: Option<Now>,
 }
 
@@ -29,48 +30,60 @@ struct Now {
     rows: Option<Tensor>,
     /// The layers that get new positions only.
     layers: HashSet<LayerId>,
+    /// The values that those use, or other stages.
+    needed: HashSet<ValueId>,
 }
 
 impl Memory {
     /// A pass begins that goes on with the last one, or does not.
-    pub(super) fn begin(&mut self, cached: Option<&Cached>, device: Device) -> Result<(), EngineError> {
+    pub(super) fn begin(&mut self, cached: Option<&Cached>, stage: &StageModel) -> Result<(), EngineError> {
         let begins = cached.is_none_or(|cached| cached.past == 0);
         if begins {
             self.kept.get_mut().clear();
-            self.made.get_mut().clear();
+            self.unchanged.get_mut().clear();
         }
         self.now = match cached {
             None => None,
             Some(cached) => {
                 let rows: Vec<i64> = cached.rows.iter().map(|row| i64::from(*row)).collect();
-                let rows = (!rows.is_empty() && !begins).then(|| rows_on(&rows, device)).transpose()?;
+                let rows = (!rows.is_empty() && !begins).then(|| rows_on(&rows, stage.device)).transpose()?;
                 let past = i64::try_from(cached.past).unwrap_or(i64::MAX);
-                Some(Now { past, rows, layers: cached.layers.iter().copied().collect() })
+                let layers: HashSet<LayerId> = cached.layers.iter().copied().collect();
+                let growing = stage.layers.iter().filter(|layer| layers.contains(&layer.id));
+                let needed = growing.flat_map(|layer| &layer.inputs).chain(&stage.outputs).copied().collect();
+                Some(Now { past, rows, layers, needed })
             }
         };
         Ok(())
     }
 
-    /// What a layer made in the pass before, where its inputs are the same in this one.
-    pub(super) fn made(&self, layer: LayerId, place: usize) -> Result<Option<Vec<Tensor>>, TensorError> {
-        let Some(now) = self.now.as_ref().filter(|now| now.past > 0 && !now.layers.contains(&layer)) else {
+    /// What a layer made in the pass before, where its inputs are the same in this one: those of its outputs that layers which
+    /// get new positions need, or other stages.
+    pub(super) fn unchanged(&self, layer: &Layer) -> Result<Option<Vec<(ValueId, Tensor)>>, TensorError> {
+        let Some(now) = self.now.as_ref().filter(|now| now.past > 0 && !now.layers.contains(&layer.id)) else {
             return Ok(None);
         };
-        let Some(made) = self.made.borrow_mut().remove(&place) else { return Err(lost(now.past, 0)) };
-        let go_on = |tensor: Tensor| match &now.rows {
-            Some(rows) => tensor.f_index_select(0, rows),
-            None => Ok(tensor),
+        let mut unchanged = self.unchanged.borrow_mut();
+        let needed = layer.outputs.iter().filter(|value| now.needed.contains(*value));
+        let go_on = |value: &ValueId| {
+            let tensor = unchanged.remove(value).ok_or_else(|| lost(now.past, 0))?;
+            let tensor = match &now.rows {
+                Some(rows) => tensor.f_index_select(0, rows)?,
+                None => tensor,
+            };
+            unchanged.insert(*value, tensor.shallow_clone());
+            Ok((*value, tensor))
         };
-        let made: Vec<Tensor> = made.into_iter().map(go_on).collect::<Result<_, _>>()?;
-        self.keep(layer, place, &made);
-        Ok(Some(made))
+        needed.map(go_on).collect::<Result<_, TensorError>>().map(Some)
     }
 
     /// Keeps what a layer made for the pass after this one, where its inputs will be the same.
-    pub(super) fn keep<'a>(&self, layer: LayerId, place: usize, made: impl IntoIterator<Item = &'a Tensor>) {
-        if self.now.as_ref().is_some_and(|now| !now.layers.contains(&layer)) {
-            let made = made.into_iter().map(Tensor::shallow_clone).collect();
-            self.made.borrow_mut().insert(place, made);
+    pub(super) fn keep(&self, layer: &Layer, values: &HashMap<ValueId, Tensor>) {
+        let Some(now) = self.now.as_ref().filter(|now| !now.layers.contains(&layer.id)) else { return };
+        for value in layer.outputs.iter().filter(|value| now.needed.contains(*value)) {
+            if let Some(tensor) = values.get(value) {
+                self.unchanged.borrow_mut().insert(*value, tensor.shallow_clone());
+            }
         }
     }
 

@@ -121,7 +121,7 @@ impl Engine {
     /// # Errors
     /// The rows cannot be brought to the device.
     pub fn go_on(&mut self, cached: Option<&Cached>) -> Result<(), EngineError> {
-        self.memory.begin(cached, self.stage.device)
+        self.memory.begin(cached, &self.stage)
     }
 
     /// Forgets what is kept of a batch's microbatches. Gradients that some of them have added stay
