@@ -111,7 +111,7 @@ impl BossMan {
         };
 
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
-        let skipped = updates && self.after_update(answer.grad_norm);
+        let skipped = updates && self.after_update(answer.grad_norm)?;
         let loss = match self.settings {
             Settings { accumulate: 1, loss_scale: None, .. } => loss,
             _ => (f64::from(loss) * gathered.divisor / counted) as f32,
@@ -125,12 +125,23 @@ impl BossMan {
 
     /// Adapts the scale of the loss, where there is one, to the norm of the gradients; whether it was none, so that no
     /// parameter has changed.
-    fn after_update(&mut self, norm: Option<f64>) -> bool {
-        let Some(scale) = &mut self.settings.loss_scale else { return false };
+    ///
+    /// # Errors
+    /// They overflow whatever the scale, so that nothing would be learned any more.
+    fn after_update(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
+        let Some(scale) = &mut self.settings.loss_scale else { return Ok(false) };
         let finite = norm.is_some_and(f64::is_finite);
+        let spent = scale.is_least() && !finite;
         scale.after(finite);
         self.updates -= u64::from(!finite);
-        !finite
+        match spent {
+            true => Err(BossManError::Usage(
+                "gradients overflow in float16 even where the loss is not scaled; lower the learning rate, clip the gradients, \
+                 or use bf16"
+                    .into(),
+            )),
+            false => Ok(!finite),
+        }
     }
 
     pub(crate) fn loss(&self) -> Result<&pipeline::LossSpec, BossManError> {

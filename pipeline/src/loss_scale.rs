@@ -29,6 +29,11 @@ impl LossScale {
         self.scale
     }
 
+    /// Whether it cannot become smaller.
+    pub fn is_least(&self) -> bool {
+        self.scale <= LEAST
+    }
+
     /// After a step: whether all its gradients were finite, which is whether it changed the parameters.
     pub fn after(&mut self, finite: bool) {
         if !finite {
@@ -51,6 +56,7 @@ mod tests {
         let mut scale = LossScale::default();
         scale.after(false);
         assert_eq!(scale.get(), 32_768.0);
+        assert!(!scale.is_least());
         for _ in 0..GROWTH_INTERVAL - 1 {
             scale.after(true);
         }

@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn samples_take_the_shape_that_the_model_wants_where_their_elements_keep_their_order() {
         let shape = |found: &[u64], wanted: &[Option<u64>]| {
-            let wanted = Wanted { name: "x".into(), dtype: DType::Float32, shape: Some(wanted.to_vec()) };
+            let wanted = Wanted { name: "x".into(), dtype: DType::Float32, shape: Some(wanted.to_vec()), below: None };
             reshape(Some(found), &wanted)
         };
         let all = |sizes: &[u64]| sizes.iter().copied().map(Some).collect::<Vec<_>>();

@@ -218,8 +218,8 @@ impl Dataset {
 fn target(graph: &LayerGraph, loss: &LossSpec) -> Wanted {
     let name = "target".to_string();
     match (loss.classes(), graph.outputs().first()) {
-        (Some(_), _) => Wanted { name, dtype: DType::Int64, shape: None },
+        (Some(_), _) => Wanted { name, dtype: DType::Int64, shape: None, below: None },
         (None, Some(output)) => Wanted { name, ..Wanted::value(graph, *output) },
-        (None, None) => Wanted { name, dtype: DType::Float32, shape: None },
+        (None, None) => Wanted { name, dtype: DType::Float32, shape: None, below: None },
     }
 }

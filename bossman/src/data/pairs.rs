@@ -73,6 +73,13 @@ pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, Boss
     let source = Tokens::load(&texts.tokenizer)?;
     let other = texts.target_tokenizer.as_ref().map(Tokens::load).transpose()?;
     let target = other.as_ref().unwrap_or(&source);
+    for (input, role) in inputs.iter().zip(&roles) {
+        match role {
+            Role::Source => source.expect_rows(input, true)?,
+            Role::Target => target.expect_rows(input, true)?,
+            Role::SourcePadding | Role::TargetPadding | Role::Labels => {}
+        }
+    }
     let [bos, eos, pad] = &texts.marks;
     let marks = Marks {
         bos: target.special("bos", bos)?.into(),

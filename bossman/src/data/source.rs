@@ -98,7 +98,7 @@ impl Source {
             }
             Source::Text(text) => {
                 only_input("text is", self.path(), inputs)?;
-                text::open(text)
+                text::open(text, &inputs[0])
             }
             Source::Pairs(pairs) => pairs::open(pairs, inputs),
         }

@@ -7,6 +7,7 @@ use super::plain;
 use super::spool::Spool;
 use super::stored::{Layout, Stored};
 use super::tokens::{Tokenizer, Tokens};
+use super::wanted::Wanted;
 use crate::BossManError;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,9 +26,10 @@ pub struct Text {
 }
 
 /// Windows that follow each other: the input, and the same one token later as the target.
-pub(super) fn open(text: &Text) -> Result<Columns, BossManError> {
+pub(super) fn open(text: &Text, wanted: &Wanted) -> Result<Columns, BossManError> {
     let tokens = Tokens::load(&text.tokenizer)?;
     let eos = text.eos.as_ref().map(|name| tokens.special("eos", name)).transpose()?;
+    tokens.expect_rows(wanted, eos.is_some())?;
     // Bytes stay bytes where nothing else is among them.
     let element = match (&tokens, eos) {
         (Tokens::Bytes, None) => Element::U8,

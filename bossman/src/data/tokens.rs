@@ -1,5 +1,6 @@
 //! Text as numbers: its bytes, or what a `tokenizer.json` makes of it.
 
+use super::wanted::Wanted;
 use crate::BossManError;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,23 @@ impl Tokens {
             }
         }
         Ok(())
+    }
+
+    /// Whether the model has a row for each token; `special` says that those which stand for no text are used, too.
+    pub(super) fn expect_rows(&self, wanted: &Wanted, special: bool) -> Result<(), BossManError> {
+        let (path, tokens) = match self {
+            Tokens::Bytes => (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 }),
+            Tokens::Loaded(path, tokenizer) => (path.as_path(), tokenizer.get_vocab_size(true)),
+        };
+        match wanted.below.filter(|rows| *rows < tokens as u64) {
+            None => Ok(()),
+            Some(rows) => {
+                let name = &wanted.name;
+                let problem =
+                    format!("makes {tokens} tokens, but the Embedding of the model's input `{name}` has {rows} rows");
+                Err(BossManError::file(path, problem))
+            }
+        }
     }
 
     /// The text of tokens; those that stand for no text are left out.

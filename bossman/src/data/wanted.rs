@@ -1,6 +1,6 @@
 //! What a model takes, as far as data must know.
 
-use layerspec::{DType, Dim, LayerGraph, ValueId};
+use layerspec::{DType, Dim, LayerGraph, LayerKind, ValueId};
 
 /// What the model takes.
 #[derive(Clone, Debug)]
@@ -9,13 +9,19 @@ pub(super) struct Wanted {
     pub(super) dtype: DType,
     /// Of a sample, where its sizes are known; nothing where the model does not say anything.
     pub(super) shape: Option<Vec<Option<u64>>>,
+    /// Numbers must be below this, where they are looked up in a table.
+    pub(super) below: Option<u64>,
 }
 
 impl Wanted {
     pub(super) fn value(graph: &LayerGraph, id: ValueId) -> Self {
         let value = graph.value(id);
         let shape = value.ty.dims().iter().skip(1).map(Dim::as_fixed).collect();
-        Wanted { name: value.name.clone(), dtype: value.ty.dtype, shape: Some(shape) }
+        let rows = graph.users(id).iter().filter_map(|user| match &graph.layer(user.layer).kind {
+            LayerKind::Embedding(embedding) => Some(embedding.num_embeddings),
+            _ => None,
+        });
+        Wanted { name: value.name.clone(), dtype: value.ty.dtype, shape: Some(shape), below: rows.min() }
     }
 
     /// The sizes of a sample, where they are all known.

@@ -161,6 +161,22 @@ fn no_tokenizer_file_makes_a_panic() {
 }
 
 #[test]
+fn a_table_with_too_few_rows_is_known_before_training() {
+    let folder = Folder::new();
+    let text = "inputs: {x: {shape: [batch, 3], dtype: int64}}\nlayers: [Embedding: {num_embeddings: 200, embedding_dim: 2}]\n";
+    let model = LayerGraph::from_yaml(text, "model").unwrap();
+    let source = Source::Text(Text {
+        paths: vec![folder.file("a.txt", "some text")],
+        tokenizer: Tokenizer::Bytes,
+        sequence_length: 3,
+        eos: None,
+    });
+    let error = folder.error(Dataset::open(&source, &model, &CLASSES, None));
+    let expected = "tokenizer: bytes: makes 256 tokens, but the Embedding of the model's input `x` has 200 rows";
+    assert_eq!(error, expected);
+}
+
+#[test]
 fn texts_of_about_one_length_go_together() {
     let folder = Folder::new();
     let lines: String = (0..1000).map(|n| format!("{}\tb\n", "a".repeat(1 + n * 7 % 40))).collect();
