@@ -123,10 +123,12 @@ impl Translator {
             let beams = vec![Beam { tokens: vec![self.bos], score: 0.0, row: 0 }];
             sentences.push(Sentence { number, source: tokens, beams, finished: Vec::new() });
         }
+        // As wide to the end, whichever texts are done: the workers remember what the encoder made of the padding, too.
+        let width = sentences.iter().map(|sentence| sentence.source.len()).max().unwrap_or(0);
         let mut found = vec![Vec::new(); texts.len()];
         let mut length = 0;
         while !sentences.is_empty() {
-            let logits = self.step(boss, &sentences, length == 0).await?;
+            let logits = self.step(boss, &sentences, width, length == 0).await?;
             length += 1;
             let mut row = 0;
             for sentence in &mut sentences {
@@ -148,7 +150,13 @@ impl Translator {
     }
 
     /// The log probabilities of the next token, `[beams of all sentences, vocabulary]`.
-    async fn step(&self, boss: &mut BossMan, sentences: &[Sentence], first: bool) -> Result<Tensor, BossManError> {
+    async fn step(
+        &self,
+        boss: &mut BossMan,
+        sentences: &[Sentence],
+        width: usize,
+        first: bool,
+    ) -> Result<Tensor, BossManError> {
         let beams: Vec<&Beam> = sentences.iter().flat_map(|sentence| &sentence.beams).collect();
         let past = beams.first().map_or(0, |beam| beam.tokens.len() - 1);
         let (from, cached) = match &self.growing {
@@ -159,15 +167,14 @@ impl Translator {
             Err(_) => (0, None),
         };
         let positions = past + 1 - from;
-        let longest = sentences.iter().map(|sentence| sentence.source.len()).max().unwrap_or(0);
         let sources = || sentences.iter().flat_map(|s| std::iter::repeat_n(&s.source, s.beams.len()));
         let inputs = self.roles.iter().map(|role| match role {
             Role::Source => rows(sources().map(|tokens| {
                 let tokens = tokens.iter().map(|token| i64::from(*token));
-                tokens.chain(std::iter::repeat(i64::from(self.source_pad))).take(longest)
+                tokens.chain(std::iter::repeat(i64::from(self.source_pad))).take(width)
             })),
             Role::SourcePadding => {
-                let padding = sources().map(|tokens| (0..longest).map(|at| i64::from(at >= tokens.len())));
+                let padding = sources().map(|tokens| (0..width).map(|at| i64::from(at >= tokens.len())));
                 Ok(rows(padding)?.f_to_kind(Kind::Bool)?)
             }
             Role::Target | Role::Labels => {

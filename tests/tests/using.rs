@@ -146,6 +146,35 @@ fn translations_are_what_the_whole_model_would_say() {
     });
 }
 
+/// Texts that are done leave the batch, and the others go on as if they had been alone.
+#[test]
+fn translations_that_end_at_different_times_do_not_disturb_each_other() {
+    soon(async {
+        let mut boss = boss(&TRANSLATOR.replace("out_features: 128", "out_features: 259"), 2).await;
+        let translator = Translator::new(boss.model(), &pairs()).unwrap();
+        let sources = ["a rather long text, the longest of all", "another text", "x", "one"];
+        let mut apart = false;
+        // The likelier the end, the sooner it comes; with some of these not everywhere at once.
+        for likelier in 1..=12 {
+            let mut state = boss.state_dict().await.unwrap();
+            let bias = state.get("6.bias").unwrap().copy();
+            let _ = bias.get(257).fill_(0.25 * f64::from(likelier));
+            state.insert("6.bias", &bias);
+            boss.load_state_dict(&state).await.unwrap();
+            for beams in [1, 3] {
+                let search = Search { beams, max_length: 12, ..Search::default() };
+                let together = translator.translate(&mut boss, &sources, &search).await.unwrap();
+                for (source, found) in sources.iter().zip(&together) {
+                    assert_eq!(&translator.translate(&mut boss, &[source], &search).await.unwrap(), &[found.clone()]);
+                }
+                apart |= together.iter().any(|text| text.chars().count() != together[0].chars().count());
+            }
+        }
+        assert!(apart, "all texts always end at once: the test has become blunt");
+        boss.shutdown().await;
+    });
+}
+
 /// Where an encoder's output does not begin with the batch, all goes through again, and comes to the same.
 #[test]
 fn a_recurrent_encoder_translates_the_slow_way() {
