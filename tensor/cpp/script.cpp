@@ -2,6 +2,8 @@
 //
 // No exception leaves this file, as in shim.cpp.
 
+#include "guarded.h"
+
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/jit/api/module.h>
@@ -17,20 +19,6 @@
 #include <vector>
 
 namespace {
-
-template <typename Work>
-char* guarded(Work work) noexcept {
-  try {
-    work();
-    return nullptr;
-  } catch (const c10::Error& e) {
-    return strdup(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return strdup(e.what());
-  } catch (...) {
-    return strdup("an exception of unknown type");
-  }
-}
 
 // Where a parameter is set.
 struct Slot {

@@ -4,6 +4,8 @@
 // with `free`. A tensor list is an array of pointers and its length; a tensor handed out is a
 // new `at::Tensor` that the caller owns.
 
+#include "guarded.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
@@ -39,20 +41,6 @@
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-template <typename Work>
-char* guarded(Work work) noexcept {
-  try {
-    work();
-    return nullptr;
-  } catch (const c10::Error& e) {
-    return strdup(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return strdup(e.what());
-  } catch (...) {
-    return strdup("an exception of unknown type");
-  }
-}
 
 Tensors list(const at::Tensor* const* items, size_t count) {
   Tensors tensors;
