@@ -4,6 +4,7 @@
 use crate::frame::Route;
 use crate::ids::{Slot, Ticket, WorkerId};
 use crate::message::{Failure, Head, LinkReport};
+use crate::replicas::Node;
 use crate::schedule::Action;
 use crate::task::{LayerTimes, Task};
 use std::fmt;
@@ -67,6 +68,16 @@ pub enum Effect {
         ticket: Ticket,
         /// The work.
         task: Task<Slot>,
+    },
+    /// Sum these gradients along the tree over so many microbatches, beside the compute thread, and give the sum of
+    /// each slice to `on_summed`.
+    Sum {
+        /// Names the result.
+        ticket: Ticket,
+        /// How many microbatches the batch has.
+        microbatches: u32,
+        /// For each node its slices; every node has as many, those of shape `[0]` count for nothing.
+        sums: Vec<(Node, Vec<Slot>)>,
     },
     /// Connect to a worker, and say how it went with `on_link_up` or `on_link_down`.
     Dial {

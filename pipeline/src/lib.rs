@@ -21,6 +21,7 @@ mod micros;
 mod mode;
 pub mod optimizer;
 pub mod plan;
+pub mod replicas;
 pub mod schedule;
 pub mod stage;
 mod stage_spec;

@@ -5,6 +5,7 @@ use crate::ids::{MicrobatchKey, StageId, WorkerId};
 use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::optimizer::OptimizerSpec;
+use crate::replicas::{Deal, Homes, Node};
 use crate::schedule::{Action, Order};
 use crate::stage_spec::StageSpec;
 use crate::task::{LayerProbe, LayerTimes};
@@ -16,7 +17,7 @@ use std::net::SocketAddr;
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -170,6 +171,35 @@ pub enum Head {
         /// The stage that borrows.
         to: StageId,
     },
+    /// Sums of gradients over some of a batch's microbatches, on their way to the replica of the stage that sums this
+    /// part of them for all: one tensor for each slice of its [shard](crate::replicas::shard) of the bucket, of shape
+    /// `[0]` where no gradient came.
+    Sum {
+        /// The batch of the round.
+        batch: u64,
+        /// The stage of both.
+        stage: StageId,
+        /// Which of the stage's buckets.
+        bucket: u32,
+        /// Which microbatches.
+        node: Node,
+    },
+    /// The sums over all microbatches of the sender's shard of a bucket, on their way to the stage's other replicas.
+    Reduced {
+        /// The batch of the round.
+        batch: u64,
+        /// The stage of both.
+        stage: StageId,
+        /// Which of the stage's buckets.
+        bucket: u32,
+    },
+    /// What the batch norms of a stage saw of the sender's microbatches, on its way to the stage's other replicas.
+    Statistics {
+        /// The batch of the round.
+        batch: u64,
+        /// The stage of both.
+        stage: StageId,
+    },
     /// Worker to boss, one tensor: an output of the model.
     Output {
         /// Which microbatch.
@@ -194,7 +224,12 @@ impl Head {
             Head::State { .. } | Head::Value { .. } | Head::Target { .. } | Head::Output { .. } | Head::Load { .. } => {
                 (1, 1)
             }
-            Head::Gradient { .. } | Head::TiedGrads { .. } | Head::TiedValues { .. } => (0, MAX_TENSORS),
+            Head::Gradient { .. }
+            | Head::TiedGrads { .. }
+            | Head::TiedValues { .. }
+            | Head::Sum { .. }
+            | Head::Reduced { .. }
+            | Head::Statistics { .. } => (0, MAX_TENSORS),
             _ => (0, 0),
         }
     }
@@ -279,8 +314,8 @@ pub struct Assignment {
     pub worker: WorkerId,
     /// Its stages, in the order of the model.
     pub stages: Vec<StageSpec>,
-    /// For every stage of the run, the worker that has it.
-    pub homes: Vec<WorkerId>,
+    /// For every stage of the run, the workers that have it.
+    pub homes: Homes,
     /// The workers it exchanges tensors with.
     pub peers: Vec<PeerAddress>,
     /// The run's seed: parameters and dropout come from it.
@@ -313,6 +348,12 @@ pub struct Round {
     pub actions: Vec<Action>,
     /// In which order.
     pub order: Order,
+    /// Which replica takes which microbatch.
+    pub deal: Deal,
+    /// How many microbatches the batch has.
+    pub microbatches: u32,
+    /// In which order gradients are summed.
+    pub reduction: Reduction,
     /// The loss, where the last stage computes it.
     pub loss: Option<RoundLoss>,
     /// Send the model's outputs to the boss.
@@ -321,6 +362,16 @@ pub struct Round {
     pub grads_from_boss: bool,
     /// How parameters change, where an action of the round changes them.
     pub update: Option<RoundUpdate>,
+}
+
+/// In which order the gradients of a batch's microbatches are summed.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Reduction {
+    /// One after the other. It takes the least memory, and replicas cannot share it.
+    #[default]
+    Sequential,
+    /// Along a [tree](crate::replicas::Tree), whose branches replicas can take.
+    Tree,
 }
 
 /// How a round's gradients change parameters.

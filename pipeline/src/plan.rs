@@ -2,6 +2,7 @@
 
 use crate::cut::{balanced, balanced_by, CutPlace, Cuts, LayerCost, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
+use crate::replicas::{Columns, Homes};
 use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
 use crate::stage_spec::stage_of;
 use crate::tied;
@@ -17,8 +18,8 @@ pub use crate::stage_spec::{Borrowed, Lent, StageInput, StageOutput, StageSpec};
 pub struct Plan {
     /// The stages in the order of the model.
     pub stages: Vec<StageSpec>,
-    /// For every stage its worker.
-    pub homes: Vec<WorkerId>,
+    /// For every stage its workers.
+    pub homes: Homes,
     /// The pairs of stages (maker, user) between which a variable goes.
     pub edges: Vec<(StageId, StageId)>,
 }
@@ -39,13 +40,13 @@ pub enum PlanError {
     Order(String),
     /// The cuts do not make as many stages as the placement has places.
     #[error(
-        "the cuts make {stages} stages but {workers} workers with {placement} take {}; name {} layers, or none to have \
-         them chosen", .workers * .placement.chunks(), (.workers * .placement.chunks()).saturating_sub(1)
+        "the cuts make {stages} stages but a pipeline of {workers} workers with {placement} takes {}; name {} layers, or \
+         none to have them chosen", .workers * .placement.chunks(), (.workers * .placement.chunks()).saturating_sub(1)
     )]
     Workers {
         /// Stages the cuts make.
         stages: usize,
-        /// Workers there are.
+        /// Workers of a pipeline, replicas not counted.
         workers: usize,
         /// How stages are dealt to them.
         placement: Placement,
@@ -59,38 +60,50 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// Cuts a model into stages for so many workers. Where the cuts are automatic they are balanced by FLOPs.
-    pub fn new(graph: &LayerGraph, cuts: &Cuts, workers: usize, placement: Placement) -> Result<Self, PlanError> {
-        let stages = workers * placement.chunks();
+    /// Cuts a model into stages for so many workers, or groups of workers with the same stages. Where the cuts are automatic they are balanced by FLOPs.
+    pub fn new(
+        graph: &LayerGraph,
+        cuts: &Cuts,
+        columns: impl Into<Columns>,
+        placement: Placement,
+    ) -> Result<Self, PlanError> {
+        let columns = columns.into();
+        let stages = columns.len() * placement.chunks();
         let starts = match cuts {
             Cuts::Auto => balanced(&flops(graph), stages)?,
-            Cuts::At(names) => named(graph, names, workers, placement)?,
+            Cuts::At(names) => named(graph, names, columns.len(), placement)?,
         };
-        Ok(Self::cut(graph, starts, workers, placement))
+        Ok(Self::cut(graph, starts, &columns, placement))
     }
 
     /// As [`Plan::new`] with automatic cuts, balanced by measured times: `time` gives that of a layer on a worker, for
-    /// one microbatch forward and backward. So workers of unequal speed are kept busy equally long.
+    /// one microbatch forward and backward. So workers of unequal speed are kept busy equally long; those with the same
+    /// stages are as fast as all of them together.
     pub fn balanced(
         graph: &LayerGraph,
-        workers: usize,
+        columns: impl Into<Columns>,
         placement: Placement,
         time: impl Fn(WorkerId, LayerId) -> u64,
     ) -> Result<Self, PlanError> {
-        let homes = placement.homes(workers);
-        let times = homes.iter().map(|home| graph.layers().iter().map(|layer| time(*home, layer.id)).collect());
+        let columns = columns.into();
+        let together = |workers: &[WorkerId], layer: LayerId| match workers {
+            [only] => time(*only, layer),
+            several => (1.0 / several.iter().map(|w| 1.0 / time(*w, layer).max(1) as f64).sum::<f64>()) as u64,
+        };
+        let homes = placement.homes(&columns);
+        let times = homes.iter().map(|(_, w)| graph.layers().iter().map(|layer| together(w, layer.id)).collect());
         let starts = balanced_by(&places(graph), &times.collect::<Vec<_>>())?;
-        Ok(Self::cut(graph, starts, workers, placement))
+        Ok(Self::cut(graph, starts, &columns, placement))
     }
 
-    fn cut(graph: &LayerGraph, starts: Vec<usize>, workers: usize, placement: Placement) -> Self {
+    fn cut(graph: &LayerGraph, starts: Vec<usize>, columns: &Columns, placement: Placement) -> Self {
         let layers = graph.layers().len();
         let bounds: Vec<usize> = [0].into_iter().chain(starts).chain([layers]).collect();
         let ranges: Vec<Range<usize>> = bounds.windows(2).map(|w| w[0]..w[1]).collect();
         let stages: Vec<_> = (0..ranges.len()).map(|s| stage(graph, &ranges, StageId(s as u16))).collect();
         let edges = stages.iter().flat_map(|s| s.outputs.iter().flat_map(|o| o.to.iter().map(|to| (s.stage, *to))));
         let edges: BTreeSet<_> = edges.collect();
-        Plan { homes: placement.homes(workers), edges: edges.into_iter().collect(), stages }
+        Plan { homes: placement.homes(columns), edges: edges.into_iter().collect(), stages }
     }
 
     /// The checked schedule of a training step, with costs and memory unknown.
@@ -123,15 +136,15 @@ impl Plan {
 
     /// How many workers it is made for.
     pub fn workers(&self) -> usize {
-        self.homes.iter().collect::<BTreeSet<_>>().len()
+        self.homes.workers()
     }
 
-    /// The worker of a stage.
+    /// The worker of a stage; its first replica, which speaks for it.
     pub fn home(&self, stage: StageId) -> Option<WorkerId> {
-        self.homes.get(stage.0 as usize).copied()
+        self.homes.first(stage)
     }
 
-    /// The worker of a layer.
+    /// The worker of a layer; the first replica.
     pub fn home_of_layer(&self, layer: LayerId) -> Option<WorkerId> {
         let stage = self.stages.iter().find(|s| s.layers.iter().any(|l| l.id == layer))?;
         self.home(stage.stage)
@@ -140,12 +153,16 @@ impl Plan {
     /// The workers that keep a parameter or buffer of a layer: the layer's own, and those that borrow it. Loaded
     /// parameters go to all of them; only the first hands them out.
     pub fn holders(&self, layer: LayerId, parameter: &str) -> Vec<WorkerId> {
-        let mut holders: Vec<WorkerId> = self.home_of_layer(layer).into_iter().collect();
-        for stage in &self.stages {
-            let borrows = |b: &&Borrowed| b.owner.id == layer && stage.shared(b).contains(&parameter);
-            if let Some(home) = stage.borrowed.iter().find(borrows).and_then(|_| self.home(stage.stage)) {
-                if !holders.contains(&home) {
-                    holders.push(home);
+        let mut holders: Vec<WorkerId> = Vec::new();
+        let owns = |stage: &&StageSpec| stage.layers.iter().any(|l| l.id == layer);
+        let borrows = |stage: &&StageSpec| {
+            let lends = |b: &Borrowed| b.owner.id == layer && stage.shared(b).contains(&parameter);
+            stage.borrowed.iter().any(lends)
+        };
+        for stage in self.stages.iter().find(owns).into_iter().chain(self.stages.iter().filter(borrows)) {
+            for home in self.homes.of(stage.stage) {
+                if !holders.contains(home) {
+                    holders.push(*home);
                 }
             }
         }
@@ -154,20 +171,24 @@ impl Plan {
 
     /// The stages of a worker.
     pub fn stages_of(&self, worker: WorkerId) -> Vec<StageSpec> {
-        self.stages.iter().filter(|s| self.home(s.stage) == Some(worker)).cloned().collect()
+        self.stages.iter().filter(|s| self.homes.has(s.stage, worker)).cloned().collect()
     }
 
     /// The workers that exchange tensors with this one.
     pub fn peers_of(&self, worker: WorkerId) -> BTreeSet<WorkerId> {
         let ties = self.stages.iter().flat_map(|s| s.borrowed.iter().map(|b| (b.from, s.stage)));
-        let pairs = self.edges.iter().copied().chain(ties);
-        let homes = pairs.filter_map(|(a, b)| Some((self.home(a)?, self.home(b)?)));
-        let others = homes.filter_map(|(a, b)| match (a == worker, b == worker) {
-            (true, false) => Some(b),
-            (false, true) => Some(a),
-            _ => None,
-        });
-        others.collect()
+        let replicas = self.stages.iter().map(|s| (s.stage, s.stage));
+        let pairs = self.edges.iter().copied().chain(ties).chain(replicas);
+        let mut peers = BTreeSet::new();
+        for (a, b) in pairs {
+            for (one, other) in [(a, b), (b, a)] {
+                if self.homes.has(one, worker) {
+                    peers.extend(self.homes.of(other));
+                }
+            }
+        }
+        peers.remove(&worker);
+        peers
     }
 }
 

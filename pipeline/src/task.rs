@@ -7,6 +7,7 @@ use crate::ids::{MicrobatchKey, StageId};
 use crate::loss::LossSpec;
 use crate::mode::Mode;
 use crate::optimizer::OptimizerSpec;
+use crate::replicas::Node;
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
 use layerspec::{Layer, LayerId};
@@ -42,6 +43,8 @@ pub enum Task<T> {
         export: Vec<usize>,
         /// The loss, on the stage that computes it.
         loss: Option<LossTask<T>>,
+        /// Keep what batch norms see apart, for [`Task::Reduce`], which puts it in the order of microbatches.
+        apart: bool,
     },
     /// The gradients of one microbatch through one stage.
     Backward {
@@ -53,6 +56,8 @@ pub enum Task<T> {
         grads: Vec<Vec<T>>,
         /// Whether the parameters' gradients are left for [`Task::BackwardWeight`].
         input_only: bool,
+        /// How the parameters' gradients are summed, where that is along a tree.
+        branch: Option<Branch>,
     },
     /// The half of a backward pass that was left: the gradients of the parameters.
     BackwardWeight {
@@ -60,6 +65,19 @@ pub enum Task<T> {
         stage: StageId,
         /// Which microbatch.
         key: MicrobatchKey,
+        /// As for [`Task::Backward`].
+        branch: Option<Branch>,
+    },
+    /// Ends the summing of a round's gradients along a tree: the sums over all microbatches are added to the gradients
+    /// so far, which [`Task::OptimStep`] uses.
+    Reduce {
+        /// Which stage.
+        stage: StageId,
+        /// For every bucket and replica the slices of that replica's shard ([`Head::Reduced`](crate::message::Head)); no
+        /// buckets where the stage has one replica, whose own sums are whole.
+        buckets: Vec<Vec<Vec<T>>>,
+        /// What the batch norms of each replica saw, in any order; nothing where the stage has one replica.
+        statistics: Vec<Vec<T>>,
     },
     /// Hand out the gradients of the parameters that other stages own; answered by [`Outcome::Tied`].
     TiedGrads {
@@ -116,6 +134,37 @@ pub enum Task<T> {
     Files {
         /// Bytes by SHA-256, in hexadecimal digits.
         files: Vec<(String, T)>,
+    },
+}
+
+/// Where a microbatch's gradients go in the sum over all microbatches.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Branch {
+    /// How many microbatches the batch has.
+    pub microbatches: u32,
+    /// Set on the last one of a replica that is not alone: the sums are handed out as [`HandedOut`], for so many
+    /// replicas, as soon as a bucket is complete.
+    pub hand_out: Option<u16>,
+}
+
+/// What the compute thread hands out while it is at work.
+#[derive(Clone, PartialEq, Debug)]
+pub enum HandedOut<T> {
+    /// The sums of a bucket, as far as this replica's microbatches go.
+    Sums {
+        /// Which stage.
+        stage: StageId,
+        /// Which bucket.
+        bucket: u32,
+        /// For each replica the slices of its shard, for each node.
+        shards: Vec<Vec<(Node, Vec<T>)>>,
+    },
+    /// What the batch norms of the stage saw, with the last microbatch's forward pass.
+    Statistics {
+        /// Which stage.
+        stage: StageId,
+        /// Tensors as the engine reads them.
+        tensors: Vec<T>,
     },
 }
 
@@ -240,7 +289,7 @@ impl<T> Task<T> {
         Ok(match self {
             Task::Build { stages, seed } => Task::Build { stages, seed },
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
-            Task::Forward { stage, key, step, mode, cached, inputs, export, loss } => Task::Forward {
+            Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart } => Task::Forward {
                 stage,
                 key,
                 step,
@@ -254,11 +303,17 @@ impl<T> Task<T> {
                     }
                     None => None,
                 },
+                apart,
             },
-            Task::Backward { stage, key, grads, input_only } => {
-                Task::Backward { stage, key, grads: nested(grads, f)?, input_only }
+            Task::Backward { stage, key, grads, input_only, branch } => {
+                Task::Backward { stage, key, grads: nested(grads, f)?, input_only, branch }
             }
-            Task::BackwardWeight { stage, key } => Task::BackwardWeight { stage, key },
+            Task::BackwardWeight { stage, key, branch } => Task::BackwardWeight { stage, key, branch },
+            Task::Reduce { stage, buckets, statistics } => Task::Reduce {
+                stage,
+                buckets: buckets.into_iter().map(|shards| nested(shards, &mut f)).collect::<Result<_, E>>()?,
+                statistics: nested(statistics, f)?,
+            },
             Task::TiedGrads { stage } => Task::TiedGrads { stage },
             Task::GradNorm { stage, tied } => Task::GradNorm { stage, tied: by_stage(tied, f)? },
             Task::OptimStep { stage, update, tied } => Task::OptimStep { stage, update, tied: by_stage(tied, f)? },
@@ -303,6 +358,30 @@ impl<T> Outcome<T> {
             Outcome::Forward { outputs, .. } => outputs,
             Outcome::Backward { grads } => grads.into_iter().flatten().collect(),
             Outcome::State { tensors } => tensors.into_iter().map(|(_, t)| t).collect(),
+        }
+    }
+}
+
+impl<T> HandedOut<T> {
+    /// The same over other tensors.
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> HandedOut<U> {
+        match self {
+            HandedOut::Sums { stage, bucket, shards } => {
+                let mut slices = |list: Vec<T>| list.into_iter().map(&mut f).collect();
+                let mut shard = |sums: Vec<(Node, Vec<T>)>| sums.into_iter().map(|(n, s)| (n, slices(s))).collect();
+                HandedOut::Sums { stage, bucket, shards: shards.into_iter().map(&mut shard).collect() }
+            }
+            HandedOut::Statistics { stage, tensors } => {
+                HandedOut::Statistics { stage, tensors: tensors.into_iter().map(f).collect() }
+            }
+        }
+    }
+
+    /// Every tensor in it.
+    pub fn into_tensors(self) -> Vec<T> {
+        match self {
+            HandedOut::Sums { shards, .. } => shards.into_iter().flatten().flat_map(|(_, slices)| slices).collect(),
+            HandedOut::Statistics { tensors, .. } => tensors,
         }
     }
 }

@@ -35,6 +35,12 @@ pub enum Action {
         /// Which microbatch.
         microbatch: u32,
     },
+    /// The gradients of the round's microbatches become one sum, over all replicas of the stage. It is there where
+    /// they are summed along a [tree](crate::replicas::Tree).
+    Reduce {
+        /// Which stage.
+        stage: StageId,
+    },
     /// On a stage that uses parameters of other stages: their gradients go to the stages that own them.
     ReduceTied {
         /// Which stage.
@@ -65,6 +71,7 @@ impl Action {
             | Action::Backward { stage, .. }
             | Action::BackwardInput { stage, .. }
             | Action::BackwardWeight { stage, .. }
+            | Action::Reduce { stage }
             | Action::ReduceTied { stage }
             | Action::GradNorm { stage }
             | Action::OptimStep { stage }
@@ -90,6 +97,7 @@ impl Action {
             Action::Backward { .. } => "backward",
             Action::BackwardInput { .. } => "backward for inputs",
             Action::BackwardWeight { .. } => "backward for weights",
+            Action::Reduce { .. } => "reduction of gradients",
             Action::ReduceTied { .. } => "handing over of tied gradients",
             Action::GradNorm { .. } => "gradient norm",
             Action::OptimStep { .. } => "optimizer step",

@@ -1,7 +1,9 @@
 //! Which worker has which stages.
 
 use super::ScheduleKind;
-use crate::ids::WorkerId;
+use crate::ids::{StageId, WorkerId};
+use crate::replicas::{Columns, Homes};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// How stages, in the order of the model, are dealt to workers.
@@ -29,19 +31,28 @@ impl Placement {
         }
     }
 
-    /// For every stage its worker.
-    pub fn homes(self, workers: usize) -> Vec<WorkerId> {
-        let home = |stage: usize| match self {
-            Placement::V if stage >= workers => 2 * workers - 1 - stage,
-            _ => stage % workers.max(1),
-        };
-        (0..workers * self.chunks()).map(|stage| WorkerId(home(stage) as u16)).collect()
+    /// For every stage its workers.
+    pub fn homes(self, columns: impl Into<Columns>) -> Homes {
+        let columns = columns.into();
+        let stages = 0..columns.len() * self.chunks();
+        Homes::new(stages.map(|stage| columns.of_column(self.column(stage, columns.len())).to_vec()).collect())
+    }
+
+    /// Which place of so many a stage is at.
+    fn column(self, stage: usize, columns: usize) -> usize {
+        match self {
+            Placement::V if stage >= columns => (2 * columns).saturating_sub(1 + stage),
+            _ => stage % columns.max(1),
+        }
     }
 
     /// Whether stages are placed so.
-    pub fn is(self, homes: &[WorkerId]) -> bool {
-        let workers = workers(homes);
-        homes == self.homes(workers)
+    pub fn is(self, homes: &Homes) -> bool {
+        let places = places(homes);
+        let same = |(stage, workers): (StageId, &[WorkerId])| {
+            workers == homes.of(StageId(self.column(stage.0 as usize, places) as u16))
+        };
+        homes.stages() == places * self.chunks() && homes.iter().all(same)
     }
 
     /// The placement that a kind of schedule wants; `chunks` is for the kind that may have any number.
@@ -54,8 +65,8 @@ impl Placement {
     }
 
     /// Whether a kind of schedule works with stages placed so; if not, the placement that it wants.
-    pub(super) fn check(kind: ScheduleKind, homes: &[WorkerId]) -> Result<(), Placement> {
-        let chunks = (homes.len() / workers(homes).max(1)).clamp(2, 1 << 10) as u16;
+    pub(super) fn check(kind: ScheduleKind, homes: &Homes) -> Result<(), Placement> {
+        let chunks = (homes.stages() / places(homes).max(1)).clamp(2, 1 << 10) as u16;
         let wanted = Placement::of(kind, chunks);
         match kind {
             ScheduleKind::GPipe | ScheduleKind::Ready => Ok(()),
@@ -65,9 +76,9 @@ impl Placement {
     }
 }
 
-/// How many workers there are.
-pub(super) fn workers(homes: &[WorkerId]) -> usize {
-    homes.iter().map(|w| w.0 as usize + 1).max().unwrap_or(0)
+/// How many workers there are, those with the same stages counted once.
+fn places(homes: &Homes) -> usize {
+    homes.iter().filter_map(|(_, workers)| workers.first()).collect::<BTreeSet<_>>().len()
 }
 
 impl fmt::Display for Placement {

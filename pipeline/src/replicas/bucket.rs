@@ -1,0 +1,133 @@
+//! Gradients travel between replicas in buckets, each cut into shards.
+//!
+//! As in PyTorch's DistributedDataParallel (Li et al. 2020) a bucket holds the gradients of layers that are done one after
+//! the other in the backward pass, so that it can leave while the rest is still computed; the first one is small, so
+//! that something leaves early.
+
+use crate::stage_spec::StageSpec;
+use layerspec::{Layer, Role};
+use std::ops::Range;
+
+/// A bucket is closed once it holds this much.
+pub const BUCKET_BYTES: u64 = 25 << 20;
+/// The first one, which holds the last layers of the stage.
+pub const FIRST_BUCKET_BYTES: u64 = 1 << 20;
+/// And no bucket holds more gradients than this, which one frame carries.
+const MOST_USES: usize = 1024;
+/// Shards begin at multiples of this many elements: a cache line of float32, several times over.
+const GRAIN: u64 = 256;
+
+/// The gradient of one parameter as one layer of the stage uses it.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Use {
+    /// The layer's place in the stage.
+    pub layer: usize,
+    /// The parameter's place among the layer's parameters and buffers.
+    pub number: usize,
+    /// How many elements it has.
+    pub elements: u64,
+}
+
+/// Gradients that travel together.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Bucket {
+    /// In the order in which the backward pass is done with them.
+    pub uses: Vec<Use>,
+}
+
+/// A part of one gradient of a bucket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Slice {
+    /// The gradient's place in the bucket.
+    pub place: usize,
+    /// Which of its elements, in the order of memory.
+    pub elements: Range<u64>,
+}
+
+impl Bucket {
+    fn elements(&self) -> u64 {
+        self.uses.iter().map(|u| u.elements).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.elements().saturating_mul(4)
+    }
+}
+
+/// The buckets of a stage, in the order in which they are complete. Everybody who knows the stage finds the same.
+pub fn buckets(stage: &StageSpec, first: u64, other: u64) -> Vec<Bucket> {
+    let mut buckets: Vec<Bucket> = Vec::new();
+    for (layer, spec) in stage.layers.iter().enumerate().rev() {
+        for used in trained(stage, layer, spec) {
+            let most = if buckets.len() <= 1 { first } else { other };
+            let open = |bucket: &&mut Bucket| bucket.bytes() < most && bucket.uses.len() < MOST_USES;
+            match buckets.last_mut().filter(open) {
+                Some(bucket) => bucket.uses.push(used),
+                None => buckets.push(Bucket { uses: vec![used] }),
+            }
+        }
+    }
+    buckets
+}
+
+/// What a layer has gradients for.
+fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Iterator<Item = Use> + 'a {
+    let owner = layer.share.and_then(|owner| stage.owner(owner));
+    let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
+    let params = layer.kind.params().into_iter().enumerate().filter(|(_, param)| param.role == Role::Parameter);
+    let is_trained = move |name: &str| !if tied.contains(&name) { owner.is_some_and(|o| o.frozen) } else { layer.frozen };
+    params.filter(move |(_, param)| is_trained(param.name)).map(move |(number, param)| {
+        let elements = param.shape.iter().product();
+        Use { layer: place, number, elements }
+    })
+}
+
+/// The part of a bucket that one of so many replicas sums for all.
+pub fn shard(bucket: &Bucket, replica: u16, replicas: u16) -> Vec<Slice> {
+    let all = bucket.elements();
+    let begin = |replica: u16| {
+        let exact = u128::from(all) * u128::from(replica) / u128::from(replicas.max(1));
+        match replica >= replicas {
+            true => all,
+            false => exact as u64 / GRAIN * GRAIN,
+        }
+    };
+    let mine = begin(replica)..begin(replica + 1);
+    let mut at = 0;
+    let mut slices = Vec::new();
+    for (place, used) in bucket.uses.iter().enumerate() {
+        let (from, to) = (mine.start.clamp(at, at + used.elements), mine.end.clamp(at, at + used.elements));
+        if from < to {
+            slices.push(Slice { place, elements: from - at..to - at });
+        }
+        at += used.elements;
+    }
+    slices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_cover_every_element_once() {
+        let elements = [1000, 1, 70_000, 255, 3];
+        let uses = elements.iter().enumerate().map(|(layer, elements)| Use { layer, number: 0, elements: *elements });
+        let bucket = Bucket { uses: uses.collect() };
+        for replicas in 1..7 {
+            let mut next = vec![0; elements.len()];
+            for slice in (0..replicas).flat_map(|replica| shard(&bucket, replica, replicas)) {
+                assert_eq!(slice.elements.start, next[slice.place], "one after the other");
+                next[slice.place] = slice.elements.end;
+            }
+            assert_eq!(next, elements);
+        }
+    }
+
+    #[test]
+    fn a_small_bucket_is_one_replicas() {
+        let bucket = Bucket { uses: vec![Use { layer: 0, number: 0, elements: 200 }] };
+        assert_eq!(shard(&bucket, 0, 2), []);
+        assert_eq!(shard(&bucket, 1, 2).len(), 1);
+    }
+}

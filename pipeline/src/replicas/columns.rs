@@ -1,0 +1,68 @@
+//! How workers are grouped: those of a group have the same stages.
+
+use crate::ids::WorkerId;
+
+/// The workers of each place in the pipeline, the first replica first. Most places have one stage; with
+/// [placements](crate::schedule::Placement) of several stages a worker, a place has several.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Columns(Vec<Vec<WorkerId>>);
+
+impl Columns {
+    /// So many replicas at each place. Workers are numbered replica by replica: the first ones make a whole pipeline, and
+    /// each further one makes some place of it wider.
+    pub fn of(replicas: &[u16]) -> Self {
+        let mut columns = vec![Vec::new(); replicas.len()];
+        let widest = replicas.iter().copied().max().unwrap_or(0);
+        let all = (0..widest).flat_map(|replica| replicas.iter().enumerate().filter(move |(_, most)| replica < **most));
+        for (number, (column, _)) in all.enumerate() {
+            columns[column].push(WorkerId(number as u16));
+        }
+        Columns(columns)
+    }
+
+    /// How many places there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many workers there are in all.
+    pub fn workers(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// How many replicas each place has.
+    pub fn replicas(&self) -> Vec<u16> {
+        self.0.iter().map(|workers| workers.len() as u16).collect()
+    }
+
+    /// The workers of a place.
+    pub fn of_column(&self, column: usize) -> &[WorkerId] {
+        self.0.get(column).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl From<usize> for Columns {
+    /// One worker at each place.
+    fn from(workers: usize) -> Self {
+        Columns((0..workers).map(|worker| vec![WorkerId(worker as u16)]).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_workers_make_a_whole_pipeline() {
+        let columns = Columns::of(&[3, 1, 2]);
+        let numbers = |column: usize| columns.of_column(column).iter().map(|w| w.0).collect::<Vec<_>>();
+        assert_eq!([numbers(0), numbers(1), numbers(2)], [vec![0, 3, 5], vec![1], vec![2, 4]]);
+        assert_eq!(columns.workers(), 6);
+        assert_eq!(Columns::of(&[1, 1]), Columns::from(2));
+    }
+}

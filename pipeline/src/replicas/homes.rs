@@ -1,0 +1,66 @@
+//! Which workers have which stage.
+
+use crate::ids::{StageId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+/// For every stage its replicas: the workers that have it, the first replica first.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Homes(Vec<Vec<WorkerId>>);
+
+impl Homes {
+    /// One worker a stage.
+    pub fn single(homes: impl IntoIterator<Item = WorkerId>) -> Self {
+        Homes(homes.into_iter().map(|home| vec![home]).collect())
+    }
+
+    /// For every stage its workers.
+    pub fn new(homes: Vec<Vec<WorkerId>>) -> Self {
+        Homes(homes)
+    }
+
+    /// How many stages there are.
+    pub fn stages(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many workers there are: one more than the highest number.
+    pub fn workers(&self) -> usize {
+        self.0.iter().flatten().map(|w| w.0 as usize + 1).max().unwrap_or(0)
+    }
+
+    /// The workers of a stage.
+    pub fn of(&self, stage: StageId) -> &[WorkerId] {
+        self.0.get(stage.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// The worker of a stage that speaks for it: its first replica.
+    pub fn first(&self, stage: StageId) -> Option<WorkerId> {
+        self.of(stage).first().copied()
+    }
+
+    /// Which replica of a stage a worker is.
+    pub fn replica(&self, stage: StageId, worker: WorkerId) -> Option<u16> {
+        self.of(stage).iter().position(|w| *w == worker).map(|replica| replica as u16)
+    }
+
+    /// Whether a worker has a stage.
+    pub fn has(&self, stage: StageId, worker: WorkerId) -> bool {
+        self.of(stage).contains(&worker)
+    }
+
+    /// The stages of a worker, ascending.
+    pub fn stages_of(&self, worker: WorkerId) -> impl Iterator<Item = StageId> + Clone + '_ {
+        (0..self.0.len()).filter(move |s| self.0[*s].contains(&worker)).map(|s| StageId(s as u16))
+    }
+
+    /// Every stage with its workers.
+    pub fn iter(&self) -> impl Iterator<Item = (StageId, &[WorkerId])> {
+        self.0.iter().enumerate().map(|(stage, workers)| (StageId(stage as u16), workers.as_slice()))
+    }
+
+    /// Whether some stage has more than one worker.
+    pub fn is_replicated(&self) -> bool {
+        self.0.iter().any(|workers| workers.len() > 1)
+    }
+}

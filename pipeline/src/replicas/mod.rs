@@ -1,0 +1,17 @@
+//! Replicas: several workers with the same stage, each of which takes some of a batch's microbatches.
+//!
+//! Who has a stage is said by [`Homes`], who takes which microbatch by [`Deal`]. The gradients of all microbatches are
+//! summed along one [`tree`](Tree) that depends on nothing but their number, so the sum is the same to the bit whoever
+//! took which; and they travel in [`buckets`], each of which is cut into one shard a replica.
+
+mod bucket;
+mod columns;
+mod deal;
+mod homes;
+mod tree;
+
+pub use bucket::{buckets, shard, Bucket, Slice, Use, BUCKET_BYTES, FIRST_BUCKET_BYTES};
+pub use columns::Columns;
+pub use deal::Deal;
+pub use homes::Homes;
+pub use tree::{nodes, Node, Tree};

@@ -1,0 +1,178 @@
+//! The order in which the gradients of a batch's microbatches are summed.
+//!
+//! It is a binary tree over the microbatches, as in RFC 6962: neighbours are summed first, then neighbouring sums, and one
+//! that is left over at the right end moves up as it is.
+//!
+//! ```text
+//! 0   1   2   3   4
+//!  \ /     \ /    |      level 1
+//!   01      23    4
+//!     \    /      |      level 2
+//!      0123       4
+//!          \     /       level 3
+//!           01234
+//! ```
+//!
+//! A sum of floating-point numbers depends on the order in which it is taken. This one depends on the number of
+//! microbatches alone, so it is the same to the bit however they are dealt to replicas, and whichever arrives first.
+//! A replica sums what it can and hands over the rest: one tensor where it took a whole branch.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The sum of the microbatches from `index << level` to below `(index + 1) << level`, as many of them as there are.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// How far up: 0 for a single microbatch.
+    pub level: u32,
+    /// Which of its level, from the left.
+    pub index: u32,
+}
+
+impl Node {
+    /// A single microbatch.
+    pub fn leaf(microbatch: u32) -> Self {
+        Node { level: 0, index: microbatch }
+    }
+
+    /// The node that this one ends in next, and the sum that is added to it there; none where nothing is to its right.
+    fn up(self, microbatches: u32) -> (Node, Option<Node>) {
+        let parent = Node { level: self.level + 1, index: self.index / 2 };
+        let sibling = Node { level: self.level, index: self.index ^ 1 };
+        let begins = u64::from(sibling.index) << sibling.level;
+        (parent, (begins < u64::from(microbatches)).then_some(sibling))
+    }
+
+    /// Whether it is the sum of all.
+    fn is_root(self, microbatches: u32) -> bool {
+        self.index == 0 && 1u64 << self.level >= u64::from(microbatches)
+    }
+
+    /// The microbatches in it.
+    pub fn microbatches(self, of: u32) -> std::ops::Range<u32> {
+        let end = |index: u64| (index << self.level).min(u64::from(of)) as u32;
+        end(self.index.into())..end(u64::from(self.index) + 1)
+    }
+}
+
+/// What is here of a tree, summed as far up as it goes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Tree<T> {
+    microbatches: u32,
+    sums: BTreeMap<Node, T>,
+}
+
+impl<T> Tree<T> {
+    /// Nothing yet of so many microbatches.
+    pub fn new(microbatches: u32) -> Self {
+        Tree { microbatches, sums: BTreeMap::new() }
+    }
+
+    /// Takes a sum in, and adds it to its neighbour while that is here: `add(left, right)` gives their sum. In whatever
+    /// order sums come, the same ones are added.
+    pub fn put<E>(&mut self, node: Node, sum: T, mut add: impl FnMut(T, T) -> Result<T, E>) -> Result<(), E> {
+        let (mut node, mut sum) = (node, sum);
+        while !node.is_root(self.microbatches) {
+            let (parent, sibling) = node.up(self.microbatches);
+            match sibling {
+                None => {}
+                Some(sibling) => match self.sums.remove(&sibling) {
+                    None => break,
+                    Some(other) if sibling < node => sum = add(other, sum)?,
+                    Some(other) => sum = add(sum, other)?,
+                },
+            }
+            node = parent;
+        }
+        self.sums.insert(node, sum);
+        Ok(())
+    }
+
+    /// The sums that are here, from the lowest level up and from left to right; one where the tree is whole.
+    pub fn sums(&self) -> impl Iterator<Item = (Node, &T)> {
+        self.sums.iter().map(|(node, sum)| (*node, sum))
+    }
+
+    /// Hands the sums out.
+    pub fn into_sums(self) -> impl Iterator<Item = (Node, T)> {
+        self.sums.into_iter()
+    }
+
+    /// Whether nothing is here.
+    pub fn is_empty(&self) -> bool {
+        self.sums.is_empty()
+    }
+
+    /// The sum of all microbatches, where all are here.
+    pub fn into_root(self) -> Option<T> {
+        let microbatches = self.microbatches;
+        self.sums.into_iter().find(|(node, _)| node.is_root(microbatches)).map(|(_, sum)| sum)
+    }
+}
+
+/// What remains of these microbatches, of so many, once they are summed as far as they go: the sums that whoever took
+/// them hands over. In the order of [`Tree::sums`].
+pub fn nodes(microbatches: u32, taken: impl IntoIterator<Item = u32>) -> Vec<Node> {
+    let mut tree = Tree::new(microbatches);
+    for microbatch in taken {
+        let Ok(()) = tree.put(Node::leaf(microbatch), (), |(), ()| Ok::<_, std::convert::Infallible>(()));
+    }
+    tree.into_sums().map(|(node, ())| node).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(left: String, right: String) -> Result<String, ()> {
+        Ok(format!("({left}{right})"))
+    }
+
+    fn sum_of(microbatches: u32, order: impl IntoIterator<Item = u32>) -> String {
+        let mut tree = Tree::new(microbatches);
+        for m in order {
+            tree.put(Node::leaf(m), m.to_string(), add).unwrap();
+        }
+        tree.into_root().unwrap()
+    }
+
+    #[test]
+    fn the_tree_is_that_of_the_picture() {
+        assert_eq!(sum_of(1, 0..1), "0");
+        assert_eq!(sum_of(5, 0..5), "(((01)(23))4)");
+        assert_eq!(sum_of(7, 0..7), "(((01)(23))((45)6))");
+        assert_eq!(sum_of(8, 0..8), "(((01)(23))((45)(67)))");
+    }
+
+    #[test]
+    fn the_order_of_arrival_and_the_deal_do_not_show() {
+        for microbatches in 1..=13 {
+            let wanted = sum_of(microbatches, 0..microbatches);
+            assert_eq!(sum_of(microbatches, (0..microbatches).rev()), wanted);
+            // Dealt to three replicas in turns, each of which sums what it can first.
+            let mut all = Tree::new(microbatches);
+            for replica in [2, 0, 1] {
+                let taken: Vec<u32> = (0..microbatches).filter(|m| m / 2 % 3 == replica).collect();
+                let mut own = Tree::new(microbatches);
+                for m in &taken {
+                    own.put(Node::leaf(*m), m.to_string(), add).unwrap();
+                }
+                let handed: Vec<Node> = own.sums().map(|(node, _)| node).collect();
+                assert_eq!(handed, nodes(microbatches, taken));
+                for (node, sum) in own.into_sums() {
+                    all.put(node, sum, add).unwrap();
+                }
+            }
+            assert_eq!(all.into_root().unwrap(), wanted);
+        }
+    }
+
+    #[test]
+    fn whoever_took_a_whole_branch_hands_over_one_sum() {
+        assert_eq!(nodes(8, 4..8), [Node { level: 2, index: 1 }]);
+        assert_eq!(nodes(12, 8..12), [Node { level: 3, index: 1 }], "nothing is to its right");
+        assert_eq!(nodes(8, 0..3).len(), 2);
+        assert_eq!(nodes(8, []), []);
+        assert_eq!(Node { level: 3, index: 1 }.microbatches(12), 8..12);
+    }
+}
