@@ -2,8 +2,10 @@
 
 use crate::cut::Cuts;
 use crate::fleet::Fleet;
+use crate::message::Reduction;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, PlanError};
+use crate::replicas::Columns;
 use crate::schedule::{
     check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms, Timeline,
 };
@@ -21,8 +23,12 @@ pub struct Wish {
     pub sizes: Bindings,
     /// Bytes of a microbatch's targets.
     pub target_bytes: u64,
+    /// How many workers each place of the pipeline has; nothing for one each.
+    pub replicas: Option<Vec<u16>>,
     /// How a step ends.
     pub ending: Ending,
+    /// In which order gradients are summed.
+    pub reduction: Reduction,
     /// What the memory of its state depends on.
     pub optimizer: OptimizerSpec,
     /// The kinds that may be taken; none for all.
@@ -125,19 +131,28 @@ fn candidate(
     kind: ScheduleKind,
     placement: Placement,
 ) -> Result<Candidate, PlanError> {
-    let workers = fleet.workers();
+    let columns = wish.replicas.as_deref().map_or(Columns::from(fleet.workers()), Columns::of);
     let plan = match &wish.cuts {
-        Cuts::Auto => Plan::balanced(graph, workers, placement, |worker, layer| {
+        Cuts::Auto => Plan::balanced(graph, columns, placement, |worker, layer| {
             let time = fleet.time(worker, layer);
             time.forward.saturating_add(time.backward)
         })?,
-        named => Plan::new(graph, named, workers, placement)?,
+        named => Plan::new(graph, named, columns, placement)?,
     };
     let costs = fleet.costs(graph, &plan, &wish.sizes, wish.target_bytes);
     let bytes = fleet.bytes(&plan, &wish.optimizer);
     let (microbatches, ending) = (wish.microbatches, wish.ending);
     let room = fleet.room(&plan, &bytes);
-    let terms = Terms { kind, microbatches, ending, costs: Some(costs.clone()), room };
+    let deal = fleet.deal(&plan, microbatches);
+    let terms = Terms {
+        kind,
+        microbatches,
+        ending,
+        reduction: wish.reduction,
+        deal: Some(deal),
+        costs: Some(costs.clone()),
+        room,
+    };
     let schedule = plan.schedule_for(&terms)?;
     let played = timeline(&schedule, &costs).map_err(ScheduleError::Deadlock)?;
     Ok(Candidate {

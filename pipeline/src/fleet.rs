@@ -4,6 +4,7 @@
 use crate::ids::{StageId, WorkerId};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
+use crate::replicas::{buckets, Bucket, Deal};
 use crate::schedule::{Costs, Link, Process, StageBytes, StageTimes};
 use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, Role, ValueId};
@@ -64,7 +65,15 @@ impl Fleet {
 
     /// What a plan's stages and messages take here, for microbatches of these sizes with so many bytes of targets.
     pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings, target_bytes: u64) -> Costs {
-        let mut costs = Costs::of_stages(plan.stages.iter().map(|s| self.stage_times(plan, s)).collect());
+        let first = |s: &StageSpec| self.stage_times(s, plan.home(s.stage).unwrap_or(WorkerId(0)));
+        let mut costs = Costs::of_stages(plan.stages.iter().map(first).collect());
+        for stage in &plan.stages {
+            for worker in plan.homes.of(stage.stage).iter().skip(1) {
+                costs.replicas.insert((stage.stage, *worker), self.stage_times(stage, *worker));
+            }
+            let gradients = buckets(stage, u64::MAX, u64::MAX).iter().map(Bucket::bytes).sum();
+            costs.reduced_bytes.insert(stage.stage, gradients);
+        }
         costs.links.clone_from(&self.links);
         costs.boss_links.clone_from(&self.boss_links);
         costs.machines.clone_from(&self.machines);
@@ -88,8 +97,7 @@ impl Fleet {
         costs
     }
 
-    fn stage_times(&self, plan: &Plan, stage: &StageSpec) -> StageTimes {
-        let home = plan.home(stage.stage).unwrap_or(WorkerId(0));
+    fn stage_times(&self, stage: &StageSpec, home: WorkerId) -> StageTimes {
         let times = || stage.layers.iter().map(|layer| self.time(home, layer.id));
         StageTimes {
             forward: times().map(|t| t.forward).sum(),
@@ -98,6 +106,14 @@ impl Fleet {
             backward_weight: times().map(|t| t.backward_weight).sum(),
             optim_step: times().map(|t| t.optim_step).sum(),
         }
+    }
+
+    /// Which replica takes which of so many microbatches, so that the slowest is done soonest.
+    pub fn deal(&self, plan: &Plan, microbatches: u32) -> Deal {
+        Deal::by_speed(&plan.homes, microbatches, |stage, worker| {
+            let layers = plan.stages.iter().filter(|s| s.stage == stage).flat_map(|s| &s.layers);
+            layers.map(|layer| self.time(worker, layer.id)).map(|t| t.forward.saturating_add(t.backward)).sum()
+        })
     }
 
     /// The memory that a plan's stages take here.
@@ -131,7 +147,9 @@ impl Fleet {
             let each = stages().map(|b| b.held.max(b.held_between)).sum::<u64>().max(1);
             Some(u32::try_from(left / each).unwrap_or(u32::MAX).max(1))
         };
-        plan.homes.iter().map(|home| room(*home)).collect()
+        let least =
+            |workers: &[WorkerId]| workers.iter().map(|w| room(*w)).collect::<Option<Vec<_>>>()?.into_iter().min();
+        plan.homes.iter().map(|(_, workers)| least(workers)).collect()
     }
 }
 

@@ -21,6 +21,8 @@ pub const PROTOCOL_VERSION: u32 = 5;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
+/// A batch of more microbatches than this is refused.
+pub const MAX_MICROBATCHES: u32 = 1 << 16;
 /// A worker tells of no more actions than this when each ran.
 pub const MAX_SPANS: usize = 16_384;
 

@@ -305,7 +305,11 @@ impl BossSession {
             self.distributed = false;
             self.relayed.clear();
         }
-        let unanswered = if matches!(request, Request::Stop) { BTreeSet::new() } else { self.living() };
+        let unanswered = match request {
+            Request::Stop => BTreeSet::new(),
+            Request::SendState => request::speakers(&self.plan),
+            _ => self.living(),
+        };
         let gathering = Gathering::new(now, unanswered, &request, &self.plan);
         let sends = request.sends(id, &self.plan, self.seed, &self.addresses);
         self.job = Some(Job {

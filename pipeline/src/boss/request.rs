@@ -4,12 +4,14 @@ use super::command;
 use crate::cached::Cached;
 use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
-use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Round, RoundLoss, RoundUpdate};
+use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
+use crate::replicas::{Deal, Turns};
 use crate::schedule::{Action, Order};
 use crate::task::LayerProbe;
 use layerspec::ValueId;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 /// How many batches may wait for their backward pass where nothing else is said.
@@ -72,6 +74,12 @@ pub struct RunRequest {
     pub actions: Vec<Vec<Action>>,
     /// In which order.
     pub order: Order,
+    /// Which replica takes which microbatch.
+    pub deal: Deal,
+    /// How many microbatches the batch has.
+    pub microbatches: u32,
+    /// In which order gradients are summed.
+    pub reduction: Reduction,
     /// How parameters change, where an action of the round changes them.
     pub update: Option<RoundUpdate>,
     /// The loss, where the last stage computes it.
@@ -142,7 +150,11 @@ impl Request {
             Request::Measure(probes) => vec![to_all(&|_| Command::Measure(probes.clone()))],
             // Answered without the workers.
             Request::Use(_) | Request::Links => Vec::new(),
-            Request::SendState => vec![to_all(&|_| Command::SendState)],
+            // Replicas have the same; the first speaks.
+            Request::SendState => {
+                let to = speakers(plan).into_iter().map(|w| command(w, id, Command::SendState)).collect();
+                vec![Effect::Send { to, slots: Vec::new() }]
+            }
             Request::Run(run) => {
                 let mut sends = vec![to_all(&|w| Command::Run(Box::new(round(&run, w))))];
                 sends.extend(tensors(*run, plan));
@@ -175,6 +187,11 @@ impl Request {
     }
 }
 
+/// The workers that hand out parameters: the first replica of each stage.
+pub(super) fn speakers(plan: &Plan) -> BTreeSet<WorkerId> {
+    plan.homes.iter().filter_map(|(_, workers)| workers.first().copied()).collect()
+}
+
 fn assignment(plan: &Plan, seed: u64, addresses: &[Option<SocketAddr>], worker: WorkerId) -> Assignment {
     let address = |w: WorkerId| addresses.get(w.0 as usize).copied().flatten();
     // The lower number dials. One that makes no direct connections is not dialled and does not dial.
@@ -198,6 +215,9 @@ fn round(run: &RunRequest, worker: WorkerId) -> Round {
         outputs: run.outputs,
         grads_from_boss: run.grads.is_some(),
         order: run.order.clone(),
+        deal: run.deal.clone(),
+        microbatches: run.microbatches,
+        reduction: run.reduction,
         update: run.update,
     }
 }
@@ -206,9 +226,11 @@ fn round(run: &RunRequest, worker: WorkerId) -> Round {
 /// stage that computes the loss, gradients to the stages that made the outputs.
 fn tensors(run: RunRequest, plan: &Plan) -> Vec<Effect> {
     let batch = run.batch;
-    let send = |stages: Vec<StageId>, slots: Vec<Slot>, head: &dyn Fn(StageId) -> Head| {
+    let turns = Turns::new(&run.deal, &plan.homes, run.microbatches);
+    let deal = run.deal;
+    let send = |index: u32, stages: Vec<StageId>, slots: Vec<Slot>, head: &dyn Fn(StageId) -> Head| {
         let to = stages.into_iter().filter_map(|stage| {
-            let peer = Peer::Worker(plan.home(stage)?);
+            let peer = Peer::Worker(deal.worker(&plan.homes, stage, index)?);
             Some(Destination { peer, route: None, head: head(stage) })
         });
         let to: Vec<_> = to.collect();
@@ -227,18 +249,18 @@ fn tensors(run: RunRequest, plan: &Plan) -> Vec<Effect> {
     };
     let inputs = run.inputs.into_iter().map(|(index, value, slot)| {
         let key = MicrobatchKey { batch, index };
-        (index, send(users(value), vec![slot], &|to| Head::Value { key, value, to }))
+        (index, send(index, users(value), vec![slot], &|to| Head::Value { key, value, to }))
     });
     let targets = run.targets.into_iter().map(|(index, slot)| {
         let key = MicrobatchKey { batch, index };
-        (index, send(maker(&|o| o.model_output == Some(0)), vec![slot], &|to| Head::Target { key, to }))
+        (index, send(index, maker(&|o| o.model_output == Some(0)), vec![slot], &|to| Head::Target { key, to }))
     });
     let grads = run.grads.into_iter().flatten().map(|(index, value, slots)| {
         let key = MicrobatchKey { batch, index };
         let head = |to| Head::Gradient { key, value, from: None, to };
-        (index, send(maker(&|o| o.value == value && o.needs_grad), slots, &head))
+        (index, send(index, maker(&|o| o.value == value && o.needs_grad), slots, &head))
     });
     let mut sends: Vec<_> = inputs.chain(targets).chain(grads).collect();
-    sends.sort_by_key(|(index, _)| *index);
+    sends.sort_by_key(|(index, _)| turns.of(*index));
     sends.into_iter().map(|(_, send)| send).collect()
 }

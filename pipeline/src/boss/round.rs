@@ -1,7 +1,7 @@
 //! Refuses a round that lacks something it would wait for, or brings something that nobody would use.
 
 use super::RunRequest;
-use crate::ids::StageId;
+use crate::ids::{StageId, WorkerId};
 use crate::message::Failure;
 use crate::plan::{Plan, StageSpec};
 use crate::schedule::Action;
@@ -14,7 +14,11 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
     for (worker, list) in run.actions.iter().enumerate() {
         for action in list {
             let spec = plan.stages.get(action.stage().0 as usize);
-            let here = plan.home(action.stage()).is_some_and(|home| home.0 as usize == worker);
+            let me = WorkerId(worker as u16);
+            let here = match action.microbatch() {
+                Some(m) => run.deal.worker(&plan.homes, action.stage(), m) == Some(me),
+                None => plan.homes.has(action.stage(), me),
+            };
             let Some(spec) = spec.filter(|_| here) else {
                 return Err(Failure::new(format!(
                     "the {} of {} is not worker {worker}'s",
@@ -24,6 +28,9 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
             };
             wanted.add(run, spec, action);
         }
+    }
+    if !run.deal.fits(&plan.homes) {
+        return Err(Failure::new("microbatches are dealt to replicas that there are not"));
     }
     if run.actions.len() > plan.workers() {
         return Err(Failure::new(format!("actions for {} workers; there are {}", run.actions.len(), plan.workers())));

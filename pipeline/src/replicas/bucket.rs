@@ -46,10 +46,11 @@ pub struct Slice {
 
 impl Bucket {
     fn elements(&self) -> u64 {
-        self.uses.iter().map(|u| u.elements).sum()
+        self.uses.iter().fold(0u64, |sum, used| sum.saturating_add(used.elements))
     }
 
-    fn bytes(&self) -> u64 {
+    /// How many bytes it has, in float32.
+    pub fn bytes(&self) -> u64 {
         self.elements().saturating_mul(4)
     }
 }
@@ -75,7 +76,8 @@ fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Ite
     let owner = layer.share.and_then(|owner| stage.owner(owner));
     let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
     let params = layer.kind.params().into_iter().enumerate().filter(|(_, param)| param.role == Role::Parameter);
-    let is_trained = move |name: &str| !if tied.contains(&name) { owner.is_some_and(|o| o.frozen) } else { layer.frozen };
+    let is_trained =
+        move |name: &str| !if tied.contains(&name) { owner.is_some_and(|o| o.frozen) } else { layer.frozen };
     params.filter(move |(_, param)| is_trained(param.name)).map(move |(number, param)| {
         let elements = param.shape.iter().product();
         Use { layer: place, number, elements }

@@ -32,7 +32,9 @@ impl Deal {
                 *sum = sum.saturating_add(time(stage, *worker));
             }
         }
-        let times = |workers: &[WorkerId]| workers.iter().map(|w| of_worker.get(w).copied().unwrap_or(1));
+        let times = |workers: &[WorkerId]| -> Vec<u64> {
+            workers.iter().map(|w| of_worker.get(w).copied().unwrap_or(1)).collect()
+        };
         let replicas = homes.of(StageId(0)).len();
         let lanes = homes.iter().all(|(_, workers)| workers.len() == replicas);
         let slowest = |mut all: Vec<u64>, workers: &[WorkerId]| {
@@ -43,7 +45,7 @@ impl Deal {
         let deal = |(_, workers): (StageId, &[WorkerId])| match (workers.len(), lanes) {
             (..=1, _) => Vec::new(),
             (_, true) => branches(microbatches, &shares(microbatches, &lane)),
-            (_, false) => branches(microbatches, &shares(microbatches, &times(workers).collect::<Vec<_>>())),
+            (_, false) => branches(microbatches, &shares(microbatches, &times(workers))),
         };
         Deal(homes.iter().map(deal).collect())
     }
@@ -96,7 +98,10 @@ fn shares(microbatches: u32, times: &[u64]) -> Vec<u32> {
 fn branches(microbatches: u32, shares: &[u32]) -> Vec<u16> {
     let bits = |(replica, share): (usize, &u32)| {
         let share = *share;
-        (0..u32::BITS).map(|bit| share & (1 << bit)).filter(|size| *size > 0).map(move |size| (size, replica as u16))
+        (0..u32::BITS)
+            .map(move |bit| share & (1 << bit))
+            .filter(|size| *size > 0)
+            .map(move |size| (size, replica as u16))
     };
     let mut pieces: Vec<(u32, u16)> = shares.iter().enumerate().flat_map(bits).collect();
     pieces.sort_by_key(|(size, replica)| (Reverse(*size), *replica));

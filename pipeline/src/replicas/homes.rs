@@ -55,8 +55,16 @@ impl Homes {
     }
 
     /// Every stage with its workers.
-    pub fn iter(&self) -> impl Iterator<Item = (StageId, &[WorkerId])> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (StageId, &[WorkerId])> + Clone {
         self.0.iter().enumerate().map(|(stage, workers)| (StageId(stage as u16), workers.as_slice()))
+    }
+
+    /// The workers of another stage to which this worker of a stage gives what both share: each gets it from one.
+    pub fn partners(&self, from: StageId, worker: WorkerId, to: StageId) -> Vec<WorkerId> {
+        let senders = self.of(from).len().max(1);
+        let Some(replica) = self.replica(from, worker) else { return Vec::new() };
+        let receivers = self.of(to).iter().enumerate();
+        receivers.filter(|(number, _)| number % senders == usize::from(replica)).map(|(_, worker)| *worker).collect()
     }
 
     /// Whether some stage has more than one worker.

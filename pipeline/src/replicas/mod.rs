@@ -8,10 +8,14 @@ mod bucket;
 mod columns;
 mod deal;
 mod homes;
+mod statistics;
 mod tree;
+mod turns;
 
 pub use bucket::{buckets, shard, Bucket, Slice, Use, BUCKET_BYTES, FIRST_BUCKET_BYTES};
 pub use columns::Columns;
 pub use deal::Deal;
 pub use homes::Homes;
+pub use statistics::keeps_statistics;
 pub use tree::{nodes, Node, Tree};
+pub use turns::Turns;

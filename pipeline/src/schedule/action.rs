@@ -90,6 +90,21 @@ impl Action {
         }
     }
 
+    /// The same with another microbatch, where it has one.
+    pub(super) fn on(self, other: impl Fn(u32) -> u32) -> Self {
+        match self {
+            Action::Forward { stage, microbatch } => Action::Forward { stage, microbatch: other(microbatch) },
+            Action::Backward { stage, microbatch } => Action::Backward { stage, microbatch: other(microbatch) },
+            Action::BackwardInput { stage, microbatch } => {
+                Action::BackwardInput { stage, microbatch: other(microbatch) }
+            }
+            Action::BackwardWeight { stage, microbatch } => {
+                Action::BackwardWeight { stage, microbatch: other(microbatch) }
+            }
+            other => other,
+        }
+    }
+
     /// What it does, in a word or two.
     pub fn verb(&self) -> &'static str {
         match self {

@@ -2,6 +2,7 @@
 
 use super::{timeline, Action, Costs, Deadlock, Layout, Placement, Schedule, ScheduleKind, StageBytes, Timeline};
 use crate::ids::{StageId, WorkerId};
+use crate::message::Reduction;
 use std::collections::BTreeSet;
 use thiserror::Error;
 
@@ -68,7 +69,7 @@ fn mib(bytes: u64) -> u64 {
 /// Checks that every stage does all its work once, in order, and that it ends. Gives the schedule as played with
 /// textbook costs.
 pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
-    let layout = &schedule.layout;
+    let (layout, deal) = (&schedule.layout, &schedule.deal);
     if schedule.microbatches == 0 {
         return Err(ScheduleError::NoMicrobatches);
     }
@@ -76,14 +77,17 @@ pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
     let mut last_backward = vec![None; layout.stages()];
     for (worker, list) in schedule.workers.iter().enumerate() {
         for action in list {
-            let home = layout.homes.get(action.stage().0 as usize);
-            let in_batch = action.microbatch().is_none_or(|m| m < schedule.microbatches);
-            if home.map(|w| w.0 as usize) != Some(worker) || !in_batch || !seen.insert(*action) {
+            let here = WorkerId(worker as u16);
+            let dealt = match action.microbatch() {
+                Some(m) => m < schedule.microbatches && deal.worker(&layout.homes, action.stage(), m) == Some(here),
+                None => layout.homes.has(action.stage(), here),
+            };
+            if !dealt || !seen.insert((here, *action)) {
                 return Err(ScheduleError::Misplaced(*action));
             }
             if let Action::Backward { stage, microbatch } | Action::BackwardWeight { stage, microbatch } = *action {
                 let last = &mut last_backward[stage.0 as usize];
-                if last.is_some_and(|last| last > microbatch) {
+                if last.is_some_and(|last| last > microbatch) && schedule.reduction == Reduction::Sequential {
                     return Err(ScheduleError::Order(stage));
                 }
                 *last = Some(microbatch);
@@ -95,22 +99,26 @@ pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
 }
 
 /// Checks that nothing is missing, and nothing there that does not belong.
-fn whole(schedule: &Schedule, seen: &BTreeSet<Action>) -> Result<(), ScheduleError> {
+fn whole(schedule: &Schedule, seen: &BTreeSet<(WorkerId, Action)>) -> Result<(), ScheduleError> {
     let layout = &schedule.layout;
     let mut wanted = BTreeSet::new();
     for stage in (0..layout.stages() as u16).map(StageId) {
         for microbatch in 0..schedule.microbatches {
-            let split = seen.contains(&Action::BackwardInput { stage, microbatch });
+            let Some(worker) = schedule.deal.worker(&layout.homes, stage, microbatch) else { continue };
+            let split = seen.contains(&(worker, Action::BackwardInput { stage, microbatch }));
             let passes = [Action::Forward { stage, microbatch }].into_iter();
-            wanted.extend(passes.chain(layout.backward(stage, microbatch, split)));
+            let passes = passes.chain(layout.backward(stage, microbatch, split));
+            wanted.extend(passes.map(|action| (worker, action)));
         }
     }
-    wanted.extend(layout.ending(schedule.ending).into_iter().flatten());
-    if let Some(action) = wanted.iter().find(|action| !seen.contains(action)) {
+    for (worker, list) in layout.ending(schedule.ending, schedule.reduction).into_iter().enumerate() {
+        wanted.extend(list.into_iter().map(|action| (WorkerId(worker as u16), action)));
+    }
+    if let Some((_, action)) = wanted.iter().find(|action| !seen.contains(action)) {
         return Err(ScheduleError::Missing(*action));
     }
     match seen.iter().find(|action| !wanted.contains(action)) {
-        Some(action) => Err(ScheduleError::Mixed(*action)),
+        Some((_, action)) => Err(ScheduleError::Mixed(*action)),
         None => Ok(()),
     }
 }

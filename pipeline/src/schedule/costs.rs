@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 /// How long everything takes, in any one unit; nanoseconds where it was measured.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Costs {
-    /// For every stage, on the worker that has it.
+    /// For every stage, on its first worker.
     pub stages: Vec<StageTimes>,
+    /// For its other replicas, where they take another time.
+    pub replicas: BTreeMap<(StageId, WorkerId), StageTimes>,
     /// The way from one worker to another, where it is not `link`.
     pub links: BTreeMap<(WorkerId, WorkerId), Link>,
     /// The way between any other two workers.
@@ -17,6 +19,8 @@ pub struct Costs {
     pub bytes: BTreeMap<(StageId, StageId), u64>,
     /// Bytes of the parameters that the second stage shares with the first.
     pub tied_bytes: BTreeMap<(StageId, StageId), u64>,
+    /// Bytes of the gradients of a stage, which its replicas exchange.
+    pub reduced_bytes: BTreeMap<StageId, u64>,
     /// Bytes of a microbatch that the boss sends to a stage: inputs of the model, and targets.
     pub from_boss: BTreeMap<StageId, u64>,
     /// The way between the boss and a worker, where it is not `boss_link`.
@@ -106,8 +110,14 @@ impl Costs {
         self.boss_links.get(&worker).copied().unwrap_or(self.boss_link)
     }
 
-    pub(super) fn of(&self, action: &Action) -> u64 {
-        let stage = self.stages.get(action.stage().0 as usize).copied().unwrap_or_default();
+    /// What a stage takes on a worker.
+    pub fn stage(&self, stage: StageId, worker: WorkerId) -> StageTimes {
+        let first = || self.stages.get(stage.0 as usize).copied().unwrap_or_default();
+        self.replicas.get(&(stage, worker)).copied().unwrap_or_else(first)
+    }
+
+    pub(super) fn of(&self, action: &Action, worker: WorkerId) -> u64 {
+        let stage = self.stage(action.stage(), worker);
         let work = match action {
             Action::Forward { .. } => stage.forward,
             Action::Backward { .. } => stage.backward,
@@ -115,7 +125,9 @@ impl Costs {
             Action::BackwardWeight { .. } => stage.backward_weight,
             Action::OptimStep { .. } => stage.optim_step,
             // Each passes once over the gradients or parameters, where an optimizer step passes several times.
-            Action::ReduceTied { .. } | Action::GradNorm { .. } | Action::UpdateTied { .. } => stage.optim_step / 4,
+            Action::Reduce { .. } | Action::ReduceTied { .. } | Action::GradNorm { .. } | Action::UpdateTied { .. } => {
+                stage.optim_step / 4
+            }
         };
         work + self.per_action
     }

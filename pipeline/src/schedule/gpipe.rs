@@ -6,17 +6,10 @@
 //! worker 1  .  F0 F1 F2 F3 B0 << B1 << B2 << B3 << S  .  .
 //! ```
 
+use super::work::Work;
 use super::Action;
-use crate::ids::StageId;
 
-/// The passes of a worker with these stages, ascending.
-pub(super) fn actions(stages: impl Iterator<Item = StageId>, microbatches: u32) -> Vec<Action> {
-    let stages: Vec<StageId> = stages.collect();
-    let all = |stage: &StageId| {
-        let stage = *stage;
-        (0..microbatches).map(move |microbatch| (stage, microbatch))
-    };
-    let forward = stages.iter().flat_map(all).map(|(stage, microbatch)| Action::Forward { stage, microbatch });
-    let backward = stages.iter().rev().flat_map(all).map(|(stage, microbatch)| Action::Backward { stage, microbatch });
-    forward.chain(backward).collect()
+/// The passes of all workers.
+pub(super) fn actions(work: &Work<'_>) -> Vec<Vec<Action>> {
+    work.passes(false)
 }

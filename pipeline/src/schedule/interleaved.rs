@@ -12,24 +12,31 @@
 
 use super::list::shortest;
 use super::timeline::play;
+use super::work::Work;
 use super::{Action, Costs, Layout, Order, Picker};
 use crate::ids::{StageId, WorkerId};
 
 /// The passes of all workers.
-pub(super) fn actions(layout: &Layout, microbatches: u32, costs: &Costs) -> Vec<Vec<Action>> {
+pub(super) fn actions(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
+    let Work { layout, microbatches, .. } = *work;
     let workers = (0..layout.workers() as u16).map(|w| worker(layout, WorkerId(w), microbatches));
     let built: Vec<_> = workers.collect();
     if microbatches.is_multiple_of(layout.workers().max(1) as u32) {
         return built;
     }
-    let pickers = built.iter().map(|list| Picker::new(list, &Order::Listed, |_| true)).collect();
-    let built_end = play(layout, microbatches, pickers, costs).map_or(u64::MAX, |timeline| timeline.end());
-    let (greedy, greedy_end) = shortest(layout, microbatches, costs, false, most(layout, WorkerId(0)));
+    let pickers = built.iter().map(|list| Picker::new(list, &Order::Listed, &work.turns(), |_| true)).collect();
+    let built_end = play(work, pickers, costs).map_or(u64::MAX, |timeline| timeline.end());
+    let (greedy, greedy_end) = shortest(work, costs, false, most(layout, WorkerId(0)));
     if greedy_end < built_end {
         greedy
     } else {
         built
     }
+}
+
+/// Where stages have different numbers of replicas: the passes of greedy workers.
+pub(super) fn of_unequal(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
+    shortest(work, costs, false, 2 * work.layout.stages() as u32).0
 }
 
 /// How many microbatches a worker takes forward before its first backward pass, and so holds at most.

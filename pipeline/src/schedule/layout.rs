@@ -1,13 +1,15 @@
 //! What schedules depend on of a plan, and what every training step ends with.
 
-use super::{placement, Action};
+use super::Action;
 use crate::ids::{StageId, WorkerId};
+use crate::message::Reduction;
+use crate::replicas::Homes;
 
 /// Stages, their places, and what goes between them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// For every stage the worker that has it.
-    pub homes: Vec<WorkerId>,
+    /// For every stage the workers that have it.
+    pub homes: Homes,
     /// The pairs of stages (maker, user) between which a variable goes.
     pub edges: Vec<(StageId, StageId)>,
     /// Those of them between which a gradient comes back.
@@ -32,41 +34,52 @@ pub enum Ending {
 
 impl Layout {
     /// A chain of trained stages, each of which gives to the next.
-    pub fn chain(homes: Vec<WorkerId>) -> Self {
-        let stages = homes.len() as u16;
+    pub fn chain(homes: Homes) -> Self {
+        let stages = homes.stages() as u16;
         let edges: Vec<_> = (1..stages).map(|user| (StageId(user - 1), StageId(user))).collect();
-        Layout { back: edges.clone(), edges, trained: vec![true; homes.len()], homes, ties: Vec::new() }
+        Layout { back: edges.clone(), edges, trained: vec![true; homes.stages()], homes, ties: Vec::new() }
     }
 
     /// How many stages there are.
     pub fn stages(&self) -> usize {
-        self.homes.len()
+        self.homes.stages()
     }
 
     /// How many workers there are.
     pub fn workers(&self) -> usize {
-        placement::workers(&self.homes)
+        self.homes.workers()
     }
 
     /// The stages of a worker, ascending.
     pub fn stages_of(&self, worker: WorkerId) -> impl Iterator<Item = StageId> + Clone + '_ {
-        (0..self.homes.len()).filter(move |s| self.homes[*s] == worker).map(|s| StageId(s as u16))
+        self.homes.stages_of(worker)
     }
 
-    /// For every worker the actions that end a round. All stages hand gradients of shared parameters over, then all
-    /// give their norms, then all update, then all take shared parameters: so no two wait for each other.
-    pub fn ending(&self, ending: Ending) -> Vec<Vec<Action>> {
+    /// For every worker the actions that end a round. All stages sum their gradients over replicas, then all hand gradients
+    /// of shared parameters over, then all give their norms (of replicas, which have the same, the first), then all
+    /// update, then all take shared parameters: so no two wait for each other.
+    pub fn ending(&self, ending: Ending, reduction: Reduction) -> Vec<Vec<Action>> {
         let borrows = |stage: &StageId| self.ties.iter().any(|(_, user)| user == stage);
         let list = |worker: u16| {
-            let stages = self.stages_of(WorkerId(worker));
+            let worker = WorkerId(worker);
+            let stages = self.stages_of(worker);
+            let along_tree = stages.clone().filter(|_| reduction == Reduction::Tree);
+            let along_tree = along_tree.filter(|stage| self.is_trained(*stage)).map(|stage| Action::Reduce { stage });
             let reduce = stages.clone().filter(borrows).map(|stage| Action::ReduceTied { stage });
-            let norms = stages.clone().filter(|_| ending == Ending::ClippedStep);
+            let speaks = |stage: &StageId| self.homes.first(*stage) == Some(worker);
+            let norms = stages.clone().filter(|_| ending == Ending::ClippedStep).filter(speaks);
             let norms = norms.map(|stage| Action::GradNorm { stage });
             let steps = stages.clone().map(|stage| Action::OptimStep { stage });
             let update = stages.filter(borrows).map(|stage| Action::UpdateTied { stage });
-            reduce.chain(norms).chain(steps).chain(update).filter(|_| ending != Ending::Gather).collect()
+            let step = reduce.chain(norms).chain(steps).chain(update).filter(|_| ending != Ending::Gather);
+            along_tree.chain(step).collect()
         };
         (0..self.workers() as u16).map(list).collect()
+    }
+
+    /// Whether something of a stage is trained.
+    pub fn is_trained(&self, stage: StageId) -> bool {
+        self.trained.get(stage.0 as usize).copied().unwrap_or(true)
     }
 
     /// Whether another stage waits for the gradients of a stage's inputs.
@@ -76,8 +89,7 @@ impl Layout {
 
     /// The actions that take a microbatch back through a stage.
     pub fn backward(&self, stage: StageId, microbatch: u32, split: bool) -> impl Iterator<Item = Action> {
-        let trained = self.trained.get(stage.0 as usize).copied().unwrap_or(true);
-        let (first, second) = match split && trained {
+        let (first, second) = match split && self.is_trained(stage) {
             false => (Action::Backward { stage, microbatch }, None),
             true => (Action::BackwardInput { stage, microbatch }, Some(Action::BackwardWeight { stage, microbatch })),
         };

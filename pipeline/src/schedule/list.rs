@@ -1,8 +1,8 @@
 //! List scheduling: a fixed list for each worker, made by playing greedy workers under given costs and limits.
 
 use super::timeline::play;
-use super::{Action, Costs, Layout, Order, Picker};
-use crate::ids::StageId;
+use super::work::Work;
+use super::{Action, Costs, Order, Picker};
 
 /// The limits under which workers are greedy.
 pub(super) struct Limits {
@@ -15,59 +15,36 @@ pub(super) struct Limits {
 }
 
 /// The passes of each worker in the order in which greedy workers take them, and how long they take.
-pub(super) fn lists(
-    layout: &Layout,
-    microbatches: u32,
-    costs: &Costs,
-    split: bool,
-    limits: &Limits,
-) -> (Vec<Vec<Action>>, u64) {
+pub(super) fn lists(work: &Work<'_>, costs: &Costs, split: bool, limits: &Limits) -> (Vec<Vec<Action>>, u64) {
     let order = Order::Ready { in_flight: limits.in_flight.clone(), held: limits.held.clone() };
+    let turns = work.turns();
     let picker = |actions: Vec<Action>| {
-        let picker = Picker::new(&actions, &order, |stage| layout.is_awaited(stage));
+        let picker = Picker::new(&actions, &order, &turns, |stage| work.layout.is_awaited(stage));
         match limits.worker {
             Some(most) => picker.holding_at_most(most),
             None => picker,
         }
     };
-    let pickers = passes(layout, microbatches, split).into_iter().map(picker).collect();
-    match play(layout, microbatches, pickers, costs) {
+    let pickers = work.passes(split).into_iter().map(picker).collect();
+    match play(work, pickers, costs) {
         Ok(timeline) => {
             let actions = timeline.workers.iter().map(|list| list.iter().map(|i| i.action).collect());
             (actions.collect(), timeline.end())
         }
         // Greedy workers within these limits do not wait for each other; `check` would say so.
-        Err(_) => (passes(layout, microbatches, split), u64::MAX),
+        Err(_) => (work.passes(split), u64::MAX),
     }
 }
 
 /// The shortest of several such lists where every worker holds at most so many microbatches: how far ahead a stage
 /// should run depends on the costs, so a few shares of the way to the end and back are tried.
-pub(super) fn shortest(
-    layout: &Layout,
-    microbatches: u32,
-    costs: &Costs,
-    split: bool,
-    most: u32,
-) -> (Vec<Vec<Action>>, u64) {
-    let stages = layout.stages();
+pub(super) fn shortest(work: &Work<'_>, costs: &Costs, split: bool, most: u32) -> (Vec<Vec<Action>>, u64) {
+    let stages = work.layout.stages();
     let made = [(1, 3), (1, 2), (2, 3), (1, 1)].into_iter().map(|(over, under)| {
         let ahead = |stage: usize| ((stages - stage) as u32 * over).div_ceil(under) + 1;
         let in_flight = (0..stages).map(ahead).collect();
-        let limits = Limits { in_flight, held: vec![microbatches; stages], worker: Some(most) };
-        lists(layout, microbatches, costs, split, &limits)
+        let limits = Limits { in_flight, held: vec![work.microbatches; stages], worker: Some(most) };
+        lists(work, costs, split, &limits)
     });
     made.min_by_key(|(_, end)| *end).unwrap_or_default()
-}
-
-/// Every pass of every worker, in no useful order.
-fn passes(layout: &Layout, microbatches: u32, split: bool) -> Vec<Vec<Action>> {
-    let mut workers = vec![Vec::new(); layout.workers()];
-    for (stage, home) in layout.homes.iter().enumerate() {
-        let stage = StageId(stage as u16);
-        let list = &mut workers[home.0 as usize];
-        list.extend((0..microbatches).map(|microbatch| Action::Forward { stage, microbatch }));
-        list.extend((0..microbatches).flat_map(|microbatch| layout.backward(stage, microbatch, split)));
-    }
-    workers
 }

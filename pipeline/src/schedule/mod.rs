@@ -7,6 +7,7 @@ mod costs;
 mod gpipe;
 mod interleaved;
 mod kind;
+mod lanes;
 mod layout;
 mod lines;
 mod list;
@@ -16,8 +17,14 @@ mod picture;
 mod placement;
 mod ready;
 mod timeline;
+mod work;
 mod zb_h1;
 mod zb_v;
+
+use crate::message::Reduction;
+use crate::replicas::Deal;
+use lanes::lanes;
+use work::Work;
 
 pub use action::{Action, Order};
 pub use check::{check, check_memory, ScheduleError};
@@ -40,6 +47,10 @@ pub struct Schedule {
     pub layout: Layout,
     /// How it ends.
     pub ending: Ending,
+    /// In which order gradients are summed.
+    pub reduction: Reduction,
+    /// Which replica takes which microbatch.
+    pub deal: Deal,
     /// In which order workers take their actions.
     pub order: Order,
     /// For every worker its actions.
@@ -55,6 +66,10 @@ pub struct Terms {
     pub microbatches: u32,
     /// How it ends.
     pub ending: Ending,
+    /// In which order gradients are summed; along a tree, where a stage has replicas.
+    pub reduction: Reduction,
+    /// Which replica takes which microbatch; nothing for as many each.
+    pub deal: Option<Deal>,
     /// What things take, where that is known: the split kinds are made for these costs, else for equal ones.
     pub costs: Option<Costs>,
     /// For every stage how many microbatches its memory can hold, where that is known.
@@ -64,7 +79,15 @@ pub struct Terms {
 impl Terms {
     /// A step with costs and memory unknown.
     pub fn new(kind: ScheduleKind, microbatches: u32) -> Self {
-        Terms { kind, microbatches, ending: Ending::default(), costs: None, room: None }
+        Terms {
+            kind,
+            microbatches,
+            ending: Ending::default(),
+            reduction: Reduction::default(),
+            deal: None,
+            costs: None,
+            room: None,
+        }
     }
 }
 
@@ -81,25 +104,51 @@ impl Schedule {
             stages: layout.stages(),
             workers: layout.workers(),
         })?;
+        let reduction = if layout.homes.is_replicated() { Reduction::Tree } else { terms.reduction };
+        let deal = terms.deal.clone().unwrap_or_else(|| Deal::even(&layout.homes, microbatches));
         let costs = terms.costs.clone().unwrap_or_else(|| Costs::unit(layout.stages()));
-        let workers = || (0..layout.workers() as u16).map(crate::ids::WorkerId);
+        let work = Work { layout, deal: &deal, microbatches };
         let mut order = Order::Listed;
-        let passes: Vec<Vec<Action>> = match kind {
-            ScheduleKind::GPipe => workers().map(|w| gpipe::actions(layout.stages_of(w), microbatches)).collect(),
-            ScheduleKind::OneFOneB => {
-                let stages = (0..layout.stages() as u16).map(crate::ids::StageId);
-                stages.map(|stage| one_f_one_b::actions(stage, layout.stages(), microbatches)).collect()
-            }
-            ScheduleKind::Interleaved => interleaved::actions(layout, microbatches, &costs),
-            ScheduleKind::ZbH1 => zb_h1::actions(layout, microbatches, &costs),
-            ScheduleKind::ZbV => zb_v::actions(layout, microbatches, &costs),
+        let passes = match kind {
             ScheduleKind::Ready => {
-                order = ready::order(layout, microbatches, &costs, terms.room.as_deref());
-                workers().map(|w| ready::actions(layout, w, microbatches)).collect()
+                order = ready::order(&work, &costs, terms.room.as_deref());
+                work.passes(true)
             }
+            _ => listed(kind, &work, &costs),
         };
-        let endings = layout.ending(ending);
+        let endings = layout.ending(ending, reduction);
         let workers = passes.into_iter().zip(endings).map(|(passes, ending)| [passes, ending].concat()).collect();
-        Ok(Schedule { kind, microbatches, layout: layout.clone(), ending, order, workers })
+        Ok(Schedule { kind, microbatches, layout: layout.clone(), ending, reduction, deal, order, workers })
     }
+}
+
+/// The passes of a kind that fixes their order. Where replicas form pipelines of their own, each is a schedule of its
+/// own.
+fn listed(kind: ScheduleKind, work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
+    let Some(lanes) = lanes(work, costs) else {
+        return match kind {
+            ScheduleKind::GPipe => gpipe::actions(work),
+            ScheduleKind::OneFOneB => one_f_one_b::of_unequal(work, costs),
+            ScheduleKind::Interleaved => interleaved::of_unequal(work, costs),
+            ScheduleKind::ZbH1 => zb_h1::actions(work, costs),
+            ScheduleKind::ZbV | ScheduleKind::Ready => zb_v::actions(work, costs),
+        };
+    };
+    let mut workers = vec![Vec::new(); work.layout.workers()];
+    for lane in lanes {
+        let deal = Deal::default();
+        let of_lane = Work { layout: &lane.layout, deal: &deal, microbatches: lane.microbatches.len() as u32 };
+        let lists = match kind {
+            ScheduleKind::GPipe => gpipe::actions(&of_lane),
+            ScheduleKind::OneFOneB => one_f_one_b::actions(&of_lane),
+            ScheduleKind::Interleaved => interleaved::actions(&of_lane, &lane.costs),
+            ScheduleKind::ZbH1 => zb_h1::actions(&of_lane, &lane.costs),
+            ScheduleKind::ZbV | ScheduleKind::Ready => zb_v::actions(&of_lane, &lane.costs),
+        };
+        for (worker, list) in lane.workers.iter().zip(lists) {
+            let of_batch = |action: Action| action.on(|m| lane.microbatches.get(m as usize).copied().unwrap_or(m));
+            workers[worker.0 as usize] = list.into_iter().map(of_batch).collect();
+        }
+    }
+    workers
 }

@@ -6,11 +6,18 @@
 //! worker 1  .  F0 B0 << F1 B1 << F2 B2 << F3 B3 << S  .  .
 //! ```
 
-use super::Action;
+use super::list::{lists, Limits};
+use super::work::Work;
+use super::{Action, Costs};
 use crate::ids::StageId;
 
-/// The passes of one of so many stages.
-pub(super) fn actions(stage: StageId, stages: usize, microbatches: u32) -> Vec<Action> {
+/// The passes of all workers, each of which has one stage, in the order of the model.
+pub(super) fn actions(work: &Work<'_>) -> Vec<Vec<Action>> {
+    let stages = work.layout.stages();
+    (0..stages as u16).map(|stage| of_stage(StageId(stage), stages, work.microbatches)).collect()
+}
+
+fn of_stage(stage: StageId, stages: usize, microbatches: u32) -> Vec<Action> {
     let ahead = (stages as u32 - u32::from(stage.0)).min(microbatches);
     let forward = |microbatch| Action::Forward { stage, microbatch };
     let mut list: Vec<Action> = (0..ahead).map(forward).collect();
@@ -21,4 +28,12 @@ pub(super) fn actions(stage: StageId, stages: usize, microbatches: u32) -> Vec<A
         }
     }
     list
+}
+
+/// Where stages have different numbers of replicas: the passes of greedy workers, each stage as far ahead as in a plain
+/// pipeline, for each of the replicas after it.
+pub(super) fn of_unequal(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
+    let stages = work.layout.stages();
+    let in_flight = (0..stages).map(|stage| work.ahead(stage)).collect();
+    lists(work, costs, false, &Limits { in_flight, held: vec![work.microbatches; stages], worker: None }).0
 }

@@ -2,6 +2,7 @@
 
 use super::{Action, Order};
 use crate::ids::StageId;
+use crate::replicas::Turns;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,12 +17,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// 4. a gradient of inputs that no stage waits for, as that of the first stage;
 /// 5. once all these are done, the rest of the list in its order.
 ///
-/// A stage takes forward passes, gradients of parameters and whole backward passes in ascending order of microbatches:
-/// the first so that no two workers fill up with different microbatches and wait for each other, the others because
-/// gradients are summed in that order.
+/// Lowest is meant by [`Turns`]: with replicas, microbatches are taken up in another order than they are numbered. A stage
+/// takes forward passes, gradients of parameters and whole backward passes in that order: the first so that no two
+/// workers fill up with different microbatches and wait for each other, the others because gradients may be summed so.
 #[derive(Clone, Debug)]
 pub struct Picker {
     listed: bool,
+    turns: Turns,
     stages: BTreeMap<StageId, Stage>,
     /// In listed order everything, else what comes after all passes.
     rest: VecDeque<Action>,
@@ -48,14 +50,14 @@ struct Stage {
 
 impl Picker {
     /// For the actions of one worker. `awaited` tells whether another stage waits for the gradients of a stage's inputs.
-    pub fn new(actions: &[Action], order: &Order, awaited: impl Fn(StageId) -> bool) -> Self {
+    pub fn new(actions: &[Action], order: &Order, turns: &Turns, awaited: impl Fn(StageId) -> bool) -> Self {
         let Order::Ready { in_flight, held } = order else {
             let rest = actions.iter().copied().collect();
-            return Picker { listed: true, stages: BTreeMap::new(), rest, most: None };
+            return Picker { listed: true, turns: Turns::default(), stages: BTreeMap::new(), rest, most: None };
         };
         let mut stages: BTreeMap<StageId, Stage> = BTreeMap::new();
         let mut rest = VecDeque::new();
-        for action in actions {
+        for action in actions.iter().map(|action| action.on(|m| turns.of(m))) {
             let limit = |limits: &[u32]| limits.get(action.stage().0 as usize).copied().unwrap_or(1).max(1);
             let stage = stages.entry(action.stage()).or_insert_with(|| Stage {
                 urgent: awaited(action.stage()),
@@ -63,7 +65,7 @@ impl Picker {
                 most_held: limit(held),
                 ..Stage::default()
             });
-            match *action {
+            match action {
                 Action::Forward { microbatch, .. } => {
                     stage.forward.push_back(microbatch);
                     stage.unmade.insert(microbatch);
@@ -71,7 +73,7 @@ impl Picker {
                 Action::Backward { microbatch, .. } => stage.backward.push_back(microbatch),
                 Action::BackwardInput { microbatch, .. } => drop(stage.backward_input.insert(microbatch)),
                 Action::BackwardWeight { microbatch, .. } => stage.backward_weight.push_back(microbatch),
-                _ => rest.push_back(*action),
+                _ => rest.push_back(action),
             }
         }
         for stage in stages.values_mut() {
@@ -79,7 +81,7 @@ impl Picker {
             stage.backward.make_contiguous().sort_unstable();
             stage.backward_weight.make_contiguous().sort_unstable();
         }
-        Picker { listed: false, stages, rest, most: None }
+        Picker { listed: false, turns: turns.clone(), stages, rest, most: None }
     }
 
     /// The same with a limit on what all stages of the worker hold together. Each stage leaves room for one microbatch
@@ -99,12 +101,19 @@ impl Picker {
         if self.listed {
             return self.rest.front().copied().filter(|action| ready(action));
         }
+        let ready = |action: &Action| ready(&self.outside(*action));
         let rest = || {
             let action = self.rest.front().copied().filter(|_| self.stages.values().all(Stage::is_done));
             action.filter(|action| ready(action))
         };
         let urgent = self.backward(&ready, true).or_else(|| self.forward(&ready));
-        urgent.or_else(|| self.weight(&ready)).or_else(|| self.backward(&ready, false)).or_else(rest)
+        let next = urgent.or_else(|| self.weight(&ready)).or_else(|| self.backward(&ready, false)).or_else(rest);
+        next.map(|action| self.outside(action))
+    }
+
+    /// Within the picker microbatches are numbered by their turns.
+    fn outside(&self, action: Action) -> Action {
+        action.on(|turn| self.turns.at(turn))
     }
 
     /// The next action where nothing that is still to come would go before it: it may be given to the compute thread
@@ -131,7 +140,8 @@ impl Picker {
     /// The first action that was not started, where a worker is stuck.
     pub fn first(&self) -> Option<Action> {
         let of_stage = |(stage, s): (&StageId, &Stage)| s.first(*stage);
-        self.stages.iter().find_map(of_stage).or_else(|| self.rest.front().copied())
+        let first = self.stages.iter().find_map(of_stage).or_else(|| self.rest.front().copied());
+        first.map(|action| self.outside(action))
     }
 
     /// An action that was picked is started.
@@ -140,8 +150,9 @@ impl Picker {
             self.rest.pop_front();
             return;
         }
+        let action = action.on(|m| self.turns.of(m));
         let Some(stage) = self.stages.get_mut(&action.stage()) else { return };
-        match *action {
+        match action {
             Action::Forward { microbatch, .. } => {
                 stage.forward.pop_front();
                 stage.unmade.remove(&microbatch);

@@ -15,6 +15,7 @@ pub fn picture(timeline: &Timeline) -> String {
             Action::Backward { microbatch, .. } => format!("B{microbatch}"),
             Action::BackwardInput { microbatch, .. } => format!("I{microbatch}"),
             Action::BackwardWeight { microbatch, .. } => format!("W{microbatch}"),
+            Action::Reduce { .. } => "A".to_string(),
             Action::ReduceTied { .. } => "R".to_string(),
             Action::GradNorm { .. } => "N".to_string(),
             Action::OptimStep { .. } => "S".to_string(),

@@ -32,8 +32,7 @@ impl Placement {
     }
 
     /// For every stage its workers.
-    pub fn homes(self, columns: impl Into<Columns>) -> Homes {
-        let columns = columns.into();
+    pub fn homes(self, columns: &Columns) -> Homes {
         let stages = 0..columns.len() * self.chunks();
         Homes::new(stages.map(|stage| columns.of_column(self.column(stage, columns.len())).to_vec()).collect())
     }

@@ -7,11 +7,13 @@
 //! worker 1  .  F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3 S
 //! ```
 
-use super::{Action, Costs, Layout, Order};
+use super::work::Work;
+use super::{Costs, Layout, Order};
 use crate::ids::{StageId, WorkerId};
 
 /// The order in which workers take what there is. `room` is how many microbatches each stage's memory can hold.
-pub(super) fn order(layout: &Layout, microbatches: u32, costs: &Costs, room: Option<&[u32]>) -> Order {
+pub(super) fn order(work: &Work<'_>, costs: &Costs, room: Option<&[u32]>) -> Order {
+    let Work { layout, microbatches, .. } = *work;
     let room = |stage: usize| room.and_then(|room| room.get(stage)).copied().unwrap_or(u32::MAX).max(1);
     let caps: Vec<u32> = (0..layout.stages()).map(|stage| cap(layout, costs, stage).min(microbatches)).collect();
     // Halves that wait hold memory too: none more than the stage that runs furthest ahead does.
@@ -28,27 +30,21 @@ fn cap(layout: &Layout, costs: &Costs, stage: usize) -> u32 {
         let of = costs.stages.get(s).copied().unwrap_or_default();
         of.forward + of.backward_input + of.backward_weight + 3 * costs.per_action
     };
-    let of_worker = |w: u16| layout.stages_of(WorkerId(w)).map(|s| time(s.0 as usize)).sum::<u64>();
+    // Replicas share the microbatches, so for one of them the next comes later.
+    let replicas = |s: usize| layout.homes.of(StageId(s as u16)).len().max(1) as u64;
+    let of_worker = |w: u16| {
+        let stages: Vec<usize> = layout.stages_of(WorkerId(w)).map(|s| s.0 as usize).collect();
+        let others = stages.first().map_or(1, |s| replicas(*s));
+        stages.into_iter().map(time).sum::<u64>().saturating_mul(replicas(stage)) / others
+    };
     let slowest = (0..layout.workers() as u16).map(of_worker).max().unwrap_or(1).max(1);
     let later: u64 = (stage + 1..layout.stages()).map(time).sum();
     let hop = |from: usize, to: usize| {
         let bytes = costs.bytes.get(&(StageId(from as u16), StageId(to as u16))).copied().unwrap_or(0);
-        let link = costs.link(layout.homes[from], layout.homes[to]);
-        let back = costs.link(layout.homes[to], layout.homes[from]);
+        let first = |s: usize| layout.homes.first(StageId(s as u16)).unwrap_or(WorkerId(0));
+        let (link, back) = (costs.link(first(from), first(to)), costs.link(first(to), first(from)));
         link.latency + back.latency + link.occupied(bytes) + back.occupied(bytes)
     };
     let hops: u64 = (stage + 1..layout.stages()).map(|to| hop(to - 1, to)).sum();
     u32::try_from((later + hops).div_ceil(slowest) + 1).unwrap_or(u32::MAX)
-}
-
-/// Every pass of a worker, in an order that would do as well.
-pub(super) fn actions(layout: &Layout, worker: WorkerId, microbatches: u32) -> Vec<Action> {
-    let stages: Vec<StageId> = layout.stages_of(worker).collect();
-    let all = |stage: &StageId| {
-        let stage = *stage;
-        (0..microbatches).map(move |microbatch| (stage, microbatch))
-    };
-    let forward = stages.iter().flat_map(all).map(|(stage, microbatch)| Action::Forward { stage, microbatch });
-    let backward = stages.iter().rev().flat_map(all).flat_map(|(stage, m)| layout.backward(stage, m, true));
-    forward.chain(backward).collect()
 }

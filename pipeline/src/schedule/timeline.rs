@@ -6,6 +6,7 @@
 
 use super::costs::Process;
 use super::lines::{LineId, Lines, Parcel};
+use super::work::Work;
 use super::{Action, Costs, Layout, Picker, Schedule, StageBytes};
 use crate::ids::{StageId, WorkerId};
 use std::cmp::Reverse;
@@ -128,18 +129,15 @@ impl fmt::Display for Deadlock {
 /// Plays a schedule.
 pub fn timeline(schedule: &Schedule, costs: &Costs) -> Result<Timeline, Deadlock> {
     let awaited = |stage| schedule.layout.is_awaited(stage);
-    let pickers = schedule.workers.iter().map(|list| Picker::new(list, &schedule.order, awaited)).collect();
-    play(&schedule.layout, schedule.microbatches, pickers, costs)
+    let work = Work { layout: &schedule.layout, deal: &schedule.deal, microbatches: schedule.microbatches };
+    let turns = work.turns();
+    let pickers = schedule.workers.iter().map(|list| Picker::new(list, &schedule.order, &turns, awaited)).collect();
+    play(&work, pickers, costs)
 }
 
 /// Plays what the pickers hold.
-pub(super) fn play(
-    layout: &Layout,
-    microbatches: u32,
-    pickers: Vec<Picker>,
-    costs: &Costs,
-) -> Result<Timeline, Deadlock> {
-    let mut player = Player::new(layout, microbatches, pickers, costs);
+pub(super) fn play(work: &Work<'_>, pickers: Vec<Picker>, costs: &Costs) -> Result<Timeline, Deadlock> {
+    let mut player = Player::new(work, pickers, costs);
     player.call();
     player.start_all();
     while let Some(Reverse((now, ..))) = player.events.peek() {
@@ -175,14 +173,23 @@ enum Event {
 enum Need {
     Forward(usize, u32),
     Backward(usize, u32),
-    TiedGrads(usize),
-    TiedValues(usize),
+    /// By stage and replica.
+    Sum(Place),
+    Reduced(Place),
+    TiedGrads(Place),
+    TiedValues(Place),
 }
+
+/// A stage on one of its workers: the stage, and which replica it is.
+type Place = (usize, usize);
+
+/// Something counted for every replica of every stage.
+type Counts = Vec<Vec<u32>>;
 
 struct Player<'a> {
     layout: &'a Layout,
+    work: Work<'a>,
     costs: &'a Costs,
-    microbatches: u32,
     pickers: Vec<Picker>,
     users: Vec<Vec<usize>>,
     makers: Vec<Vec<usize>>,
@@ -191,10 +198,13 @@ struct Player<'a> {
     backward: Vec<u32>,
     forward_done: Vec<bool>,
     input_done: Vec<bool>,
-    /// For every stage how many microbatches are not yet wholly back.
-    left: Vec<u32>,
-    tied_grads: Vec<u32>,
-    tied_values: Vec<u32>,
+    /// How many microbatches are not yet wholly back.
+    left: Counts,
+    /// Sums of gradients that other replicas have still to send, and sums over all of them.
+    sums: Counts,
+    reduced: Counts,
+    tied_grads: Counts,
+    tied_values: Counts,
     norms: u32,
     norm_known: bool,
     /// At work, or not yet called.
@@ -207,7 +217,8 @@ struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    fn new(layout: &'a Layout, microbatches: u32, pickers: Vec<Picker>, costs: &'a Costs) -> Self {
+    fn new(work: &Work<'a>, pickers: Vec<Picker>, costs: &'a Costs) -> Self {
+        let Work { layout, microbatches, .. } = *work;
         let stages = layout.stages();
         let mut users = vec![Vec::new(); stages];
         let (mut makers, mut inputs, mut grads) = (users.clone(), vec![0u32; stages], vec![0u32; stages]);
@@ -222,27 +233,37 @@ impl<'a> Player<'a> {
         for stage in costs.from_boss.keys() {
             inputs[stage.0 as usize] += 1;
         }
-        let (mut tied_grads, mut tied_values) = (vec![0; stages], vec![0; stages]);
-        for (owner, user) in &layout.ties {
-            tied_grads[owner.0 as usize] += 1;
-            tied_values[user.0 as usize] += 1;
-        }
+        let taken = |(stage, workers): (StageId, &[WorkerId])| -> Vec<u32> {
+            workers.iter().map(|worker| work.taken(stage, *worker).count() as u32).collect()
+        };
+        let left: Counts = layout.homes.iter().map(taken).collect();
+        let others_at_work = |taken: &Vec<u32>, replica: usize| {
+            taken.iter().enumerate().filter(|(other, taken)| *other != replica && **taken > 0).count() as u32
+        };
+        let sums = left.iter().map(|taken| (0..taken.len()).map(|r| others_at_work(taken, r)).collect()).collect();
+        let reduced = left.iter().map(|taken| vec![taken.len() as u32 - 1; taken.len()]).collect();
+        let ties = |of: &dyn Fn(&(StageId, StageId)) -> StageId| -> Counts {
+            let count = |stage: usize| layout.ties.iter().filter(|tie| of(tie).0 as usize == stage).count() as u32;
+            left.iter().enumerate().map(|(stage, replicas)| vec![count(stage); replicas.len()]).collect()
+        };
         let each = |counts: Vec<u32>| counts.into_iter().flat_map(|n| (0..microbatches).map(move |_| n)).collect();
         let all = stages * microbatches as usize;
         let norms = pickers.iter().map(|p| p.norms()).sum();
         Player {
             layout,
+            work: *work,
             costs,
-            microbatches,
             users,
             makers,
             forward: each(inputs),
             backward: each(grads),
             forward_done: vec![false; all],
             input_done: vec![false; all],
-            left: vec![microbatches; stages],
-            tied_grads,
-            tied_values,
+            sums,
+            reduced,
+            tied_grads: ties(&|(owner, _)| *owner),
+            tied_values: ties(&|(_, user)| *user),
+            left,
             norms,
             norm_known: norms == 0,
             busy: vec![true; pickers.len()],
@@ -255,21 +276,39 @@ impl<'a> Player<'a> {
         }
     }
 
-    fn at(&self, stage: usize, microbatch: u32) -> usize {
-        stage * self.microbatches as usize + microbatch as usize
+    /// A stage of a worker.
+    fn place(&self, stage: usize, worker: usize) -> Place {
+        (stage, self.layout.homes.replica(StageId(stage as u16), WorkerId(worker as u16)).unwrap_or(0).into())
     }
 
-    fn ready(&self, action: &Action) -> bool {
+    /// The worker of a replica of a stage.
+    fn worker(&self, (stage, replica): Place) -> WorkerId {
+        self.layout.homes.of(StageId(stage as u16)).get(replica).copied().unwrap_or(WorkerId(0))
+    }
+
+    /// The worker that takes a microbatch through a stage.
+    fn taker(&self, stage: usize, microbatch: u32) -> WorkerId {
+        self.work.worker(StageId(stage as u16), microbatch).unwrap_or(WorkerId(0))
+    }
+
+    fn at(&self, stage: usize, microbatch: u32) -> usize {
+        stage * self.work.microbatches as usize + microbatch as usize
+    }
+
+    fn ready(&self, worker: usize, action: &Action) -> bool {
         let stage = action.stage().0 as usize;
         let at = action.microbatch().map_or(0, |m| self.at(stage, m));
+        let (_, replica) = self.place(stage, worker);
+        let none = |counts: &Counts| counts[stage][replica] == 0;
         match action {
             Action::Forward { .. } => self.forward[at] == 0,
             Action::Backward { .. } | Action::BackwardInput { .. } => self.forward_done[at] && self.backward[at] == 0,
             Action::BackwardWeight { .. } => self.input_done[at],
-            Action::ReduceTied { .. } => self.left[stage] == 0,
-            Action::GradNorm { .. } => self.left[stage] == 0 && self.tied_grads[stage] == 0,
-            Action::OptimStep { .. } => self.left[stage] == 0 && self.tied_grads[stage] == 0 && self.norm_known,
-            Action::UpdateTied { .. } => self.tied_values[stage] == 0,
+            Action::Reduce { .. } => none(&self.left) && none(&self.sums) && none(&self.reduced),
+            Action::ReduceTied { .. } => none(&self.left),
+            Action::GradNorm { .. } => none(&self.left) && none(&self.tied_grads),
+            Action::OptimStep { .. } => none(&self.left) && none(&self.tied_grads) && self.norm_known,
+            Action::UpdateTied { .. } => none(&self.tied_values),
         }
     }
 
@@ -278,10 +317,10 @@ impl<'a> Player<'a> {
             if self.busy[worker] {
                 continue;
             }
-            let Some(action) = self.pickers[worker].pick(|action| self.ready(action)) else { continue };
+            let Some(action) = self.pickers[worker].pick(|action| self.ready(worker, action)) else { continue };
             self.pickers[worker].start(&action);
             self.busy[worker] = true;
-            let end = self.now + self.costs.of(&action);
+            let end = self.now + self.costs.of(&action, WorkerId(worker as u16));
             self.workers[worker].push(Interval { action, start: self.now, end });
             self.push(end, Event::Ended(worker, action));
         }
@@ -296,62 +335,77 @@ impl<'a> Player<'a> {
         match event {
             Event::Ended(worker, action) => {
                 self.busy[worker] = false;
-                self.ended(now, action);
+                self.ended(now, worker, action);
             }
-            Event::Arrived(need) => self.arrived(need),
+            Event::Arrived(need) => self.arrived(now, need),
             Event::Left(line) => self.leave(now, line),
             Event::Called(worker) => self.busy[worker] = false,
             Event::Norm => self.norm_known = true,
         }
     }
 
-    fn arrived(&mut self, need: Need) {
-        let count = match need {
+    fn arrived(&mut self, now: u64, need: Need) {
+        let of = |counts: &'_ mut Counts, (stage, replica): Place| {
+            let count = &mut counts[stage][replica];
+            *count = count.saturating_sub(1);
+        };
+        match need {
             Need::Forward(stage, microbatch) => {
                 let at = self.at(stage, microbatch);
-                &mut self.forward[at]
+                self.forward[at] = self.forward[at].saturating_sub(1);
             }
             Need::Backward(stage, microbatch) => {
                 let at = self.at(stage, microbatch);
-                &mut self.backward[at]
+                self.backward[at] = self.backward[at].saturating_sub(1);
             }
-            Need::TiedGrads(stage) => &mut self.tied_grads[stage],
-            Need::TiedValues(stage) => &mut self.tied_values[stage],
-        };
-        *count = count.saturating_sub(1);
+            Need::Sum(place) => {
+                of(&mut self.sums, place);
+                self.summed(now, place);
+            }
+            Need::Reduced(place) => of(&mut self.reduced, place),
+            Need::TiedGrads(place) => of(&mut self.tied_grads, place),
+            Need::TiedValues(place) => of(&mut self.tied_values, place),
+        }
     }
 
-    fn ended(&mut self, now: u64, action: Action) {
+    fn ended(&mut self, now: u64, worker: usize, action: Action) {
         let stage = action.stage().0 as usize;
+        let place = self.place(stage, worker);
         match action {
             Action::Forward { microbatch, .. } => {
                 let at = self.at(stage, microbatch);
                 self.forward_done[at] = true;
                 for user in self.users[stage].clone() {
-                    self.send(now, stage, user, self.bytes(stage, user), Need::Forward(user, microbatch));
+                    let to = self.taker(user, microbatch);
+                    self.send(now, worker, to, self.bytes(stage, user), Need::Forward(user, microbatch));
                 }
             }
             Action::Backward { microbatch, .. } | Action::BackwardInput { microbatch, .. } => {
                 let at = self.at(stage, microbatch);
                 self.input_done[at] = true;
-                if let Action::Backward { .. } = action {
-                    self.left[stage] = self.left[stage].saturating_sub(1);
-                }
                 for maker in self.makers[stage].clone() {
-                    self.send(now, stage, maker, self.bytes(maker, stage), Need::Backward(maker, microbatch));
+                    let to = self.taker(maker, microbatch);
+                    self.send(now, worker, to, self.bytes(maker, stage), Need::Backward(maker, microbatch));
+                }
+                if let Action::Backward { .. } = action {
+                    self.back(now, place);
                 }
             }
-            Action::BackwardWeight { .. } => self.left[stage] = self.left[stage].saturating_sub(1),
+            Action::BackwardWeight { .. } => self.back(now, place),
             Action::ReduceTied { .. } => {
                 for (owner, user) in self.layout.ties.iter().filter(|(_, user)| user.0 as usize == stage) {
                     let bytes = self.costs.tied_bytes.get(&(*owner, *user)).copied().unwrap_or(0);
-                    self.send(now, stage, owner.0 as usize, bytes, Need::TiedGrads(owner.0 as usize));
+                    for to in self.tied_to(place, owner.0 as usize) {
+                        self.send(now, worker, self.worker(to), bytes, Need::TiedGrads(to));
+                    }
                 }
             }
             Action::OptimStep { .. } => {
                 for (owner, user) in self.layout.ties.iter().filter(|(owner, _)| owner.0 as usize == stage) {
                     let bytes = self.costs.tied_bytes.get(&(*owner, *user)).copied().unwrap_or(0);
-                    self.send(now, stage, user.0 as usize, bytes, Need::TiedValues(user.0 as usize));
+                    for to in self.tied_to(place, user.0 as usize) {
+                        self.send(now, worker, self.worker(to), bytes, Need::TiedValues(to));
+                    }
                 }
             }
             Action::GradNorm { .. } => {
@@ -360,7 +414,41 @@ impl<'a> Player<'a> {
                     self.push(now + 2 * self.boss_latency(), Event::Norm);
                 }
             }
-            Action::UpdateTied { .. } => {}
+            Action::Reduce { .. } | Action::UpdateTied { .. } => {}
+        }
+    }
+
+    /// The replicas of another stage that get what this one gives for parameters that both share.
+    fn tied_to(&self, (stage, replica): Place, to: usize) -> Vec<Place> {
+        let workers =
+            self.layout.homes.partners(StageId(stage as u16), self.worker((stage, replica)), StageId(to as u16));
+        workers.into_iter().map(|worker| self.place(to, worker.0.into())).collect()
+    }
+
+    /// A microbatch is wholly back. The last one of a replica lets its gradients go to the others.
+    fn back(&mut self, now: u64, (stage, replica): Place) {
+        let left = &mut self.left[stage][replica];
+        *left = left.saturating_sub(1);
+        if *left > 0 {
+            return;
+        }
+        self.to_replicas(now, (stage, replica), Need::Sum);
+        self.summed(now, (stage, replica));
+    }
+
+    /// Once the gradients of all replicas are there, each gives the sum of its part to the others.
+    fn summed(&mut self, now: u64, (stage, replica): Place) {
+        if self.left[stage][replica] == 0 && self.sums[stage][replica] == 0 {
+            self.to_replicas(now, (stage, replica), Need::Reduced);
+        }
+    }
+
+    fn to_replicas(&mut self, now: u64, (stage, replica): Place, need: fn(Place) -> Need) {
+        let replicas = self.left[stage].len();
+        let all = self.costs.reduced_bytes.get(&StageId(stage as u16)).copied().unwrap_or(0);
+        let from = self.worker((stage, replica)).0.into();
+        for to in (0..replicas).filter(|to| *to != replica).map(|to| (stage, to)) {
+            self.send(now, from, self.worker(to), all / replicas as u64, need(to));
         }
     }
 
@@ -376,10 +464,11 @@ impl<'a> Player<'a> {
                 latency => self.push(latency, Event::Called(worker)),
             }
         }
-        for microbatch in 0..self.microbatches {
+        let turns = self.work.turns();
+        for microbatch in (0..self.work.microbatches).map(|turn| turns.at(turn)) {
             for (stage, bytes) in &self.costs.from_boss {
                 let stage = stage.0 as usize;
-                let to = self.layout.homes[stage];
+                let to = self.taker(stage, microbatch);
                 let parcel =
                     Parcel { link: self.costs.boss_link(to), bytes: *bytes, need: Need::Forward(stage, microbatch) };
                 self.post(0, Process::Boss, to, parcel);
@@ -387,10 +476,10 @@ impl<'a> Player<'a> {
         }
     }
 
-    fn send(&mut self, now: u64, from: usize, to: usize, bytes: u64, need: Need) {
-        let (from, to) = (self.layout.homes[from], self.layout.homes[to]);
+    fn send(&mut self, now: u64, from: usize, to: WorkerId, bytes: u64, need: Need) {
+        let from = WorkerId(from as u16);
         if from == to {
-            return self.arrived(need);
+            return self.arrived(now, need);
         }
         self.post(now, Process::Worker(from), to, Parcel { link: self.costs.link(from, to), bytes, need });
     }

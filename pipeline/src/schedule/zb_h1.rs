@@ -10,12 +10,13 @@
 //! holds more microbatches than the first one does there. With equal halves a third of 1F1B's wait is left.
 
 use super::list::{lists, Limits};
-use super::{Action, Costs, Layout};
+use super::work::Work;
+use super::{Action, Costs};
 
 /// The passes of all workers.
-pub(super) fn actions(layout: &Layout, microbatches: u32, costs: &Costs) -> Vec<Vec<Action>> {
-    let stages = layout.stages() as u32;
-    let in_flight = (0..stages).map(|stage| stages - stage).collect();
-    let limits = Limits { in_flight, held: vec![stages; stages as usize], worker: None };
-    lists(layout, microbatches, costs, true, &limits).0
+pub(super) fn actions(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
+    let stages = work.layout.stages();
+    let in_flight: Vec<u32> = (0..stages).map(|stage| work.ahead(stage)).collect();
+    let most = in_flight.iter().copied().max().unwrap_or(1);
+    lists(work, costs, true, &Limits { in_flight, held: vec![most; stages], worker: None }).0
 }

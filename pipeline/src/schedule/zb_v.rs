@@ -10,9 +10,10 @@
 //! half a worker's layers each, for every worker.
 
 use super::list::shortest;
-use super::{Action, Costs, Layout};
+use super::work::Work;
+use super::{Action, Costs};
 
 /// The passes of all workers.
-pub(super) fn actions(layout: &Layout, microbatches: u32, costs: &Costs) -> Vec<Vec<Action>> {
-    shortest(layout, microbatches, costs, true, layout.stages() as u32).0
+pub(super) fn actions(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
+    shortest(work, costs, true, work.layout.stages() as u32).0
 }

@@ -1,6 +1,7 @@
 //! Tensors that have arrived and wait for their action.
 
 use crate::ids::{MicrobatchKey, Slot, StageId};
+use crate::replicas::Node;
 use layerspec::ValueId;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::collections::BTreeSet;
@@ -18,6 +19,12 @@ pub(super) enum Item {
     TiedGrads { from: StageId },
     /// New values of parameters the stage borrows, from their owner.
     TiedValues { from: StageId },
+    /// Gradients of this worker's shard of a bucket, from any replica.
+    Sum { bucket: u32, node: Node },
+    /// The sum over all microbatches of a replica's shard of a bucket.
+    Reduced { bucket: u32, replica: usize },
+    /// What a replica's batch norms saw.
+    Statistics { replica: usize },
 }
 
 /// Tensors of more batches than this at a time are refused; peers may be a round ahead, no more.

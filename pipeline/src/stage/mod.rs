@@ -6,17 +6,20 @@
 mod inbox;
 mod links;
 mod needs;
+mod reducing;
 mod results;
 mod round;
 
 use crate::effect::{Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::message::{Assignment, Command, Failure, Head, LinkReport, Round, Span};
+use crate::message::{Assignment, Command, Failure, Head, LinkReport, Reduction, Round, Span, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
+use crate::replicas::Homes;
 use crate::schedule::{Action, Order};
 use crate::task::{LayerTimes, Outcome, Task};
 use inbox::{Inbox, Item};
 use links::Links;
+use reducing::Team;
 use round::Running;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,11 +34,15 @@ const LOOKAHEAD: usize = 2;
 pub struct StageSession {
     worker: Option<WorkerId>,
     stages: Vec<StageSpec>,
-    homes: Vec<WorkerId>,
+    homes: Homes,
+    /// Those of the stages that other workers have, too.
+    teams: BTreeMap<StageId, Team>,
     links: Links,
     inbox: Inbox,
     job: Option<Job>,
     tasks: BTreeMap<Ticket, Purpose>,
+    /// Sums that are being taken beside the compute thread: for which command, stage and bucket.
+    sums: BTreeMap<Ticket, (u64, StageId, u32)>,
     next_ticket: u64,
     /// Tensors to load, which may arrive before the command that wants them.
     loads: BTreeMap<u64, Vec<(String, Slot)>>,
@@ -172,6 +179,18 @@ impl StageSession {
                 let key = MicrobatchKey { batch, index: 0 };
                 self.arrive(from, key, to, Item::TiedValues { from: stage }, slots);
             }
+            Head::Sum { batch, stage, bucket, node } => {
+                let key = MicrobatchKey { batch, index: 0 };
+                self.arrive(from, key, stage, Item::Sum { bucket, node }, slots);
+            }
+            Head::Reduced { batch, stage, bucket } => {
+                let item = self.from_replica(from, stage, |replica| Item::Reduced { bucket, replica });
+                self.arrive(from, MicrobatchKey { batch, index: 0 }, stage, item, slots);
+            }
+            Head::Statistics { batch, stage } => {
+                let item = self.from_replica(from, stage, |replica| Item::Statistics { replica });
+                self.arrive(from, MicrobatchKey { batch, index: 0 }, stage, item, slots);
+            }
             head if from == Peer::Boss => self.on_boss(now, head, slots),
             head => self.refuse(from, slots, format!("sent what only the boss may send: {}", name_of(&head))),
         }
@@ -228,6 +247,7 @@ impl StageSession {
     fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
         let Assignment { worker, stages, homes, peers, seed } = assignment;
         self.worker = Some(worker);
+        self.teams = Team::of(&stages, &homes, worker);
         self.stages = stages.clone();
         self.homes = homes;
         self.job = Some(Job::Assign { id, built: false });
@@ -272,7 +292,10 @@ impl StageSession {
         if let Err(reason) = self.check(&round) {
             return self.refuse(Peer::Boss, Vec::new(), format!("sent {reason}"));
         }
-        self.job = Some(Job::Round(Box::new(Running::new(id, round, &self.stages))));
+        self.job = Some(Job::Round(Box::new(Running::new(id, round, &self.stages, &self.teams, &self.homes))));
+        // What other replicas sent may be here before this worker was told.
+        let stages: Vec<StageId> = self.teams.keys().copied().collect();
+        stages.into_iter().for_each(|stage| self.sum_up(stage));
         self.advance();
     }
 
@@ -291,11 +314,24 @@ impl StageSession {
         if updates && round.update.is_none() {
             return Err("an optimizer step without a learning rate".into());
         }
-        if updates && norms != needs::max_norm(round).is_some() {
+        let speaks = self.stages.iter().any(|s| self.worker.is_some() && self.homes.first(s.stage) == self.worker);
+        // Of replicas the first finds the norm.
+        if updates && norms != (needs::max_norm(round).is_some() && speaks) {
             return Err("a limit for the norm of gradients without actions that find the norm, or the reverse".into());
         }
+        if round.microbatches > MAX_MICROBATCHES || least > round.microbatches as usize {
+            return Err(format!("a batch of {} microbatches with actions for {least}", round.microbatches));
+        }
+        if !round.deal.fits(&self.homes) {
+            return Err("microbatches for replicas that there are not".into());
+        }
+        if !self.teams.is_empty() && round.reduction != Reduction::Tree {
+            return Err("a round that sums gradients in a way that replicas cannot".into());
+        }
         match &round.order {
-            Order::Ready { in_flight, held } if in_flight.len() < self.homes.len() || held.len() < self.homes.len() => {
+            Order::Ready { in_flight, held }
+                if in_flight.len() < self.homes.stages() || held.len() < self.homes.stages() =>
+            {
                 Err("an order that does not cover all stages".into())
             }
             _ => Ok(()),
@@ -310,7 +346,9 @@ impl StageSession {
                 return;
             }
             let busy = !self.tasks.is_empty();
-            let Some((action, task)) = running.next_task(&self.stages, &mut self.inbox, busy) else { break };
+            let Some((action, task)) = running.next_task(&self.stages, &self.teams, &mut self.inbox, busy) else {
+                break;
+            };
             let purpose = Purpose::Action(running.id, action);
             self.compute(purpose, task);
         }
@@ -328,7 +366,12 @@ impl StageSession {
             return self.refuse(from, slots, format!("sent tensors that {stage} does not take from it"));
         }
         match self.inbox.put(key, stage, item, slots) {
-            Ok(()) => self.advance(),
+            Ok(()) => {
+                if let Item::Sum { .. } = item {
+                    self.sum_up(stage);
+                }
+                self.advance();
+            }
             Err((slots, None)) => self.drop_slots(slots),
             Err((slots, Some(reason))) => self.refuse(from, slots, reason),
         }

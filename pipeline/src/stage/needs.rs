@@ -18,6 +18,8 @@ pub(super) fn needs(round: &Round, spec: &StageSpec, action: &Action) -> Vec<Ite
         Action::Backward { .. } | Action::BackwardInput { .. } => {
             spec.outputs.iter().flat_map(|output| gradients(round, output)).collect()
         }
+        // What replicas exchange is seen to by `reducing`.
+        Action::Reduce { .. } => Vec::new(),
         Action::GradNorm { .. } => tied_grads(spec),
         // Where norms are taken the gradients were added then.
         Action::OptimStep { .. } if max_norm(round).is_none() => tied_grads(spec),
@@ -56,7 +58,7 @@ impl StageSession {
         let Some(spec) = self.stages.iter().find(|s| s.stage == stage) else { return false };
         let is_at = |stage: Option<StageId>| match stage {
             None => from == Peer::Boss,
-            Some(stage) => self.homes.get(stage.0 as usize).copied().map(Peer::Worker) == Some(from),
+            Some(stage) => matches!(from, Peer::Worker(worker) if self.homes.has(stage, worker)),
         };
         match item {
             Item::Target => from == Peer::Boss && loss_output(spec).is_some(),
@@ -68,6 +70,9 @@ impl StageSession {
                     Some(stage) => o.to.contains(&stage),
                 });
                 given && is_at(stage)
+            }
+            Item::Sum { .. } | Item::Reduced { .. } | Item::Statistics { .. } => {
+                self.expects_of_replica(from, stage, item, tensors)
             }
             Item::TiedGrads { from } => {
                 spec.borrowers().contains(&from) && is_at(Some(from)) && tensors == spec.tied_grads_from(from)

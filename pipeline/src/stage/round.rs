@@ -2,12 +2,16 @@
 
 use super::inbox::{Inbox, Item};
 use super::needs::{gradients, loss_output, max_norm, needs};
+use super::reducing::{Reducing, Team};
+use super::StageSession;
 use crate::ids::{MicrobatchKey, Slot, StageId};
-use crate::message::{Round, Span, MAX_SPANS};
+use crate::message::{Reduction, Round, Span, MAX_SPANS};
 use crate::plan::{StageOutput, StageSpec};
+use crate::replicas::{Homes, Turns};
 use crate::schedule::{Action, Picker};
-use crate::task::{LossTask, Task, Update};
+use crate::task::{Branch, LossTask, Task, Update};
 use layerspec::LayerId;
+use std::collections::BTreeMap;
 
 /// A round with how far it has come.
 pub(super) struct Running {
@@ -26,14 +30,39 @@ pub(super) struct Running {
     unmeasured: usize,
     /// The norm over all stages, once the boss has told it.
     pub(super) norm: Option<f64>,
+    /// For every stage how many microbatches have still to add their gradients.
+    unadded: BTreeMap<StageId, u32>,
+    /// How far the gradients of stages with replicas have come.
+    pub(super) reducing: BTreeMap<StageId, Reducing>,
 }
 
 impl Running {
-    pub(super) fn new(id: u64, round: Round, stages: &[StageSpec]) -> Self {
+    pub(super) fn new(
+        id: u64,
+        round: Round,
+        stages: &[StageSpec],
+        teams: &BTreeMap<StageId, Team>,
+        homes: &Homes,
+    ) -> Self {
         let sends_back = |spec: &StageSpec| spec.inputs.iter().any(|i| i.needs_grad && i.from.is_some());
         let awaited = |stage| stages.iter().any(|s| s.stage == stage && sends_back(s));
-        let picker = Picker::new(&round.actions, &round.order, awaited);
+        let picker =
+            Picker::new(&round.actions, &round.order, &Turns::new(&round.deal, homes, round.microbatches), awaited);
         let unmeasured = round.actions.iter().filter(|a| matches!(a, Action::GradNorm { .. })).count();
+        let mut unadded = BTreeMap::new();
+        let mut reducing = BTreeMap::new();
+        for action in &round.actions {
+            match *action {
+                Action::Backward { stage, .. } | Action::BackwardWeight { stage, .. } => {
+                    *unadded.entry(stage).or_insert(0) += 1;
+                }
+                Action::Reduce { stage } => {
+                    let begun = teams.get(&stage).map(|team| (stage, Reducing::new(stage, team, &round, homes)));
+                    reducing.extend(begun);
+                }
+                _ => {}
+            }
+        }
         Running {
             id,
             picker,
@@ -44,6 +73,8 @@ impl Running {
             squares: Vec::new(),
             unmeasured,
             norm: None,
+            unadded,
+            reducing,
             round,
         }
     }
@@ -58,12 +89,13 @@ impl Running {
     pub(super) fn next_task(
         &mut self,
         stages: &[StageSpec],
+        teams: &BTreeMap<StageId, Team>,
         inbox: &mut Inbox,
         busy: bool,
     ) -> Option<(Action, Task<Slot>)> {
-        let ready = |action: &Action| self.is_ready(action, stages, inbox);
+        let ready = |action: &Action| self.is_ready(action, stages, teams, inbox);
         let action = if busy { self.picker.pick_early(ready) } else { self.picker.pick(ready) }?;
-        let task = self.task(action, spec(stages, &action)?, inbox)?;
+        let task = self.task(action, spec(stages, &action)?, teams, inbox)?;
         self.picker.start(&action);
         Some((action, task))
     }
@@ -81,19 +113,50 @@ impl Running {
         }
     }
 
-    fn is_ready(&self, action: &Action, stages: &[StageSpec], inbox: &Inbox) -> bool {
+    fn is_ready(&self, action: &Action, stages: &[StageSpec], teams: &BTreeMap<StageId, Team>, inbox: &Inbox) -> bool {
         let Some(spec) = spec(stages, action) else { return false };
         let key = self.key(action);
         let waits =
             matches!(action, Action::OptimStep { .. }) && max_norm(&self.round).is_some() && self.norm.is_none();
-        !waits && needs(&self.round, spec, action).into_iter().all(|item| inbox.has(key, spec.stage, item))
+        let of_replicas = match (action, teams.get(&spec.stage), self.reducing.get(&spec.stage)) {
+            (Action::Reduce { .. }, Some(team), Some(reducing)) => reducing.needs(team),
+            _ => Vec::new(),
+        };
+        !waits
+            && needs(&self.round, spec, action)
+                .into_iter()
+                .chain(of_replicas)
+                .all(|item| inbox.has(key, spec.stage, item))
     }
 
     fn key(&self, action: &Action) -> MicrobatchKey {
         MicrobatchKey { batch: self.round.batch, index: action.microbatch().unwrap_or(0) }
     }
 
-    fn task(&self, action: Action, spec: &StageSpec, inbox: &mut Inbox) -> Option<Task<Slot>> {
+    /// Where the gradients of the microbatch go that is about to go back through a stage.
+    fn branch(&mut self, action: Action, teams: &BTreeMap<StageId, Team>) -> Option<Branch> {
+        let adds = matches!(action, Action::Backward { .. } | Action::BackwardWeight { .. });
+        let stage = action.stage();
+        let last = match self.unadded.get_mut(&stage).filter(|_| adds) {
+            Some(unadded) => {
+                *unadded = unadded.saturating_sub(1);
+                *unadded == 0
+            }
+            None => false,
+        };
+        let replicas = teams.get(&stage).map(Team::replicas).filter(|_| last && self.reducing.contains_key(&stage));
+        let branch = Branch { microbatches: self.round.microbatches, hand_out: replicas };
+        (self.round.reduction == Reduction::Tree).then_some(branch)
+    }
+
+    fn task(
+        &mut self,
+        action: Action,
+        spec: &StageSpec,
+        teams: &BTreeMap<StageId, Team>,
+        inbox: &mut Inbox,
+    ) -> Option<Task<Slot>> {
+        let branch = self.branch(action, teams);
         let (key, stage) = (self.key(&action), action.stage());
         let mut tied = |items: Vec<Item>| -> Vec<(StageId, Vec<Slot>)> {
             let take = |item: Item| match item {
@@ -104,9 +167,16 @@ impl Running {
         };
         Some(match action {
             Action::Forward { .. } => self.forward(spec, key, inbox),
-            Action::Backward { .. } => self.backward(spec, key, inbox, false),
-            Action::BackwardInput { .. } => self.backward(spec, key, inbox, true),
-            Action::BackwardWeight { .. } => Task::BackwardWeight { stage, key },
+            Action::Backward { .. } => self.backward(spec, key, inbox, false, branch),
+            Action::BackwardInput { .. } => self.backward(spec, key, inbox, true, None),
+            Action::BackwardWeight { .. } => Task::BackwardWeight { stage, key, branch },
+            Action::Reduce { .. } => {
+                let (buckets, statistics) = match (teams.get(&stage), self.reducing.get(&stage)) {
+                    (Some(team), Some(reducing)) => reducing.take(team, |item| inbox.take(key, stage, item)),
+                    _ => (Vec::new(), Vec::new()),
+                };
+                Task::Reduce { stage, buckets, statistics }
+            }
             Action::ReduceTied { .. } => Task::TiedGrads { stage },
             Action::GradNorm { .. } => Task::GradNorm { stage, tied: tied(needs(&self.round, spec, &action)) },
             Action::OptimStep { .. } => {
@@ -131,14 +201,23 @@ impl Running {
         let leaves = |o: &StageOutput| !o.to.is_empty() || (self.round.outputs && o.model_output.is_some());
         let export = (0..spec.outputs.len()).filter(|i| leaves(&spec.outputs[*i])).collect();
         let Round { step, mode, cached, .. } = &self.round;
-        Task::Forward { stage, key, step: *step, mode: *mode, cached: cached.clone(), inputs, export, loss }
+        let (step, mode, cached) = (*step, *mode, cached.clone());
+        let apart = StageSession::keeps_apart(&self.round, spec);
+        Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart }
     }
 
-    fn backward(&self, spec: &StageSpec, key: MicrobatchKey, inbox: &mut Inbox, input_only: bool) -> Task<Slot> {
+    fn backward(
+        &self,
+        spec: &StageSpec,
+        key: MicrobatchKey,
+        inbox: &mut Inbox,
+        input_only: bool,
+        branch: Option<Branch>,
+    ) -> Task<Slot> {
         let stage = spec.stage;
         let mut take = |item: Item| inbox.take(key, stage, item);
         let grads = spec.outputs.iter().map(|o| gradients(&self.round, o).into_iter().flat_map(&mut take).collect());
-        Task::Backward { stage, key, grads: grads.collect(), input_only }
+        Task::Backward { stage, key, grads: grads.collect(), input_only, branch }
     }
 }
 

@@ -1,0 +1,64 @@
+//! Replicas that form pipelines of their own: the first workers of all stages one, the second ones the next, and so on.
+
+use super::work::Work;
+use super::{Costs, Layout};
+use crate::ids::{StageId, WorkerId};
+use crate::replicas::Homes;
+use std::collections::BTreeMap;
+
+/// One of these pipelines, with its workers numbered from 0, and its microbatches too.
+pub(super) struct Lane {
+    pub(super) layout: Layout,
+    pub(super) costs: Costs,
+    /// What its workers are called outside.
+    pub(super) workers: Vec<WorkerId>,
+    /// What its microbatches are called outside.
+    pub(super) microbatches: Vec<u32>,
+}
+
+/// The pipelines; none where stages differ in how many replicas they have or in who takes what.
+pub(super) fn lanes(work: &Work<'_>, costs: &Costs) -> Option<Vec<Lane>> {
+    let homes = &work.layout.homes;
+    let replicas = homes.of(StageId(0)).len();
+    let same_deal =
+        |stage| (0..work.microbatches).all(|m| work.deal.replica(stage, m) == work.deal.replica(StageId(0), m));
+    if !homes.iter().all(|(stage, workers)| workers.len() == replicas && same_deal(stage)) {
+        return None;
+    }
+    Some((0..replicas).map(|replica| lane(work, costs, replica)).collect())
+}
+
+fn lane(work: &Work<'_>, costs: &Costs, replica: usize) -> Lane {
+    let homes = &work.layout.homes;
+    let mut workers: Vec<WorkerId> = Vec::new();
+    let mut inside = Vec::new();
+    for (_, replicas) in homes.iter() {
+        let number = workers.iter().position(|w| *w == replicas[replica]).unwrap_or_else(|| {
+            workers.push(replicas[replica]);
+            workers.len() - 1
+        });
+        inside.push(WorkerId(number as u16));
+    }
+    let microbatches = (0..work.microbatches).filter(|m| usize::from(work.deal.replica(StageId(0), *m)) == replica);
+    let name = |number: usize| WorkerId(number as u16);
+    let mut links = BTreeMap::new();
+    for (a, from) in workers.iter().enumerate() {
+        for (b, to) in workers.iter().enumerate().filter(|(b, _)| *b != a) {
+            links.insert((name(a), name(b)), costs.link(*from, *to));
+        }
+    }
+    let stages = homes.iter().map(|(stage, replicas)| costs.stage(stage, replicas[replica]));
+    let of_lane = Costs {
+        links,
+        stages: stages.collect(),
+        replicas: BTreeMap::new(),
+        boss_links: BTreeMap::new(),
+        ..costs.clone()
+    };
+    Lane {
+        layout: Layout { homes: Homes::single(inside), ..work.layout.clone() },
+        costs: of_lane,
+        microbatches: microbatches.collect(),
+        workers,
+    }
+}

@@ -1,0 +1,54 @@
+//! What there is to do in a round: the passes of every microbatch through every stage, dealt to workers.
+
+use super::{Action, Layout};
+use crate::ids::{StageId, WorkerId};
+use crate::replicas::{Deal, Turns};
+
+/// What schedules are made of.
+#[derive(Copy, Clone)]
+pub(super) struct Work<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) deal: &'a Deal,
+    pub(super) microbatches: u32,
+}
+
+impl<'a> Work<'a> {
+    /// The worker of a stage that takes a microbatch.
+    pub(super) fn worker(&self, stage: StageId, microbatch: u32) -> Option<WorkerId> {
+        self.deal.worker(&self.layout.homes, stage, microbatch)
+    }
+
+    /// The microbatches that a worker takes through a stage.
+    pub(super) fn taken(&self, stage: StageId, worker: WorkerId) -> impl Iterator<Item = u32> + 'a {
+        self.deal.taken(&self.layout.homes, stage, worker, self.microbatches)
+    }
+
+    /// How many microbatches a replica of a stage has in flight in 1F1B: one for each stage from it on, and where these have
+    /// more replicas than it has, as many more.
+    pub(super) fn ahead(&self, stage: usize) -> u32 {
+        let replicas = |s: usize| self.layout.homes.of(StageId(s as u16)).len().max(1);
+        let later = (stage..self.layout.stages()).map(|s| replicas(s).div_ceil(replicas(stage)));
+        later.sum::<usize>() as u32
+    }
+
+    /// In which order microbatches are taken up.
+    pub(super) fn turns(&self) -> Turns {
+        Turns::new(self.deal, &self.layout.homes, self.microbatches)
+    }
+
+    /// For every worker all its passes: forward through its stages, and back.
+    pub(super) fn passes(&self, split: bool) -> Vec<Vec<Action>> {
+        let of_worker = |worker: u16| {
+            let worker = WorkerId(worker);
+            let stages: Vec<StageId> = self.layout.stages_of(worker).collect();
+            let all = |stage: &StageId| {
+                let stage = *stage;
+                self.taken(stage, worker).map(move |microbatch| (stage, microbatch))
+            };
+            let forward = stages.iter().flat_map(all).map(|(stage, microbatch)| Action::Forward { stage, microbatch });
+            let back = stages.iter().rev().flat_map(all).flat_map(|(stage, m)| self.layout.backward(stage, m, split));
+            forward.chain(back).collect()
+        };
+        (0..self.layout.workers() as u16).map(of_worker).collect()
+    }
+}

@@ -1,0 +1,225 @@
+//! How the replicas of a stage come to the sum of their gradients.
+//!
+//! What a replica's microbatches came to is handed out by the compute thread, bucket by bucket. Each part goes to the
+//! replica whose shard it is in, which sums what all have sent, and gives the sum to all. So every byte goes to and fro
+//! once, as in a ring, but the sum is taken in the order of the [tree](crate::replicas::Tree), which a ring would not do.
+
+use super::inbox::Item;
+use super::{Job, StageSession};
+use crate::effect::{Destination, Effect, Micros, Peer};
+use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
+use crate::message::{Failure, Head, Mode, Round};
+use crate::plan::StageSpec;
+use crate::replicas::{buckets, keeps_statistics, nodes, shard, Homes, Node, BUCKET_BYTES, FIRST_BUCKET_BYTES};
+use crate::task::HandedOut;
+use std::collections::BTreeMap;
+
+/// A stage of this worker that others have, too.
+pub(super) struct Team {
+    /// The replicas.
+    workers: Vec<WorkerId>,
+    /// Which of them this worker is.
+    me: usize,
+    /// For every bucket and replica how many slices its shard has.
+    slices: Vec<Vec<usize>>,
+    /// Whether batch norms tell what they saw.
+    statistics: bool,
+}
+
+impl Team {
+    /// The teams of a worker's stages; none for a stage that it has alone.
+    pub(super) fn of(stages: &[StageSpec], homes: &Homes, me: WorkerId) -> BTreeMap<StageId, Team> {
+        let team = |spec: &StageSpec| {
+            let workers = homes.of(spec.stage).to_vec();
+            let me = workers.iter().position(|w| *w == me).filter(|_| workers.len() > 1)?;
+            let replicas = workers.len() as u16;
+            let buckets = buckets(spec, FIRST_BUCKET_BYTES, BUCKET_BYTES);
+            let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
+            let statistics = spec.is_trained() && keeps_statistics(spec);
+            Some((spec.stage, Team { me, slices: slices.collect(), statistics, workers }))
+        };
+        stages.iter().filter_map(team).collect()
+    }
+
+    /// How many replicas there are.
+    pub(super) fn replicas(&self) -> u16 {
+        self.workers.len() as u16
+    }
+
+    fn replica(&self, from: Peer) -> Option<usize> {
+        self.workers.iter().position(|w| Peer::Worker(*w) == from)
+    }
+
+    fn others(&self) -> impl Iterator<Item = (usize, WorkerId)> + '_ {
+        self.workers.iter().copied().enumerate().filter(|(replica, _)| *replica != self.me)
+    }
+
+    /// Whether the replicas send such a thing, with so many tensors.
+    fn expects(&self, from: Peer, item: Item, tensors: usize) -> bool {
+        let slices =
+            |bucket: u32, replica: usize| self.slices.get(bucket as usize).and_then(|s| s.get(replica)).copied();
+        let Some(sender) = self.replica(from) else { return false };
+        match item {
+            Item::Sum { bucket, .. } => slices(bucket, self.me) == Some(tensors),
+            Item::Reduced { bucket, replica } => replica == sender && slices(bucket, sender) == Some(tensors),
+            Item::Statistics { replica } => replica == sender && self.statistics,
+            _ => false,
+        }
+    }
+}
+
+/// How far a round has come with the gradients of one stage.
+pub(super) struct Reducing {
+    /// For every replica the sums that it hands over.
+    nodes: Vec<Vec<Node>>,
+    /// For every bucket whether its sum is being taken here, or need not be.
+    asked: Vec<bool>,
+}
+
+impl Reducing {
+    pub(super) fn new(stage: StageId, team: &Team, round: &Round, homes: &Homes) -> Self {
+        let taken = |worker: &WorkerId| round.deal.taken(homes, stage, *worker, round.microbatches);
+        let nodes = team.workers.iter().map(|worker| nodes(round.microbatches, taken(worker)));
+        Reducing { nodes: nodes.collect(), asked: team.slices.iter().map(|of| of[team.me] == 0).collect() }
+    }
+
+    /// What has to be here before the round's gradients are whole.
+    pub(super) fn needs(&self, team: &Team) -> Vec<Item> {
+        let reduced = team.slices.iter().enumerate().flat_map(|(bucket, slices)| {
+            let owners = slices.iter().enumerate().filter(|(_, slices)| **slices > 0);
+            owners.map(move |(replica, _)| Item::Reduced { bucket: bucket as u32, replica })
+        });
+        reduced.chain(self.statistics(team)).collect()
+    }
+
+    fn statistics<'a>(&'a self, team: &'a Team) -> impl Iterator<Item = Item> + 'a {
+        let at_work = team.others().filter(|(replica, _)| team.statistics && !self.nodes[*replica].is_empty());
+        at_work.map(|(replica, _)| Item::Statistics { replica })
+    }
+
+    /// The same, as the task takes it: the shards of every bucket, and what batch norms saw.
+    pub(super) fn take(
+        &self,
+        team: &Team,
+        mut take: impl FnMut(Item) -> Vec<Slot>,
+    ) -> (Vec<Vec<Vec<Slot>>>, Vec<Vec<Slot>>) {
+        let replicas = 0..team.workers.len();
+        let shards = |bucket: usize| {
+            let slices = |replica| take(Item::Reduced { bucket: bucket as u32, replica });
+            replicas.clone().map(slices).collect()
+        };
+        let buckets = (0..team.slices.len()).map(shards).collect();
+        (buckets, self.statistics(team).map(take).collect())
+    }
+}
+
+impl StageSession {
+    /// Whether the plan has this sender give this stage such a thing.
+    pub(super) fn expects_of_replica(&self, from: Peer, stage: StageId, item: Item, tensors: usize) -> bool {
+        self.teams.get(&stage).is_some_and(|team| team.expects(from, item, tensors))
+    }
+
+    /// The item that a frame of a replica is, by its sender.
+    pub(super) fn from_replica(&self, from: Peer, stage: StageId, item: impl Fn(usize) -> Item) -> Item {
+        // A stranger's is refused by `expects`.
+        item(self.teams.get(&stage).and_then(|team| team.replica(from)).unwrap_or(usize::MAX))
+    }
+
+    /// The compute thread hands something out while it is at work.
+    pub fn on_handed_out(&mut self, now: Micros, handed: HandedOut<Slot>) {
+        self.now = now;
+        let batch = match &self.job {
+            Some(Job::Round(running)) if !running.failed => running.round.batch,
+            _ => return self.drop_slots(handed.into_tensors()),
+        };
+        let key = MicrobatchKey { batch, index: 0 };
+        match handed {
+            HandedOut::Sums { stage, bucket, shards } => {
+                let Some(team) = self.teams.get(&stage) else { return };
+                let (me, workers) = (team.me, team.workers.clone());
+                for (replica, sums) in shards.into_iter().enumerate() {
+                    let wanted =
+                        self.teams.get(&stage).and_then(|t| t.slices.get(bucket as usize)?.get(replica).copied());
+                    for (node, slots) in sums {
+                        if wanted.unwrap_or(0) == 0 {
+                            self.drop_slots(slots);
+                        } else if replica == me {
+                            self.put_own(key, stage, Item::Sum { bucket, node }, slots);
+                        } else {
+                            let to = self.links.to(workers[replica], Head::Sum { batch, stage, bucket, node });
+                            self.effects.push_back(Effect::Send { to: vec![to], slots });
+                        }
+                    }
+                }
+                self.sum_up(stage);
+            }
+            HandedOut::Statistics { stage, tensors } => {
+                let Some(team) = self.teams.get(&stage).filter(|team| team.statistics) else {
+                    return self.drop_slots(tensors);
+                };
+                let to = team.others().map(|(_, w)| self.links.to(w, Head::Statistics { batch, stage })).collect();
+                self.effects.push_back(Effect::Send { to, slots: tensors });
+            }
+        }
+        self.advance();
+    }
+
+    fn put_own(&mut self, key: MicrobatchKey, stage: StageId, item: Item, slots: Vec<Slot>) {
+        if let Err((slots, _)) = self.inbox.put(key, stage, item, slots) {
+            self.drop_slots(slots);
+        }
+    }
+
+    /// Has every bucket summed whose gradients are all here.
+    pub(super) fn sum_up(&mut self, stage: StageId) {
+        let Some(Job::Round(running)) = &mut self.job else { return };
+        let Some(reducing) = running.reducing.get_mut(&stage).filter(|_| !running.failed) else { return };
+        let key = MicrobatchKey { batch: running.round.batch, index: 0 };
+        let nodes: Vec<Node> = reducing.nodes.iter().flatten().copied().collect();
+        let mut whole = Vec::new();
+        for (bucket, asked) in reducing.asked.iter_mut().enumerate().filter(|(_, asked)| !**asked) {
+            let item = |node: &Node| Item::Sum { bucket: bucket as u32, node: *node };
+            if nodes.iter().all(|node| self.inbox.has(key, stage, item(node))) {
+                *asked = true;
+                let sums = nodes.iter().map(|node| (*node, self.inbox.take(key, stage, item(node)))).collect();
+                whole.push((bucket as u32, sums));
+            }
+        }
+        let (id, microbatches) = (running.id, running.round.microbatches);
+        for (bucket, sums) in whole {
+            let ticket = Ticket(self.next_ticket);
+            self.next_ticket += 1;
+            self.sums.insert(ticket, (id, stage, bucket));
+            self.effects.push_back(Effect::Sum { ticket, microbatches, sums });
+        }
+    }
+
+    /// What [`Effect::Sum`] asked for is summed.
+    pub fn on_summed(&mut self, now: Micros, ticket: Ticket, result: Result<Vec<Slot>, Failure>) {
+        self.now = now;
+        let Some((id, stage, bucket)) = self.sums.remove(&ticket) else { return };
+        match result {
+            Ok(slots) if !self.is_active(id) => self.drop_slots(slots),
+            Err(_) if !self.is_active(id) => {}
+            Err(failure) => self.fail(id, Failure { stage: Some(stage), ..failure }),
+            Ok(slots) => {
+                let Some(Job::Round(running)) = &self.job else { return self.drop_slots(slots) };
+                let batch = running.round.batch;
+                let head = Head::Reduced { batch, stage, bucket };
+                let workers = self.homes.of(stage).iter();
+                let to = workers.map(|worker| match Some(*worker) == self.worker {
+                    // The driver gives it back to this session.
+                    true => Destination { peer: Peer::Worker(*worker), route: None, head: head.clone() },
+                    false => self.links.to(*worker, head.clone()),
+                });
+                let to = to.collect();
+                self.effects.push_back(Effect::Send { to, slots });
+            }
+        }
+    }
+
+    /// Whether a stage's microbatches tell apart what batch norms see.
+    pub(super) fn keeps_apart(round: &Round, spec: &StageSpec) -> bool {
+        round.mode == Mode::Train && round.reduction == crate::message::Reduction::Tree && spec.is_trained()
+    }
+}
