@@ -6,7 +6,8 @@ use layerspec::LayerGraph;
 use pipeline::boss::{BossSession, Request, RunRequest, Setup};
 use pipeline::effect::{Answer, Effect, Frame, Micros, Peer};
 use pipeline::ids::{MicrobatchKey, Slot, StageId, WorkerId};
-use pipeline::message::{Failure, Head, LinkReport, Mode, RoundLoss, RoundUpdate, Span};
+use pipeline::message::{Failure, Head, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span};
+use pipeline::replicas::{BucketBytes, Deal};
 use pipeline::schedule::{Action, Ending, Order, Placement};
 use pipeline::{Cuts, LossSpec, Plan};
 
@@ -31,7 +32,7 @@ struct Boss {
 impl Boss {
     /// Two workers, at most two batches waiting, the model distributed.
     fn ready() -> Self {
-        let setup = Setup { plan: plan(2), seed: 1, addresses: Vec::new(), most_waiting: 2 };
+        let setup = Setup { plan: plan(2), seed: 1, buckets: BucketBytes::default(), addresses: Vec::new(), most_waiting: 2 };
         let session = BossSession::new(setup);
         let mut boss = Boss { session, effects: Vec::new(), requests: 0, command: 0, now: 0 };
         boss.ask(Request::Distribute);
@@ -116,6 +117,9 @@ fn run(actions: Vec<Vec<Action>>) -> RunRequest {
         cached: None,
         actions,
         order: Order::Listed,
+        deal: Deal::default(),
+        microbatches: 1,
+        reduction: Reduction::default(),
         update: None,
         loss: None,
         outputs: false,

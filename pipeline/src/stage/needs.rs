@@ -21,8 +21,8 @@ pub(super) fn needs(round: &Round, spec: &StageSpec, action: &Action) -> Vec<Ite
         // What replicas exchange is seen to by `reducing`.
         Action::Reduce { .. } => Vec::new(),
         Action::GradNorm { .. } => tied_grads(spec),
-        // Where norms are taken the gradients were added then.
-        Action::OptimStep { .. } if max_norm(round).is_none() => tied_grads(spec),
+        // Where this worker found the norm, the gradients were added then.
+        Action::OptimStep { stage } if !round.actions.contains(&Action::GradNorm { stage: *stage }) => tied_grads(spec),
         Action::UpdateTied { .. } => spec.lenders().into_iter().map(|from| Item::TiedValues { from }).collect(),
         Action::OptimStep { .. } | Action::BackwardWeight { .. } | Action::ReduceTied { .. } => Vec::new(),
     }

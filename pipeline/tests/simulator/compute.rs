@@ -7,7 +7,8 @@ use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
-use pipeline::task::{LossTask, Outcome, Task, Update};
+use pipeline::replicas::{buckets, Bucket};
+use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that a compute thread keeps between tasks.
@@ -16,11 +17,16 @@ pub struct Compute {
     stages: BTreeMap<StageId, Stage>,
     seed: u64,
     optimizer: Option<OptimizerSpec>,
+    /// What was handed out and not yet fetched.
+    pub handed: Vec<HandedOut<Fake>>,
 }
 
 struct Stage {
     spec: StageSpec,
     params: Params,
+    buckets: Vec<Bucket>,
+    /// A round's sums along a tree were begun and not ended.
+    branching: bool,
     /// Forward passes that wait for their backward pass.
     saved: BTreeMap<MicrobatchKey, Saved>,
     /// Backward passes that wait for their second half: the gradient of each use of a weight.
@@ -46,9 +52,12 @@ impl Compute {
 
     pub fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
         match task {
-            Task::Build { stages, seed } => {
-                let stages = stages.into_iter().map(|spec| (spec.stage, Stage::new(spec, seed)));
-                *self = Compute { stages: stages.collect(), seed, optimizer: None };
+            Task::Build { stages, buckets: bytes, seed } => {
+                let stages = stages.into_iter().map(|spec| {
+                    let buckets = buckets(&spec, bytes);
+                    (spec.stage, Stage::new(spec, buckets, seed))
+                });
+                *self = Compute { stages: stages.collect(), seed, optimizer: None, handed: Vec::new() };
             }
             Task::SetOptimizer(spec) => {
                 self.optimizer = Some(spec);
@@ -58,11 +67,20 @@ impl Compute {
                 let draw = Draw { seed: self.seed, step, microbatch: key.index };
                 return Ok(self.stage(stage).forward(key, draw, mode, inputs, &export, loss));
             }
-            Task::Backward { stage, key, grads, input_only } => {
+            Task::Backward { stage, key, grads, input_only, branch } => {
                 let seed = self.seed;
-                return self.stage(stage).backward(key, seed, grads, input_only);
+                let outcome = self.stage(stage).backward(key, seed, grads, input_only, branch)?;
+                self.hand_out(stage, branch);
+                return Ok(outcome);
             }
-            Task::BackwardWeight { stage, key } => self.stage(stage).backward_weight(key)?,
+            Task::BackwardWeight { stage, key, branch } => {
+                self.stage(stage).backward_weight(key, branch)?;
+                self.hand_out(stage, branch);
+            }
+            Task::Reduce { stage, buckets, statistics } => {
+                assert!(statistics.is_empty(), "there are no batch norms");
+                self.stage(stage).reduce(buckets)?;
+            }
             Task::TiedGrads { stage } => return self.stage(stage).tied_grads(),
             Task::GradNorm { stage, tied } => return Ok(self.stage(stage).grad_norm(tied)),
             Task::OptimStep { stage, update, tied } => {
@@ -86,6 +104,18 @@ impl Compute {
         Ok(Outcome::Done)
     }
 
+    /// After the last microbatch of a replica that is not alone.
+    fn hand_out(&mut self, stage: StageId, branch: Option<Branch>) {
+        let Some(replicas) = branch.and_then(|branch| branch.hand_out) else { return };
+        let Stage { params, buckets, .. } = self.stages.get_mut(&stage).expect("a stage of this worker");
+        let handed = buckets.iter().enumerate().map(|(bucket, of)| HandedOut::Sums {
+            stage,
+            bucket: bucket as u32,
+            shards: params.hand_out(of, replicas),
+        });
+        self.handed.extend(handed);
+    }
+
     fn stage(&mut self, stage: StageId) -> &mut Stage {
         self.stages.get_mut(&stage).expect("a stage of this worker")
     }
@@ -101,10 +131,10 @@ impl Compute {
 }
 
 impl Stage {
-    fn new(spec: StageSpec, seed: u64) -> Self {
+    fn new(spec: StageSpec, buckets: Vec<Bucket>, seed: u64) -> Self {
         let params = Params::new(&spec, seed);
         let (saved, halves) = (BTreeMap::new(), BTreeMap::new());
-        Stage { spec, params, saved, halves, last_backward: None, reduced: false }
+        Stage { spec, params, buckets, branching: false, saved, halves, last_backward: None, reduced: false }
     }
 
     fn forward(
@@ -142,6 +172,7 @@ impl Stage {
         seed: u64,
         outside: Vec<Vec<Fake>>,
         input_only: bool,
+        branch: Option<Branch>,
     ) -> Result<Outcome<Fake>, Failure> {
         let spec = self.spec.clone();
         // Gone where the forward pass failed, and this was already waiting behind it.
@@ -181,7 +212,7 @@ impl Stage {
         }
         self.halves.insert(key, of_uses);
         if !input_only {
-            self.backward_weight(key)?;
+            self.backward_weight(key, branch)?;
         }
         let of_inputs = spec.inputs.iter().map(|input| {
             let terms = grads.remove(&input.value).unwrap_or_default();
@@ -194,14 +225,35 @@ impl Stage {
         Ok(Outcome::Backward { grads: of_inputs.collect() })
     }
 
-    fn backward_weight(&mut self, key: MicrobatchKey) -> Result<(), Failure> {
+    fn backward_weight(&mut self, key: MicrobatchKey, branch: Option<Branch>) -> Result<(), Failure> {
         let stage = self.spec.stage;
         let half = self.halves.remove(&key);
         let half = half.ok_or_else(|| Failure::new(format!("{stage}: {key} backward without its first half")))?;
-        let last = self.last_backward.replace(key);
-        assert!(last.is_none_or(|last| last < key), "{stage}: {key} backward after {last:?}");
         self.reduced = false;
-        half.into_iter().for_each(|(name, user, grad)| self.params.add_grad(&name, user, grad));
+        let Some(branch) = branch else {
+            let last = self.last_backward.replace(key);
+            assert!(last.is_none_or(|last| last < key), "{stage}: {key} backward after {last:?}");
+            half.into_iter().for_each(|(name, user, grad)| self.params.add_grad(&name, user, grad));
+            return Ok(());
+        };
+        // Along a tree the order is free.
+        self.branching = !self.buckets.is_empty();
+        for used in self.buckets.iter().flat_map(|bucket| &bucket.uses) {
+            let (name, user) = self.params.named(used);
+            let grad = half.iter().find(|(n, u, _)| (n, *u) == (&name, user)).map(|(.., grad)| *grad);
+            self.params.add_leaf(&name, user, grad, key.index, branch.microbatches);
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, reduced: Vec<Vec<Vec<Fake>>>) -> Result<(), Failure> {
+        // Where the last pass failed, this was already waiting behind it.
+        if !self.params.are_whole(!reduced.is_empty()) {
+            return Err(Failure::new("a sum without some of its microbatches"));
+        }
+        assert!(self.halves.is_empty(), "a reduction before the last gradient");
+        self.branching = false;
+        self.params.reduce(&self.buckets, reduced);
         Ok(())
     }
 
@@ -226,7 +278,7 @@ impl Stage {
         update: Update,
         tied: Vec<(StageId, Vec<Fake>)>,
     ) -> Outcome<Fake> {
-        assert!(self.halves.is_empty(), "an update before the last gradient");
+        assert!(self.halves.is_empty() && !self.branching, "an update before the last gradient");
         assert!(self.spec.borrowed.is_empty() || self.reduced, "shared gradients were not handed over");
         self.params.add_tied(&self.spec, tied);
         self.params.step(optimizer, update);
@@ -243,6 +295,7 @@ impl Stage {
         self.halves.retain(|key, _| key.batch != batch);
         if gradients {
             self.params.forget_grads();
+            self.branching = false;
             self.last_backward = None;
         }
     }

@@ -10,6 +10,7 @@ use crate::user::User;
 use crate::world::World;
 use crate::{compare, every_cut, models, placements, user, Setting};
 use pipeline::ids::WorkerId;
+use pipeline::replicas::Homes;
 use pipeline::ScheduleKind;
 
 const STEPS: [Call; 7] = [
@@ -29,7 +30,7 @@ fn every_cut_of(name: &str) {
         ways.flat_map(move |(way, (_, kind, placement))| {
             let max_norm = (way % 2 == 0).then_some(500.0);
             let cuts = cuts.clone();
-            [1, 4, 5].map(|microbatches| Setting { cuts: cuts.clone(), kind, placement, microbatches, max_norm })
+            [1, 4, 5].map(|microbatches| Setting::of(cuts.clone(), kind, placement, microbatches, max_norm))
         })
     });
     let settings: Vec<Setting> = settings.collect();
@@ -93,12 +94,12 @@ fn simulator_stages_placed_anyhow() {
         let mut random = Random::new(seed);
         let graph = random.pick(&models);
         let kind = *random.pick(&[ScheduleKind::GPipe, ScheduleKind::Ready]);
-        let setting = Setting { kind, ..Setting::random(&mut random, graph) };
+        let setting = Setting { kind, tree: false, ..Setting::random(&mut random, graph) };
         let mut plan = setting.plan(graph);
-        let workers = 1 + random.below(plan.homes.len() as u64) as u16;
-        for (stage, home) in plan.homes.iter_mut().enumerate() {
-            *home = WorkerId(if stage < workers.into() { stage as u16 } else { random.below(workers.into()) as u16 });
-        }
+        let stages = plan.homes.stages();
+        let workers = 1 + random.below(stages as u64) as u16;
+        let mut home = |stage: usize| if stage < workers.into() { stage as u16 } else { random.below(workers.into()) as u16 };
+        plan.homes = Homes::single((0..stages).map(|stage| WorkerId(home(stage))));
         log.note(|| format!("{}: {setting:?} on {:?}", graph.name(), plan.homes));
         let world = World::new(plan.clone(), random.next(), Conditions::random(&mut random), Faults::default(), log);
         let mut user = User::new(graph, plan, &setting, world);

@@ -57,7 +57,8 @@ impl Trouble {
         let (stage, action, microbatch) = match task {
             Task::Forward { stage, key, .. } => (Some(*stage), "forward", Some(key.index)),
             Task::Backward { stage, key, .. } => (Some(*stage), "backward", Some(key.index)),
-            Task::BackwardWeight { stage, key } => (Some(*stage), "backward for weights", Some(key.index)),
+            Task::BackwardWeight { stage, key, .. } => (Some(*stage), "backward for weights", Some(key.index)),
+            Task::Reduce { stage, .. } => (Some(*stage), "reduction of gradients", None),
             Task::TiedGrads { stage } => (Some(*stage), "handing over of tied gradients", None),
             Task::GradNorm { stage, .. } => (Some(*stage), "gradient norm", None),
             Task::OptimStep { stage, .. } => (Some(*stage), "optimizer step", None),

@@ -29,6 +29,7 @@ use faults::Faults;
 use layerspec::LayerGraph;
 use network::Conditions;
 use oracle::Oracle;
+use pipeline::replicas::Columns;
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use random::Random;
 use seeds::Log;
@@ -43,22 +44,51 @@ struct Setting {
     placement: Placement,
     microbatches: u32,
     max_norm: Option<f64>,
+    /// How many workers have each place of the pipeline.
+    replicas: Vec<u16>,
+    /// Whether gradients are summed along a tree.
+    tree: bool,
+    /// What uneven deals are drawn from.
+    deals: Option<u64>,
 }
 
 impl Setting {
     /// One stage a worker.
     fn plain(cuts: &[&str], kind: ScheduleKind, microbatches: u32) -> Self {
         let cuts = cuts.iter().map(|cut| cut.to_string()).collect();
-        Setting { cuts, kind, placement: Placement::Plain, microbatches, max_norm: None }
+        Setting::of(cuts, kind, Placement::Plain, microbatches, None)
+    }
+
+    /// Without replicas.
+    fn of(
+        cuts: Vec<String>,
+        kind: ScheduleKind,
+        placement: Placement,
+        microbatches: u32,
+        max_norm: Option<f64>,
+    ) -> Self {
+        let replicas = vec![1; (cuts.len() + 1) / placement.chunks()];
+        Setting { cuts, kind, placement, microbatches, max_norm, replicas, tree: false, deals: None }
     }
 
     fn workers(&self) -> usize {
-        (self.cuts.len() + 1) / self.placement.chunks()
+        self.replicas.iter().map(|replicas| usize::from(*replicas)).sum()
+    }
+
+    /// The same with some places doubled or trebled, and microbatches dealt unevenly.
+    fn with_replicas(mut self, random: &mut Random) -> Self {
+        match random.chance(50) {
+            true => self.replicas.fill(1 + random.below(3) as u16),
+            false => self.replicas.iter_mut().for_each(|replicas| *replicas = 1 + random.below(3) as u16),
+        }
+        self.tree = true;
+        self.deals = random.chance(60).then(|| random.next());
+        self
     }
 
     fn plan(&self, graph: &LayerGraph) -> Plan {
         let cuts = Cuts::At(self.cuts.clone());
-        Plan::new(graph, &cuts, self.workers(), self.placement).expect("a cut that is allowed")
+        Plan::new(graph, &cuts, Columns::of(&self.replicas), self.placement).expect("a cut that is allowed")
     }
 
     /// One of all there are.
@@ -71,7 +101,12 @@ impl Setting {
         let allowed: Vec<_> = placements(cuts.len() + 1).into_iter().filter(|(workers, ..)| *workers <= 4).collect();
         let (_, kind, placement) = *random.pick(&allowed);
         let max_norm = random.chance(40).then(|| *random.pick(&[0.5, 500.0, 1e9]));
-        Setting { cuts, kind, placement, microbatches: *random.pick(&[1, 2, 4, 5, 7]), max_norm }
+        let setting = Setting::of(cuts, kind, placement, *random.pick(&[1, 2, 4, 5, 7]), max_norm);
+        if random.chance(50) {
+            setting.with_replicas(random)
+        } else {
+            setting
+        }
     }
 }
 

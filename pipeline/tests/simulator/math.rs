@@ -3,6 +3,7 @@
 
 use layerspec::{Layer, LayerId, Role};
 use pipeline::optimizer::OptimizerSpec;
+use pipeline::replicas::{Node, Tree};
 use pipeline::task::{LayerProbe, LayerTimes, LossTask, Update};
 use std::collections::BTreeMap;
 
@@ -90,17 +91,34 @@ pub struct Param {
     pub value: Fake,
     /// For each layer that uses it the sum over microbatches.
     pub grads: BTreeMap<LayerId, Fake>,
+    /// For each layer that uses it what a round that sums along a tree has come to.
+    pub trees: BTreeMap<LayerId, Tree<Option<Fake>>>,
     pub state: Fake,
 }
 
 impl Param {
     pub fn new(seed: u64, name: &str) -> Self {
-        Param { value: Hash::of("init").add(seed).text(name).end(), grads: BTreeMap::new(), state: 0 }
+        Param { value: Hash::of("init").add(seed).text(name).end(), grads: BTreeMap::new(), trees: BTreeMap::new(), state: 0 }
     }
 
     pub fn add_grad(&mut self, user: LayerId, grad: Fake) {
         let before = self.grads.get(&user).copied();
         self.grads.extend(sum(before.into_iter().chain([grad])).map(|sum| (user, sum)));
+    }
+
+    /// Adds a microbatch's gradient, if one came, to the tree over so many.
+    pub fn add_leaf(&mut self, user: LayerId, grad: Option<Fake>, microbatch: u32, microbatches: u32) {
+        let tree = self.trees.entry(user).or_insert_with(|| Tree::new(microbatches));
+        branch(tree, Node::leaf(microbatch), grad);
+    }
+
+    /// Ends the sum along the tree, which all microbatches have been added to.
+    pub fn end_tree(&mut self, user: LayerId) {
+        if let Some(tree) = self.trees.remove(&user) {
+            if let Some(grad) = tree.into_root().expect("all microbatches") {
+                self.add_grad(user, grad);
+            }
+        }
     }
 
     /// The sum over all uses, the last layer first.
@@ -120,7 +138,14 @@ impl Param {
             self.value = Hash::of("step").add(self.value).add(self.state).text(&with).end();
         }
         self.grads.clear();
+        assert!(self.trees.is_empty(), "an update before the sum over microbatches");
     }
+}
+
+/// Adds a sum to a tree.
+pub fn branch(tree: &mut Tree<Option<Fake>>, node: Node, grad: Option<Fake>) {
+    let add = |left: Option<Fake>, right| Ok::<_, std::convert::Infallible>(sum(left.into_iter().chain(right)));
+    let Ok(()) = tree.put(node, grad, add);
 }
 
 /// What a layer takes, so that every worker says the same.

@@ -4,7 +4,7 @@
 use crate::math::Fake;
 use crate::random::Random;
 use pipeline::effect::{Micros, Peer};
-use pipeline::ids::{StageId, WorkerId};
+use pipeline::ids::{StageId, Ticket, WorkerId};
 use pipeline::schedule::StageTimes;
 use pipeline::task::Task;
 use std::collections::BTreeMap;
@@ -57,6 +57,8 @@ pub enum Event {
     Arrives(Packet),
     /// The compute thread of a worker is done with its oldest task.
     Computed(WorkerId),
+    /// A sum that a worker takes beside its compute thread is there.
+    Summed(WorkerId, Ticket, Vec<Fake>),
     LinkUp {
         at: WorkerId,
         peer: WorkerId,
@@ -144,6 +146,12 @@ impl Network {
             false => self.now + 1 + self.random.below(self.conditions.task),
         };
         self.at(end, Event::Computed(worker));
+    }
+
+    /// A sum is begun beside the compute thread.
+    pub fn sum(&mut self, worker: WorkerId, ticket: Ticket, sums: Vec<Fake>) {
+        let end = self.soon();
+        self.at(end, Event::Summed(worker, ticket, sums));
     }
 
     /// Frames with tensors overtake each other, the others keep their order.

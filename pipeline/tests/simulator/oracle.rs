@@ -13,6 +13,8 @@ pub struct Oracle<'g> {
     graph: &'g LayerGraph,
     microbatches: u32,
     max_norm: Option<f64>,
+    /// Whether gradients are summed along a tree.
+    tree: bool,
     params: BTreeMap<String, Param>,
     optimizer: Option<OptimizerSpec>,
     /// The variables of each (step, microbatch) that went forward.
@@ -21,8 +23,8 @@ pub struct Oracle<'g> {
 
 impl<'g> Oracle<'g> {
     pub fn new(graph: &'g LayerGraph, setting: &Setting) -> Self {
-        let (microbatches, max_norm) = (setting.microbatches, setting.max_norm);
-        Oracle { graph, microbatches, max_norm, params: BTreeMap::new(), optimizer: None, saved: BTreeMap::new() }
+        let Setting { microbatches, max_norm, tree, .. } = *setting;
+        Oracle { graph, microbatches, max_norm, tree, params: BTreeMap::new(), optimizer: None, saved: BTreeMap::new() }
     }
 
     /// What the fleet must answer.
@@ -51,6 +53,7 @@ impl<'g> Oracle<'g> {
                     answered.losses.push((microbatch, loss.to_bits()));
                     self.backward(step, microbatch, &values, BTreeMap::from([(self.graph.outputs()[0], vec![grad])]));
                 }
+                self.end_round();
                 if let Call::Train(_) = call {
                     answered.grad_norm = self.optim_step(step);
                 }
@@ -77,6 +80,7 @@ impl<'g> Oracle<'g> {
                     let grads = outputs.map(|(index, v)| (*v, calls::grads(step, microbatch, index))).collect();
                     self.backward(step, microbatch, &values, grads);
                 }
+                self.end_round();
             }
             Call::OptimStep(step) => answered.grad_norm = self.optim_step(step),
             Call::Measure => answered.measured = calls::probes(self.graph).iter().map(math::times).collect(),
@@ -130,6 +134,10 @@ impl<'g> Oracle<'g> {
             let of = |value: &ValueId| grads.get(value).and_then(|terms| math::sum(terms.iter().copied()));
             let of_outputs: Vec<Option<Fake>> = layer.outputs.iter().map(of).collect();
             if of_outputs.iter().all(Option::is_none) {
+                for (name, _) in self.weights(layer).into_iter().filter(|(_, trained)| *trained && self.tree) {
+                    let param = self.params.get_mut(&name).expect("known");
+                    param.add_leaf(layer.id, None, microbatch, self.microbatches);
+                }
                 continue;
             }
             let inputs: Vec<Fake> = layer.inputs.iter().map(|v| values[v.index()]).collect();
@@ -138,13 +146,25 @@ impl<'g> Oracle<'g> {
             let (of_inputs, of_weights) = math::backward(layer, &own, &inputs, draw, &of_outputs);
             for ((name, trained), grad) in self.weights(layer).into_iter().zip(of_weights) {
                 if trained {
-                    self.params.get_mut(&name).expect("known").add_grad(layer.id, grad);
+                    let param = self.params.get_mut(&name).expect("known");
+                    match self.tree {
+                        true => param.add_leaf(layer.id, Some(grad), microbatch, self.microbatches),
+                        false => param.add_grad(layer.id, grad),
+                    }
                 }
             }
             for (value, grad) in layer.inputs.iter().zip(of_inputs).rev() {
                 if graph.requires_grad(*value) {
                     grads.entry(*value).or_default().push(grad);
                 }
+            }
+        }
+    }
+
+    fn end_round(&mut self) {
+        for param in self.params.values_mut() {
+            for user in param.trees.keys().copied().collect::<Vec<_>>() {
+                param.end_tree(user);
             }
         }
     }

@@ -6,11 +6,12 @@ use layerspec::{Layer, LayerId};
 use pipeline::ids::StageId;
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
+use pipeline::replicas::{shard, Bucket, Node, Use};
 use pipeline::task::Update;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Stands for the gradient of a use that none reached.
-const NOTHING: Fake = 0;
+pub const NOTHING: Fake = 0;
 
 #[derive(Default)]
 pub struct Params {
@@ -69,11 +70,83 @@ impl Params {
     }
 
     pub fn forget_grads(&mut self) {
-        self.all.values_mut().for_each(|p| p.grads.clear());
+        for param in self.all.values_mut() {
+            param.grads.clear();
+            param.trees.clear();
+        }
     }
 
     pub fn add_grad(&mut self, name: &str, user: LayerId, grad: Fake) {
         self.all.get_mut(name).expect("known").add_grad(user, grad);
+    }
+
+    /// The same along a tree.
+    pub fn add_leaf(&mut self, name: &str, user: LayerId, grad: Option<Fake>, microbatch: u32, microbatches: u32) {
+        self.all.get_mut(name).expect("known").add_leaf(user, grad, microbatch, microbatches);
+    }
+
+    /// The sums of a bucket, for each replica its slices of each node. A slice of a gradient is the gradient itself.
+    pub fn hand_out(&mut self, bucket: &Bucket, replicas: u16) -> Vec<Vec<(Node, Vec<Fake>)>> {
+        let trees: Vec<Vec<(Node, Option<Fake>)>> = bucket.uses.iter().map(|used| self.take_tree(used)).collect();
+        let nodes: Vec<Node> = trees.iter().take(1).flatten().map(|(node, _)| *node).collect();
+        let of = |node: Node, place: usize| {
+            let found = trees[place].iter().find(|(other, _)| *other == node);
+            found.expect("the same microbatches").1.unwrap_or(NOTHING)
+        };
+        let shard = |replica| {
+            let slices = shard(bucket, replica, replicas);
+            nodes.iter().map(|node| (*node, slices.iter().map(|slice| of(*node, slice.place)).collect())).collect()
+        };
+        (0..replicas).map(shard).collect()
+    }
+
+    fn take_tree(&mut self, used: &Use) -> Vec<(Node, Option<Fake>)> {
+        let (name, user) = self.named(used);
+        let tree = self.all.get_mut(&name).expect("known").trees.remove(&user);
+        tree.map(|tree| tree.into_sums().collect()).unwrap_or_default()
+    }
+
+    pub fn named(&self, used: &Use) -> (String, LayerId) {
+        let layer = self.spec().layers[used.layer].clone();
+        let (name, trained) = self.weights(&layer)[used.number].clone();
+        assert!(trained, "{name} is not trained");
+        (name, layer.id)
+    }
+
+    /// Whether every sum along a tree is one of all microbatches, or was handed out.
+    pub fn are_whole(&self, handed_out: bool) -> bool {
+        let mut trees = self.all.values().flat_map(|p| p.trees.values());
+        trees.all(|tree| !handed_out && tree.clone().into_root().is_some())
+    }
+
+    /// Ends a round's sums: with those of all replicas, or where there are none with its own.
+    pub fn reduce(&mut self, buckets: &[Bucket], reduced: Vec<Vec<Vec<Fake>>>) {
+        if reduced.is_empty() {
+            for used in buckets.iter().flat_map(|b| &b.uses) {
+                let (name, user) = self.named(used);
+                self.all.get_mut(&name).expect("known").end_tree(user);
+            }
+            return;
+        }
+        assert_eq!(reduced.len(), buckets.len());
+        for (bucket, shards) in buckets.iter().zip(reduced) {
+            let mut whole: BTreeMap<usize, Vec<Fake>> = BTreeMap::new();
+            let replicas = shards.len() as u16;
+            for (replica, slices) in (0..).zip(shards) {
+                let places = shard(bucket, replica, replicas);
+                assert_eq!(places.len(), slices.len());
+                for (slice, grad) in places.into_iter().zip(slices) {
+                    whole.entry(slice.place).or_default().push(grad);
+                }
+            }
+            for (place, slices) in whole {
+                assert!(slices.iter().all(|slice| *slice == slices[0]), "parts of different sums");
+                if slices[0] != NOTHING {
+                    let (name, user) = self.named(&bucket.uses[place]);
+                    self.add_grad(&name, user, slices[0]);
+                }
+            }
+        }
     }
 
     pub fn step(&mut self, optimizer: &OptimizerSpec, update: Update) {

@@ -6,7 +6,9 @@ use crate::Setting;
 use layerspec::LayerGraph;
 use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::message::{Failure, Mode, RoundLoss};
+use crate::random::Random;
+use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
+use pipeline::replicas::Deal;
 use pipeline::schedule::{Action, Ending, Order, Terms};
 use pipeline::{Plan, ScheduleKind};
 use std::collections::BTreeMap;
@@ -19,10 +21,13 @@ pub struct User<'g> {
     kind: ScheduleKind,
     microbatches: u32,
     max_norm: Option<f64>,
+    reduction: Reduction,
+    /// Draws the deals of rounds; nothing where each replica takes as many.
+    deals: Option<Random>,
     /// The number of the last batch.
     batch: u64,
     /// The batches of steps carried out by hand.
-    open: BTreeMap<u64, u64>,
+    open: BTreeMap<u64, (u64, Deal)>,
     /// What the last `State` brought, for `Load`.
     state: BTreeMap<String, u64>,
 }
@@ -30,8 +35,10 @@ pub struct User<'g> {
 impl<'g> User<'g> {
     pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
         let (open, state) = (BTreeMap::new(), BTreeMap::new());
-        let Setting { kind, microbatches, max_norm, .. } = *setting;
-        User { world, graph, plan, kind, microbatches, max_norm, batch: 0, open, state }
+        let Setting { kind, microbatches, max_norm, tree, deals, .. } = *setting;
+        let reduction = if tree { Reduction::Tree } else { Reduction::Sequential };
+        let deals = deals.map(Random::new);
+        User { world, graph, plan, kind, microbatches, max_norm, reduction, deals, batch: 0, open, state }
     }
 
     /// Calls and waits for the answer.
@@ -70,20 +77,24 @@ impl<'g> User<'g> {
                 // The order of forward passes is free, as long as it is the same everywhere.
                 let last = self.microbatches - 1;
                 let forward = |stage, microbatch| Action::Forward { stage, microbatch: last - microbatch };
-                self.run(step, Mode::Eval, self.actions(forward), true, true, true)
+                let deal = self.deal();
+                let actions = self.actions(&deal, true, forward);
+                self.run(step, Mode::Eval, actions, deal, true, true, true)
             }
             Call::Forward(step) => {
-                let actions = self.actions(|stage, microbatch| Action::Forward { stage, microbatch });
-                let request = self.run(step, Mode::Train, actions, true, false, true);
-                self.open.insert(step, self.batch);
+                let deal = self.deal();
+                let actions = self.actions(&deal, false, |stage, microbatch| Action::Forward { stage, microbatch });
+                let request = self.run(step, Mode::Train, actions, deal.clone(), true, false, true);
+                self.open.insert(step, (self.batch, deal));
                 request
             }
             Call::Backward(step) => self.backward(step),
-            Call::Discard(step) => Request::Discard { batch: self.open[&step] },
+            Call::Discard(step) => Request::Discard { batch: self.open[&step].0 },
             Call::OptimStep(step) => {
                 let actions = self.plan.layout().ending(self.ending());
-                let request = self.run(step, Mode::Train, actions, false, false, false);
-                with_batch(request, self.open[&step])
+                let (batch, deal) = self.open[&step].clone();
+                let request = self.run(step, Mode::Train, actions, deal, false, false, false);
+                with_batch(request, batch)
             }
         };
         self.world.submit(request)
@@ -95,11 +106,24 @@ impl<'g> User<'g> {
         workers.map(|w| self.plan.stages_of(w).into_iter().map(|s| s.stage).collect()).collect()
     }
 
-    /// For each worker an action for each of its stages and every microbatch.
-    fn actions(&self, action: impl Fn(StageId, u32) -> Action) -> Vec<Vec<Action>> {
-        let all = |stage: StageId| (0..self.microbatches).map(move |microbatch| (stage, microbatch));
-        let list = |stages: Vec<StageId>| stages.into_iter().flat_map(all).map(|(s, m)| action(s, m)).collect();
-        self.stages().into_iter().map(list).collect()
+    /// For each worker an action for each of its stages and every microbatch that it takes.
+    fn actions(&self, deal: &Deal, falling: bool, action: impl Fn(StageId, u32) -> Action) -> Vec<Vec<Action>> {
+        let last = self.microbatches - 1;
+        let takes = |stage: StageId, worker: usize, microbatch: u32| {
+            let microbatch = if falling { last - microbatch } else { microbatch };
+            deal.worker(&self.plan.homes, stage, microbatch) == Some(WorkerId(worker as u16))
+        };
+        let list = |(worker, stages): (usize, Vec<StageId>)| {
+            let all = stages.into_iter().flat_map(|s| (0..self.microbatches).map(move |m| (s, m)));
+            all.filter(|(s, m)| takes(*s, worker, *m)).map(|(s, m)| action(s, m)).collect()
+        };
+        self.stages().into_iter().enumerate().map(list).collect()
+    }
+
+    /// Who takes what in the next round.
+    fn deal(&mut self) -> Deal {
+        let speeds: Vec<u64> = (0..self.plan.workers()).map(|_| self.deals.as_mut().map_or(1, |r| 1 + r.below(4))).collect();
+        Deal::by_speed(&self.plan.homes, self.microbatches, |_, worker| speeds[worker.0 as usize])
     }
 
     fn ending(&self) -> Ending {
@@ -111,10 +135,11 @@ impl<'g> User<'g> {
     }
 
     fn train(&mut self, step: u64, ending: Ending) -> Request {
-        let terms = Terms { ending, ..Terms::new(self.kind, self.microbatches) };
+        let (deal, reduction) = (self.deal(), self.reduction);
+        let terms = Terms { ending, reduction, deal: Some(deal), ..Terms::new(self.kind, self.microbatches) };
         let schedule = self.plan.schedule_for(&terms).expect("a good schedule");
         let outputs = calls::wants_outputs(step);
-        let Request::Run(mut run) = self.run(step, Mode::Train, schedule.workers, true, true, outputs) else {
+        let Request::Run(mut run) = self.run(step, Mode::Train, schedule.workers, schedule.deal, true, true, outputs) else {
             unreachable!()
         };
         run.order = schedule.order;
@@ -126,6 +151,7 @@ impl<'g> User<'g> {
         step: u64,
         mode: Mode,
         actions: Vec<Vec<Action>>,
+        deal: Deal,
         with_data: bool,
         with_loss: bool,
         outputs: bool,
@@ -152,6 +178,9 @@ impl<'g> User<'g> {
             cached: None,
             actions,
             order,
+            deal,
+            microbatches: self.microbatches,
+            reduction: self.reduction,
             update,
             loss,
             outputs,
@@ -165,11 +194,15 @@ impl<'g> User<'g> {
     fn backward(&mut self, step: u64) -> Request {
         // Gradients come from the last stage, so a worker with several takes that first.
         let layout = self.plan.layout();
-        let back = |stages: Vec<StageId>| {
-            let all = stages.into_iter().rev().flat_map(|s| (0..self.microbatches).map(move |m| (s, m)));
+        let (batch, deal) = self.open[&step].clone();
+        let back = |(worker, stages): (usize, Vec<StageId>)| {
+            let worker = WorkerId(worker as u16);
+            let taken = |s| deal.taken(&self.plan.homes, s, worker, self.microbatches).map(move |m| (s, m));
+            let all = stages.into_iter().rev().flat_map(taken);
             all.flat_map(|(s, m)| layout.backward(s, m, self.kind.splits())).collect::<Vec<_>>()
         };
-        let actions = self.stages().into_iter().map(back).collect();
+        let passes = self.stages().into_iter().enumerate().map(back);
+        let actions = passes.zip(layout.reduction(self.reduction)).map(|(passes, end)| [passes, end].concat()).collect();
         let slots = &mut self.world.boss_slots;
         let mut grads = Vec::new();
         for microbatch in 0..self.microbatches {
@@ -178,8 +211,9 @@ impl<'g> User<'g> {
                 grads.push((microbatch, *value, given.into_iter().map(|g| slots.hold(g)).collect()));
             }
         }
-        let batch = self.open[&step];
-        let Request::Run(mut run) = self.run(step, Mode::Train, actions, false, false, false) else { unreachable!() };
+        let Request::Run(mut run) = self.run(step, Mode::Train, actions, deal, false, false, false) else {
+            unreachable!()
+        };
         run.grads = Some(grads);
         with_batch(Request::Run(run), batch)
     }

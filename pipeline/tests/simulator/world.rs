@@ -2,8 +2,9 @@
 //! carries out effects, all on one virtual clock.
 
 use crate::compute::Compute;
-use crate::math::Fake;
+use crate::math::{self, Fake};
 use crate::network::{Conditions, Event, Network, Packet};
+use crate::params::NOTHING;
 use crate::random::Random;
 use crate::seeds::Log;
 use crate::{
@@ -16,6 +17,7 @@ use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, WorkerS
 use pipeline::frame::{decode, encode, head_len, Envelope};
 use pipeline::ids::{Slot, Ticket, WorkerId};
 use pipeline::message::{Failure, Head};
+use pipeline::replicas::{BucketBytes, Node, Tree};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::{Plan, TensorMeta};
@@ -127,7 +129,14 @@ impl World {
             events: 0,
             network: Network::new(conditions, random),
             workers: ahead.iter().map(worker).collect(),
-            boss: BossSession::new(Setup { plan, seed: crate::calls::SEED, addresses, most_waiting: MOST_WAITING }),
+            boss: BossSession::new(Setup {
+                plan,
+                seed: crate::calls::SEED,
+                // So small that models of a few numbers have several.
+                buckets: BucketBytes { first: 16, other: 100 },
+                addresses,
+                most_waiting: MOST_WAITING,
+            }),
             requests: 0,
             replied: 0,
             replies: BTreeMap::new(),
@@ -253,6 +262,10 @@ impl World {
                     Some(failure) => Err(failure),
                     None => worker.compute.run(task).map(|outcome| hold_all(outcome, &mut worker.slots)),
                 };
+                for handed in std::mem::take(&mut worker.compute.handed) {
+                    let handed = handed.map(|tensor| worker.slots.hold(tensor));
+                    worker.session.on_handed_out(worker.clock(now), handed);
+                }
                 let span = (worker.clock(Micros(worker.began)), worker.clock(now));
                 if let Some((_, task)) = worker.tasks.front() {
                     worker.began = now.0;
@@ -260,6 +273,15 @@ impl World {
                 }
                 worker.session.on_done(worker.clock(now), ticket, result, span);
                 self.drain_worker(id);
+            }
+            Event::Summed(id, ticket, sums) => {
+                let worker = &mut self.workers[id.0 as usize];
+                if worker.alive {
+                    self.log.note(|| format!("{:>9} {id}: summed {ticket}", now.0));
+                    let slots = sums.into_iter().map(|sum| worker.slots.hold(sum)).collect();
+                    worker.session.on_summed(worker.clock(now), ticket, Ok(slots));
+                    self.drain_worker(id);
+                }
             }
             Event::LinkUp { at, peer, dial } => {
                 if self.alive(at) && self.network.link_up(at, peer, dial) {
@@ -333,7 +355,7 @@ impl World {
                     assert!(self.replies.insert(request, replied).is_none(), "a second reply to request {request}");
                 }
                 Effect::Hangup { peer, reason } => panic!("the boss hangs up on {peer}: {reason}"),
-                Effect::Compute { .. } | Effect::Dial { .. } | Effect::Finish => panic!("the boss wants {effect:?}"),
+                Effect::Compute { .. } | Effect::Sum { .. } | Effect::Dial { .. } | Effect::Finish => panic!("the boss wants {effect:?}"),
             }
         }
         assert!(self.boss.poll_timeout().is_none());
@@ -375,6 +397,11 @@ impl World {
                         self.network.compute(id, &worker.tasks[0].1);
                     }
                 }
+                Effect::Sum { ticket, microbatches, sums } => {
+                    let sums = sums.into_iter().map(|(node, slots)| (node, worker.slots.give_up_all(slots)));
+                    let sums = sum_slices(microbatches, sums.collect());
+                    self.network.sum(id, ticket, sums);
+                }
                 Effect::Dial { peer, .. } => self.network.dial(id, peer),
                 Effect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
                 Effect::Finish => (worker.alive, worker.finished) = (false, true),
@@ -401,6 +428,20 @@ impl World {
             self.network.send(Packet::new(from, peer, head, tensors.clone()), is_data);
         }
     }
+}
+
+/// The sum of each slice over all microbatches, along the tree.
+fn sum_slices(microbatches: u32, sums: Vec<(Node, Vec<Fake>)>) -> Vec<Fake> {
+    let slices = sums.first().map_or(0, |(_, slices)| slices.len());
+    assert!(sums.iter().all(|(_, all)| all.len() == slices));
+    let sum = |place: usize| {
+        let mut tree = Tree::new(microbatches);
+        for (node, slices) in &sums {
+            math::branch(&mut tree, *node, Some(slices[place]).filter(|grad| *grad != NOTHING));
+        }
+        tree.into_root().expect("all microbatches").unwrap_or(NOTHING)
+    };
+    (0..slices).map(sum).collect()
 }
 
 fn hold_all(outcome: Outcome<Fake>, slots: &mut Slots) -> Outcome<Slot> {
