@@ -24,6 +24,8 @@ fn graph() -> LayerGraph {
 
 fn wish() -> Wish {
     Wish {
+        replicas: None,
+        reduction: pipeline::message::Reduction::default(),
         cuts: Cuts::Auto,
         microbatches: 8,
         sizes: Bindings::new().with("batch", 4),
@@ -91,7 +93,7 @@ fn named_cuts_leave_the_placements_that_they_fit() {
     let nothing = choose(&graph(), &fleet(2), &Wish { cuts: at(&["2", "4"]), ..wish() });
     let error = nothing.expect_err("three stages on two workers").to_string();
     let expected =
-        "the cuts make 3 stages but 2 workers with one stage a worker take 2; name 1 layers, or none to have \
+        "the cuts make 3 stages but a pipeline of 2 workers with one stage a worker takes 2; name 1 layers, or none to have \
                     them chosen";
     assert_eq!(error, expected);
 }

@@ -32,7 +32,8 @@ struct Boss {
 impl Boss {
     /// Two workers, at most two batches waiting, the model distributed.
     fn ready() -> Self {
-        let setup = Setup { plan: plan(2), seed: 1, buckets: BucketBytes::default(), addresses: Vec::new(), most_waiting: 2 };
+        let setup =
+            Setup { plan: plan(2), seed: 1, buckets: BucketBytes::default(), addresses: Vec::new(), most_waiting: 2 };
         let session = BossSession::new(setup);
         let mut boss = Boss { session, effects: Vec::new(), requests: 0, command: 0, now: 0 };
         boss.ask(Request::Distribute);

@@ -7,6 +7,8 @@ mod golden;
 
 use golden::assert_golden;
 use pipeline::ids::{StageId, WorkerId};
+use pipeline::message::Reduction;
+use pipeline::replicas::{Columns, Deal, Homes};
 use pipeline::schedule::{
     check, check_memory, picture, timeline, Action, Costs, Deadlock, Ending, Layout, Link, Order, Placement, Process,
     Schedule, ScheduleError, StageBytes, StageTimes, Terms, Timeline,
@@ -17,7 +19,7 @@ const KINDS: [ScheduleKind; 6] = [GPipe, OneFOneB, Interleaved, ZbH1, ZbV, Ready
 
 /// A chain of stages placed as the kind wants, two on each worker where it may have any number.
 fn layout(kind: ScheduleKind, workers: u16) -> Layout {
-    Layout::chain(Placement::of(kind, 2).homes(workers.into()))
+    Layout::chain(Placement::of(kind, 2).homes(&Columns::from(usize::from(workers))))
 }
 
 fn schedule(kind: ScheduleKind, workers: u16, microbatches: u32) -> Schedule {
@@ -43,6 +45,58 @@ fn forward(stage: u16, microbatch: u32) -> Action {
 
 fn backward(stage: u16, microbatch: u32) -> Action {
     Action::Backward { stage: StageId(stage), microbatch }
+}
+
+#[test]
+fn schedules_of_replicas_as_pictures() {
+    let mut text = String::new();
+    for (kind, replicas, microbatches) in [
+        (GPipe, &[2][..], 4),
+        (OneFOneB, &[2, 2], 8),
+        (ZbH1, &[2, 2], 8),
+        (ZbV, &[2, 2], 6),
+        (Interleaved, &[2, 2], 8),
+        (OneFOneB, &[1, 2], 8),
+        (Ready, &[1, 2], 8),
+        (ZbH1, &[3, 1], 6),
+    ] {
+        let layout = Layout::chain(Placement::of(kind, 2).homes(&Columns::of(replicas)));
+        let schedule = Schedule::new(&layout, &Terms::new(kind, microbatches)).expect("a placement that fits");
+        check(&schedule).expect("a schedule that ends");
+        text += &format!("{kind}, replicas {replicas:?}, {microbatches} microbatches\n");
+        text += &picture(&played(&schedule, &unit(&schedule)));
+        text += "\n";
+    }
+    assert_golden("replicas.txt", &text);
+}
+
+#[test]
+fn a_slow_replica_takes_less_and_the_step_is_shorter() {
+    let layout = Layout::chain(Homes::new(vec![vec![WorkerId(0), WorkerId(1)]]));
+    let costs = |slow: u64| {
+        let mut costs = Costs::of_stages(vec![StageTimes { forward: 100, backward: 200, ..StageTimes::default() }]);
+        let times = StageTimes { forward: 100 * slow, backward: 200 * slow, ..StageTimes::default() };
+        costs.replicas.insert((StageId(0), WorkerId(1)), times);
+        costs
+    };
+    let time = |deal: Option<Deal>| {
+        let terms = Terms { deal, ..Terms::new(GPipe, 12) };
+        played(&Schedule::new(&layout, &terms).expect("it fits"), &costs(2)).step_time
+    };
+    let by_speed = Deal::by_speed(&layout.homes, 12, |_, worker| 1 + u64::from(worker.0));
+    assert_eq!((time(None), time(Some(by_speed))), (12 * 300, 8 * 300));
+}
+
+#[test]
+fn replicas_reduce_along_the_tree_and_one_of_them_finds_the_norm() {
+    let layout = Layout::chain(Homes::new(vec![vec![WorkerId(0), WorkerId(1)]]));
+    let terms = Terms { ending: Ending::ClippedStep, ..Terms::new(GPipe, 2) };
+    let schedule = Schedule::new(&layout, &terms).expect("it fits");
+    assert_eq!(schedule.reduction, Reduction::Tree);
+    let stage = StageId(0);
+    let (reduce, norm, step) = (Action::Reduce { stage }, Action::GradNorm { stage }, Action::OptimStep { stage });
+    assert_eq!(schedule.workers[0], [forward(0, 0), backward(0, 0), reduce, norm, step]);
+    assert_eq!(schedule.workers[1], [forward(0, 1), backward(0, 1), reduce, step]);
 }
 
 #[test]
@@ -79,7 +133,7 @@ fn the_pictures_in_the_documentation_are_what_is_printed() {
 
 #[test]
 fn several_stages_on_a_worker_are_told_apart_in_a_picture() {
-    let layout = Layout::chain([0, 1, 0].map(WorkerId).to_vec());
+    let layout = Layout::chain(Homes::single([0, 1, 0].map(WorkerId)));
     let schedule = Schedule::new(&layout, &Terms::new(GPipe, 2)).expect("it takes any placement");
     check(&schedule).expect("a good schedule");
     assert_golden("several-stages.txt", &picture(&played(&schedule, &unit(&schedule))));
@@ -92,7 +146,7 @@ fn all() -> impl Iterator<Item = Schedule> {
     let sizes = (1..=6).flat_map(|workers| (1..=17).map(move |microbatches| (workers, microbatches)));
     placements.flat_map(move |(kind, placement)| {
         sizes.clone().map(move |(workers, microbatches)| {
-            let layout = Layout::chain(placement.homes(workers));
+            let layout = Layout::chain(placement.homes(&Columns::from(workers)));
             Schedule::new(&layout, &Terms::new(kind, microbatches)).expect("a placement that fits")
         })
     })

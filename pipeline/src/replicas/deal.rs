@@ -136,8 +136,8 @@ mod tests {
     #[test]
     fn a_slow_replica_takes_fewer_and_every_microbatch_is_taken_once() {
         let homes = homes(&[2]);
-        // One takes twice as long.
-        let deal = Deal::by_speed(&homes, 8, |_, worker| 1 + u64::from(worker.0));
+        // They take 3 and 5.
+        let deal = Deal::by_speed(&homes, 8, |_, worker| 3 + 2 * u64::from(worker.0));
         let taken = |worker| deal.taken(&homes, StageId(0), WorkerId(worker), 8).collect::<Vec<_>>();
         assert_eq!((taken(0), taken(1)), (vec![0, 1, 2, 3, 6], vec![4, 5, 7]));
         for microbatches in 1..20 {

@@ -135,7 +135,10 @@ impl StageSession {
         let key = MicrobatchKey { batch, index: 0 };
         match handed {
             HandedOut::Sums { stage, bucket, shards } => {
-                let Some(team) = self.teams.get(&stage) else { return };
+                let Some(team) = self.teams.get(&stage).filter(|team| team.workers.len() == shards.len()) else {
+                    let slots = shards.into_iter().flatten().flat_map(|(_, slots)| slots).collect();
+                    return self.drop_slots(slots);
+                };
                 let (me, workers) = (team.me, team.workers.clone());
                 for (replica, sums) in shards.into_iter().enumerate() {
                     let wanted =

@@ -2,17 +2,18 @@
 //! end, give back every tensor once, and answer every request.
 
 use crate::fuzz;
-use crate::heads::{envelope, head, worker, GRAPH, KINDS, PLAN};
+use crate::heads::{envelope, head, node, worker, BUCKETS, GRAPH, KINDS, PLAN};
 use crate::random::Random;
 use pipeline::boss::{BossSession, Request, RunRequest, Setup};
 use pipeline::effect::{Effect, Frame, Micros, Peer};
 use pipeline::frame::Envelope;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use pipeline::message::{Assignment, Command, Failure, Head, Mode, RoundLoss};
+use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, RoundLoss};
 use pipeline::plan::StageSpec;
+use pipeline::replicas::Deal;
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
-use pipeline::task::{LayerTimes, Outcome, Task};
+use pipeline::task::{HandedOut, LayerTimes, Outcome, Task};
 use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::BTreeSet;
 
@@ -57,6 +58,8 @@ struct StageDriver {
     slots: Slots,
     stages: Vec<StageSpec>,
     tasks: Vec<(Ticket, Task<Slot>)>,
+    /// Sums that are asked for, and of how many slices.
+    sums: Vec<(Ticket, usize)>,
     /// Tensors that came with `Load`, which the session keeps for as long as the boss may want.
     loads: usize,
     passes: u64,
@@ -64,7 +67,19 @@ struct StageDriver {
 
 impl StageDriver {
     fn event(&mut self, random: &mut Random, now: Micros) {
-        match random.below(20) {
+        match random.below(22) {
+            20 => {
+                let handed = handed_out(random, &mut self.slots);
+                self.session.on_handed_out(now, handed);
+            }
+            21 => {
+                let (ticket, slices) = self.sums.pop().unwrap_or((Ticket(random.below(1000)), 1));
+                let result = match random.chance(80) {
+                    true => Ok((0..slices).map(|_| self.slots.hold()).collect()),
+                    false => Err(Failure::new("sums of another shape")),
+                };
+                self.session.on_summed(now, ticket, result);
+            }
             0 => self.session.on_link_up(now, worker(random)),
             1 => self.session.on_link_down(now, worker(random), "broken"),
             2 => self.session.on_timeout(now),
@@ -132,10 +147,27 @@ impl StageDriver {
                     let Ok(task) = taken;
                     self.tasks.push((ticket, task));
                 }
+                Effect::Sum { ticket, sums, .. } => {
+                    sums.iter().for_each(|(_, slots)| self.slots.give_up(slots));
+                    self.sums.push((ticket, sums.first().map_or(0, |(_, slots)| slots.len())));
+                }
                 Effect::Dial { .. } | Effect::Hangup { .. } | Effect::Finish => {}
                 Effect::Notice(_) | Effect::Reply { .. } => panic!("a worker wants {effect:?}"),
             }
         }
+    }
+}
+
+fn handed_out(random: &mut Random, slots: &mut Slots) -> HandedOut<Slot> {
+    let stage = StageId(random.below(4) as u16);
+    let mut some = |random: &mut Random| -> Vec<Slot> { (0..random.below(3)).map(|_| slots.hold()).collect() };
+    match random.chance(20) {
+        true => HandedOut::Statistics { stage, tensors: some(random) },
+        false => HandedOut::Sums {
+            stage,
+            bucket: random.below(3) as u32,
+            shards: (0..1 + random.below(3)).map(|_| vec![(node(random), some(random))]).collect(),
+        },
     }
 }
 
@@ -153,7 +185,8 @@ fn fuzz_stage_session() {
         }
         passes += driver.passes;
         // The same few tensors came again and again: each is kept at most once, a gradient being up to three.
-        let (batches, microbatches, items) = (7, 3, 3 * (6 + 1 + 6 * 5 * 3));
+        // Of sums each node of each bucket, of up to three slices, and the nodes are drawn from all numbers now and then.
+        let (batches, microbatches, items) = (7, 3, 3 * (6 + 1 + 6 * 5 * 3) + 3 * 3 * 200);
         let most = batches * microbatches * items + driver.loads;
         assert!(driver.slots.held.len() <= most, "{} tensors are held", driver.slots.held.len());
     });
@@ -166,7 +199,7 @@ fn a_peer_cannot_fill_a_worker_with_batches() {
     let me = WorkerId(1);
     let (stages, homes) = (PLAN.stages_of(me), PLAN.homes.clone());
     let input = *stages[0].inputs.iter().find(|i| i.from.is_some()).expect("an input from stage 0");
-    let assignment = Assignment { worker: me, stages, homes, peers: Vec::new(), seed: 1 };
+    let assignment = Assignment { worker: me, stages, homes, buckets: BUCKETS, peers: Vec::new(), seed: 1 };
     let head = Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) };
     driver.session.on_frame(Micros(0), Peer::Boss, Frame { route: None, head, slots: Vec::new() });
     for batch in 1..1000 {
@@ -261,6 +294,9 @@ impl BossDriver {
             cached: None,
             actions: (0..PLAN.workers() as u16).map(of_worker).collect(),
             order: Order::Listed,
+            deal: Deal::default(),
+            microbatches: 1,
+            reduction: Reduction::Tree,
             update: None,
             loss: (!backward).then_some(loss),
             outputs: random.chance(20),
@@ -292,7 +328,9 @@ impl BossDriver {
                     }
                 }
                 Effect::Notice(_) | Effect::Hangup { .. } => {}
-                Effect::Compute { .. } | Effect::Dial { .. } | Effect::Finish => panic!("the boss wants {effect:?}"),
+                Effect::Compute { .. } | Effect::Sum { .. } | Effect::Dial { .. } | Effect::Finish => {
+                    panic!("the boss wants {effect:?}")
+                }
             }
         }
     }
@@ -303,7 +341,13 @@ fn fuzz_boss_session() {
     let mut succeeded = 0;
     fuzz(|random| {
         let workers = PLAN.workers() as u16;
-        let session = BossSession::new(Setup { plan: PLAN.clone(), seed: 1, addresses: Vec::new(), most_waiting: 2 });
+        let session = BossSession::new(Setup {
+            plan: PLAN.clone(),
+            seed: 1,
+            buckets: BUCKETS,
+            addresses: Vec::new(),
+            most_waiting: 2,
+        });
         let (slots, replied) = (Slots::default(), BTreeSet::new());
         let mut driver = BossDriver { session, slots, requests: 0, replied, succeeded: 0, command: 0 };
         for time in 0..1000 {

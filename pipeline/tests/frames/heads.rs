@@ -8,8 +8,9 @@ use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
 use pipeline::loss::Classes;
 use pipeline::message::{
-    Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Round, RoundLoss, RoundUpdate, Span,
+    Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate, Span,
 };
+use pipeline::replicas::{BucketBytes, Columns, Deal, Node};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
@@ -17,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 20;
+pub const KINDS: u64 = 23;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -42,6 +43,9 @@ pub fn kind(head: &Head) -> u64 {
         Head::LinkReport { .. } => 17,
         Head::TiedGrads { .. } => 18,
         Head::TiedValues { .. } => 19,
+        Head::Sum { .. } => 20,
+        Head::Reduced { .. } => 21,
+        Head::Statistics { .. } => 22,
     }
 }
 
@@ -64,9 +68,10 @@ outputs: [y, h]
     LayerGraph::from_yaml(text, "model.yaml").expect("a good model")
 });
 
-/// It on three workers.
+/// It on four workers, two of which have the same stage.
 pub static PLAN: LazyLock<Plan> = LazyLock::new(|| {
-    Plan::new(&GRAPH, &Cuts::At(vec!["1".into(), "2".into()]), 3, Placement::Plain).expect("a good cut")
+    let cuts = Cuts::At(vec!["1".into(), "2".into()]);
+    Plan::new(&GRAPH, &cuts, Columns::of(&[1, 1, 2]), Placement::Plain).expect("a good cut")
 });
 
 /// A head of this kind.
@@ -108,7 +113,12 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
             },
         },
         18 => Head::TiedGrads { batch: batch(random), from: stage(random), to: stage(random) },
-        _ => Head::TiedValues { batch: batch(random), from: stage(random), to: stage(random) },
+        19 => Head::TiedValues { batch: batch(random), from: stage(random), to: stage(random) },
+        20 => {
+            Head::Sum { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32, node: node(random) }
+        }
+        21 => Head::Reduced { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32 },
+        _ => Head::Statistics { batch: batch(random), stage: stage(random) },
     }
 }
 
@@ -142,13 +152,31 @@ fn assignment(random: &mut Random) -> Assignment {
         dial: random.chance(50),
     };
     let peers = PLAN.peers_of(me).into_iter().map(peer).collect();
-    Assignment { worker: me, stages: PLAN.stages_of(me), homes: PLAN.homes.clone(), peers, seed: random.next() }
+    Assignment {
+        worker: me,
+        stages: PLAN.stages_of(me),
+        homes: PLAN.homes.clone(),
+        buckets: BUCKETS,
+        peers,
+        seed: random.next(),
+    }
+}
+
+/// So small that a stage of a few numbers has several.
+pub const BUCKETS: BucketBytes = BucketBytes { first: 16, other: 16 };
+
+pub fn node(random: &mut Random) -> Node {
+    match random.chance(20) {
+        true => Node { level: random.next() as u32, index: random.next() as u32 },
+        false => Node { level: random.below(2) as u32, index: random.below(3) as u32 },
+    }
 }
 
 fn round(random: &mut Random) -> Round {
     let action = |random: &mut Random| {
         let (stage, microbatch) = (stage(random), random.below(3) as u32);
-        match random.below(12) {
+        match random.below(13) {
+            12 => Action::Reduce { stage },
             0..4 => Action::Forward { stage, microbatch },
             4..6 => Action::Backward { stage, microbatch },
             6 => Action::BackwardInput { stage, microbatch },
@@ -171,6 +199,9 @@ fn round(random: &mut Random) -> Round {
         loss: random.chance(50).then_some(RoundLoss { spec, weights }),
         outputs: random.chance(50),
         grads_from_boss: random.chance(50),
+        deal: Deal::by_speed(&PLAN.homes, 3, |_, worker| 1 + u64::from(worker.0)),
+        microbatches: *random.pick(&[3, 3, 3, 1]),
+        reduction: *random.pick(&[Reduction::Tree, Reduction::Tree, Reduction::Sequential]),
         order: match random.chance(50) {
             true => Order::Listed,
             false => Order::Ready {

@@ -98,7 +98,8 @@ fn simulator_stages_placed_anyhow() {
         let mut plan = setting.plan(graph);
         let stages = plan.homes.stages();
         let workers = 1 + random.below(stages as u64) as u16;
-        let mut home = |stage: usize| if stage < workers.into() { stage as u16 } else { random.below(workers.into()) as u16 };
+        let mut home =
+            |stage: usize| if stage < workers.into() { stage as u16 } else { random.below(workers.into()) as u16 };
         plan.homes = Homes::single((0..stages).map(|stage| WorkerId(home(stage))));
         log.note(|| format!("{}: {setting:?} on {:?}", graph.name(), plan.homes));
         let world = World::new(plan.clone(), random.next(), Conditions::random(&mut random), Faults::default(), log);

@@ -98,7 +98,12 @@ pub struct Param {
 
 impl Param {
     pub fn new(seed: u64, name: &str) -> Self {
-        Param { value: Hash::of("init").add(seed).text(name).end(), grads: BTreeMap::new(), trees: BTreeMap::new(), state: 0 }
+        Param {
+            value: Hash::of("init").add(seed).text(name).end(),
+            grads: BTreeMap::new(),
+            trees: BTreeMap::new(),
+            state: 0,
+        }
     }
 
     pub fn add_grad(&mut self, user: LayerId, grad: Fake) {

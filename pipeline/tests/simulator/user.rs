@@ -1,12 +1,12 @@
 //! The user's side: calls turned into requests with their tensors, answers awaited.
 
 use crate::calls::{self, Answered, Call};
+use crate::random::Random;
 use crate::world::World;
 use crate::Setting;
 use layerspec::LayerGraph;
 use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::{StageId, WorkerId};
-use crate::random::Random;
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::replicas::Deal;
 use pipeline::schedule::{Action, Ending, Order, Terms};
@@ -122,7 +122,8 @@ impl<'g> User<'g> {
 
     /// Who takes what in the next round.
     fn deal(&mut self) -> Deal {
-        let speeds: Vec<u64> = (0..self.plan.workers()).map(|_| self.deals.as_mut().map_or(1, |r| 1 + r.below(4))).collect();
+        let speeds: Vec<u64> =
+            (0..self.plan.workers()).map(|_| self.deals.as_mut().map_or(1, |r| 1 + r.below(4))).collect();
         Deal::by_speed(&self.plan.homes, self.microbatches, |_, worker| speeds[worker.0 as usize])
     }
 
@@ -139,7 +140,8 @@ impl<'g> User<'g> {
         let terms = Terms { ending, reduction, deal: Some(deal), ..Terms::new(self.kind, self.microbatches) };
         let schedule = self.plan.schedule_for(&terms).expect("a good schedule");
         let outputs = calls::wants_outputs(step);
-        let Request::Run(mut run) = self.run(step, Mode::Train, schedule.workers, schedule.deal, true, true, outputs) else {
+        let Request::Run(mut run) = self.run(step, Mode::Train, schedule.workers, schedule.deal, true, true, outputs)
+        else {
             unreachable!()
         };
         run.order = schedule.order;
@@ -202,7 +204,8 @@ impl<'g> User<'g> {
             all.flat_map(|(s, m)| layout.backward(s, m, self.kind.splits())).collect::<Vec<_>>()
         };
         let passes = self.stages().into_iter().enumerate().map(back);
-        let actions = passes.zip(layout.reduction(self.reduction)).map(|(passes, end)| [passes, end].concat()).collect();
+        let actions =
+            passes.zip(layout.reduction(self.reduction)).map(|(passes, end)| [passes, end].concat()).collect();
         let slots = &mut self.world.boss_slots;
         let mut grads = Vec::new();
         for microbatch in 0..self.microbatches {

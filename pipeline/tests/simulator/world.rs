@@ -355,7 +355,9 @@ impl World {
                     assert!(self.replies.insert(request, replied).is_none(), "a second reply to request {request}");
                 }
                 Effect::Hangup { peer, reason } => panic!("the boss hangs up on {peer}: {reason}"),
-                Effect::Compute { .. } | Effect::Sum { .. } | Effect::Dial { .. } | Effect::Finish => panic!("the boss wants {effect:?}"),
+                Effect::Compute { .. } | Effect::Sum { .. } | Effect::Dial { .. } | Effect::Finish => {
+                    panic!("the boss wants {effect:?}")
+                }
             }
         }
         assert!(self.boss.poll_timeout().is_none());
