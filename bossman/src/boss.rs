@@ -13,7 +13,9 @@ use pipeline::effect::Answer;
 use pipeline::loss_scale::LossScale;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::message::Mode;
+use pipeline::message::Reduction;
 use pipeline::plan::PlanError;
+use pipeline::replicas::{Columns, Replicas};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind, TensorMeta};
 use tokio::process::ChildStdin;
 
@@ -59,6 +61,8 @@ pub(crate) struct Settings {
     pub(crate) loss_scale: Option<LossScale>,
     pub(crate) lr_schedule: LrSchedule,
     pub(crate) in_flight: usize,
+    /// How many workers get the same stages; nothing for one each.
+    pub(crate) replicas: Option<Replicas>,
 }
 
 /// How a model is cut and trained; every setting has a default.
@@ -180,6 +184,25 @@ impl Builder {
         self
     }
 
+    /// How many workers get the same stages (data parallel); by default each has its own. Replicas share a batch's
+    /// microbatches, by their speed, and sum their gradients.
+    ///
+    /// The result does not depend on how many replicas there are, one included. It differs in the last bits from that
+    /// without this setting: gradients are then summed one microbatch after the other, which takes less memory and cannot
+    /// be shared.
+    ///
+    /// ```
+    /// # use bossman::{BossMan, Model, Replicas};
+    /// # fn f(model: Model) {
+    /// BossMan::builder(model).replicas(Replicas::Each(2)); // four workers: two stages, each on two of them
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn replicas(mut self, replicas: impl Into<Option<Replicas>>) -> Self {
+        self.settings.replicas = replicas.into();
+        self
+    }
+
     /// The loss of [`BossMan::train_step`], computed on the worker that has the model's first output.
     #[must_use]
     pub fn loss(mut self, loss: LossSpec) -> Self {
@@ -200,13 +223,20 @@ impl Builder {
     /// # Errors
     /// As for [`Builder::build`].
     pub fn check(&self, workers: usize) -> Result<(), BossManError> {
-        Ok(self.plan(workers).map(drop)?)
+        self.plan(workers).map(drop)
     }
 
-    fn plan(&self, workers: usize) -> Result<Plan, PlanError> {
+    fn plan(&self, workers: usize) -> Result<Plan, BossManError> {
         let kind = self.schedule.unwrap_or_default();
         let placement = Placement::of(kind, u16::try_from(self.chunks).unwrap_or(u16::MAX));
-        Plan::new(self.model.graph(), &self.cuts, workers, placement)
+        let mut error: Option<PlanError> = None;
+        for columns in self.settings.columns(workers)? {
+            match Plan::new(self.model.graph(), &self.cuts, columns, placement) {
+                Ok(plan) => return Ok(plan),
+                Err(e) => error = error.or(Some(e)),
+            }
+        }
+        Err(error.map_or_else(|| BossManError::Usage("a run without workers".into()), BossManError::from))
     }
 
     /// Cuts the model for these workers.
@@ -255,6 +285,33 @@ impl Builder {
     }
 }
 
+impl Settings {
+    /// The ways to group so many workers.
+    pub(crate) fn columns(&self, workers: usize) -> Result<Vec<Columns>, BossManError> {
+        let Some(replicas) = &self.replicas else { return Ok(vec![Columns::from(workers)]) };
+        let ways = replicas.ways(workers);
+        match (ways.is_empty(), replicas) {
+            (false, _) => Ok(ways),
+            (true, Replicas::Of(of)) => Err(BossManError::Usage(format!(
+                "replicas {of:?} are {} workers in all, each at least one a place; there are {workers}",
+                of.iter().map(|n| u32::from(*n)).sum::<u32>()
+            ))),
+            (true, _) => Err(BossManError::Usage(format!(
+                "{workers} workers cannot be grouped so that each stage has as many replicas as asked for; start a \
+                 multiple of that, or set `replicas` to auto"
+            ))),
+        }
+    }
+
+    /// In which order gradients are summed.
+    pub(crate) fn reduction(&self) -> Reduction {
+        match self.replicas {
+            None => Reduction::Sequential,
+            Some(_) => Reduction::Tree,
+        }
+    }
+}
+
 impl BossMan {
     /// The model on these workers with default settings; see [`Builder`].
     ///
@@ -274,6 +331,7 @@ impl BossMan {
             loss_scale: None,
             lr_schedule: LrSchedule::default(),
             in_flight: IN_FLIGHT,
+            replicas: None,
         };
         Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: 2, settings }
     }

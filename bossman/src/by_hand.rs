@@ -219,6 +219,8 @@ impl BossMan {
         let mut run = self.round(|stage| Some(Action::Backward { stage, microbatch: 0 }));
         run.mode = Mode::Train;
         run.batch = batch;
+        let sums = self.plan.layout().reduction(self.settings.reduction());
+        run.actions.iter_mut().zip(sums).for_each(|(actions, sums)| actions.extend(sums));
         let grads = self
             .model
             .graph()

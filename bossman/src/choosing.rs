@@ -55,7 +55,7 @@ impl BossMan {
         workers.iter_mut().for_each(|list| list.sort_by_key(|interval| interval.start));
         let mut measured = Timeline { workers, step_time: 0 };
         measured.step_time = measured.end();
-        let costs = self.scheduling.observed.correct(self.costs()?);
+        let costs = self.scheduling.observed.correct(self.costs()?, &self.plan.homes);
         let around = self.scheduling.observed.around();
         let predicted = timeline(schedule, &costs).ok().map(|predicted| {
             let span = predicted.end() - predicted.begin();
@@ -112,7 +112,9 @@ impl BossMan {
             (true, None) => Ending::Step,
             (true, Some(_)) => Ending::ClippedStep,
         };
-        if let Some(made) = self.scheduling.made.get(&(microbatches, ending)) {
+        let made = self.scheduling.made.get(&(microbatches, ending));
+        let deal = self.deal(microbatches, made.map(|schedule| &schedule.deal));
+        if let Some(made) = made.filter(|made| deal.as_ref().is_none_or(|deal| *deal == made.deal)) {
             return Ok(made.clone());
         }
         let (costs, room) = match &self.scheduling.measured {
@@ -122,7 +124,15 @@ impl BossMan {
             _ => (None, None),
         };
         let kind = self.scheduling.kind();
-        let schedule = Arc::new(self.plan.schedule_for(&Terms { kind, microbatches, ending, costs, room })?);
+        let schedule = Arc::new(self.plan.schedule_for(&Terms {
+            kind,
+            microbatches,
+            ending,
+            reduction: self.settings.reduction(),
+            deal,
+            costs,
+            room,
+        })?);
         self.scheduling.made.insert((microbatches, ending), schedule.clone());
         Ok(schedule)
     }
@@ -146,7 +156,17 @@ impl BossMan {
         let Measured { fleet, .. } = self.scheduling.measured.as_ref().ok_or_else(missing)?;
         let ending = if self.settings.max_norm.is_some() { Ending::ClippedStep } else { Ending::Step };
         let Work { sizes, target_bytes } = work.clone();
-        let wish = Wish { cuts, microbatches, sizes, target_bytes, ending, optimizer: self.spec(), kinds: Vec::new() };
+        let wish = Wish {
+            cuts,
+            microbatches,
+            sizes,
+            target_bytes,
+            columns: self.settings.columns(fleet.workers())?,
+            ending,
+            reduction: self.settings.reduction(),
+            optimizer: self.spec(),
+            kinds: Vec::new(),
+        };
         Ok(choose(self.model.graph(), fleet, &wish)?)
     }
 

@@ -61,6 +61,7 @@ impl RunFile {
     pub(crate) fn builder(&self, model: Model) -> Builder {
         let builder = BossMan::builder(model)
             .cuts(self.cuts.clone())
+            .replicas(self.replicas.clone())
             .schedule(self.schedule)
             .chunks(self.chunks as usize)
             .microbatches(self.microbatches)

@@ -2,7 +2,8 @@
 //! with their neighbours, nor the machine with other workers.
 
 use pipeline::effect::WorkerSpan;
-use pipeline::ids::StageId;
+use pipeline::ids::{StageId, WorkerId};
+use pipeline::replicas::Homes;
 use pipeline::schedule::{Action, Costs};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -16,7 +17,7 @@ const LONGEST_MICROS: u64 = 3_600_000_000;
 /// Durations in nanoseconds, newest last.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
-    actions: BTreeMap<(StageId, Kind), VecDeque<u64>>,
+    actions: BTreeMap<(StageId, WorkerId, Kind), VecDeque<u64>>,
     /// What a step takes beside its actions: the batch's way to the workers and the answers' way back.
     around: VecDeque<u64>,
 }
@@ -46,16 +47,20 @@ impl Observed {
                 Action::OptimStep { .. } => Kind::OptimStep,
                 _ => continue,
             };
-            let durations = self.actions.entry((span.action.stage(), kind)).or_default();
+            let durations = self.actions.entry((span.action.stage(), span.worker, kind)).or_default();
             let micros = span.end.0.saturating_sub(span.start.0).min(LONGEST_MICROS);
             keep(durations, micros * 1000, NEWEST);
         }
     }
 
     /// The costs with what was observed in place of what was measured or not known.
-    pub(crate) fn correct(&self, mut costs: Costs) -> Costs {
-        for ((stage, kind), durations) in &self.actions {
-            let Some(times) = costs.stages.get_mut(stage.0 as usize) else { continue };
+    pub(crate) fn correct(&self, mut costs: Costs, homes: &Homes) -> Costs {
+        for ((stage, worker, kind), durations) in &self.actions {
+            let times = match homes.first(*stage) == Some(*worker) {
+                true => costs.stages.get_mut(stage.0 as usize),
+                false => costs.replicas.get_mut(&(*stage, *worker)),
+            };
+            let Some(times) = times else { continue };
             let place = match kind {
                 Kind::Forward => &mut times.forward,
                 Kind::Backward => &mut times.backward,
@@ -66,6 +71,13 @@ impl Observed {
             *place = mean(durations);
         }
         costs
+    }
+
+    /// What a worker takes for a microbatch through a stage and back, in nanoseconds; nothing where it had none yet.
+    pub(crate) fn microbatch(&self, stage: StageId, worker: WorkerId) -> Option<u64> {
+        let of = |kind| self.actions.get(&(stage, worker, kind)).map(mean);
+        let halves = of(Kind::BackwardInput).map(|input| input + of(Kind::BackwardWeight).unwrap_or(0));
+        Some(of(Kind::Forward)? + of(Kind::Backward).or(halves)?)
     }
 
     /// What a step takes beside the time from its first action to the end of its last, in nanoseconds.
@@ -96,7 +108,6 @@ fn median(list: &VecDeque<u64>) -> u64 {
 mod tests {
     use super::*;
     use pipeline::effect::Micros;
-    use pipeline::ids::WorkerId;
     use pipeline::schedule::StageTimes;
 
     fn span(action: Action, start: u64, end: u64) -> WorkerSpan {
@@ -108,12 +119,13 @@ mod tests {
         let stage = StageId(0);
         let measured = StageTimes { forward: 1, backward: 2, backward_input: 3, backward_weight: 4, optim_step: 5 };
         let mut observed = Observed::default();
+        let homes = Homes::single([WorkerId(0)]);
         let costs = Costs::of_stages(vec![measured]);
-        assert_eq!(observed.correct(costs.clone()), costs);
+        assert_eq!(observed.correct(costs.clone(), &homes), costs);
         let forwards =
             [(10, 20), (20, 40)].map(|(start, end)| span(Action::Forward { stage, microbatch: 0 }, start, end));
         observed.step(&forwards, Duration::from_micros(50));
-        let corrected = observed.correct(costs);
+        let corrected = observed.correct(costs, &homes);
         assert_eq!(corrected.stages[0], StageTimes { forward: 15_000, ..measured });
         assert_eq!(observed.around(), Some(20_000));
     }
@@ -125,7 +137,7 @@ mod tests {
             let action = Action::OptimStep { stage: StageId(0) };
             observed.step(&[span(action, 0, if step < 36 { 1000 } else { 2 })], Duration::from_micros(1000));
         }
-        let corrected = observed.correct(Costs::unit(1));
+        let corrected = observed.correct(Costs::unit(1), &Homes::single([WorkerId(0)]));
         assert_eq!(corrected.stages[0].optim_step, 2000);
     }
 }

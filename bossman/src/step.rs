@@ -13,6 +13,7 @@ use link::Payload;
 use pipeline::boss::RunRequest;
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::message::{Mode, RoundLoss, RoundUpdate};
+use pipeline::replicas::Deal;
 use pipeline::schedule::{Action, Order};
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -91,6 +92,8 @@ impl BossMan {
         run.mode = Mode::Train;
         run.actions = schedule.workers.clone();
         run.order = schedule.order.clone();
+        run.deal = schedule.deal.clone();
+        run.microbatches = microbatches;
         run.update = update;
         let weights = counts.iter().map(|count| count / gathered.divisor).collect();
         run.loss = Some(RoundLoss { spec, weights });
@@ -174,10 +177,19 @@ impl BossMan {
         Ok(RoundUpdate { lr, scale, max_norm: self.settings.max_norm, skip_infinite })
     }
 
-    /// A round in which every stage does one thing, or none.
+    /// A round over one microbatch, in which every stage does one thing, or none; what is done with the microbatch, its
+    /// first replica does.
     pub(crate) fn round(&self, action: impl Fn(StageId) -> Option<Action>) -> RunRequest {
-        let stages = |worker| self.plan.stages_of(WorkerId(worker));
-        let each = |worker| stages(worker).iter().filter_map(|spec| action(spec.stage)).collect();
+        let deal = Deal::default();
+        let each = |worker| {
+            let worker = WorkerId(worker);
+            let takes = |action: &Action| match action.microbatch() {
+                Some(m) => deal.worker(&self.plan.homes, action.stage(), m) == Some(worker),
+                None => true,
+            };
+            let stages = self.plan.homes.stages_of(worker);
+            stages.filter_map(&action).filter(takes).collect()
+        };
         RunRequest {
             batch: self.batch,
             step: self.step,
@@ -185,6 +197,9 @@ impl BossMan {
             cached: None,
             actions: (0..self.plan.workers() as u16).map(each).collect(),
             order: Order::Listed,
+            deal: Deal::default(),
+            microbatches: 1,
+            reduction: self.settings.reduction(),
             update: None,
             loss: None,
             outputs: false,

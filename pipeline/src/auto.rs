@@ -23,8 +23,8 @@ pub struct Wish {
     pub sizes: Bindings,
     /// Bytes of a microbatch's targets.
     pub target_bytes: u64,
-    /// How many workers each place of the pipeline has; nothing for one each.
-    pub replicas: Option<Vec<u16>>,
+    /// The ways in which workers may be grouped ([`Replicas::ways`](crate::replicas::Replicas::ways)); none for no groups.
+    pub columns: Vec<Columns>,
     /// How a step ends.
     pub ending: Ending,
     /// In which order gradients are summed.
@@ -42,6 +42,8 @@ pub struct Candidate {
     pub kind: ScheduleKind,
     /// How stages are dealt to workers.
     pub placement: Placement,
+    /// How many workers each place of the pipeline has.
+    pub replicas: Vec<u16>,
     /// The stages.
     pub plan: Plan,
     /// The actions.
@@ -78,8 +80,10 @@ const MOST_CHUNKS: u16 = 4;
 /// Nothing can be built: the error of the first that was tried.
 pub fn choose(graph: &LayerGraph, fleet: &Fleet, wish: &Wish) -> Result<Choice, PlanError> {
     let (mut candidates, mut impossible) = (Vec::new(), Vec::new());
-    for (kind, placement) in ways(wish) {
-        match candidate(graph, fleet, wish, kind, placement) {
+    let alone = [Columns::from(fleet.workers())];
+    let columns = if wish.columns.is_empty() { &alone[..] } else { &wish.columns };
+    for (columns, (kind, placement)) in columns.iter().flat_map(|c| ways(wish).into_iter().map(move |way| (c, way))) {
+        match candidate(graph, fleet, wish, columns, kind, placement) {
             Ok(candidate) => candidates.push(candidate),
             Err(error) => impossible.push((kind, placement, error)),
         }
@@ -128,16 +132,16 @@ fn candidate(
     graph: &LayerGraph,
     fleet: &Fleet,
     wish: &Wish,
+    columns: &Columns,
     kind: ScheduleKind,
     placement: Placement,
 ) -> Result<Candidate, PlanError> {
-    let columns = wish.replicas.as_deref().map_or(Columns::from(fleet.workers()), Columns::of);
     let plan = match &wish.cuts {
-        Cuts::Auto => Plan::balanced(graph, columns, placement, |worker, layer| {
+        Cuts::Auto => Plan::balanced(graph, columns.clone(), placement, |worker, layer| {
             let time = fleet.time(worker, layer);
             time.forward.saturating_add(time.backward)
         })?,
-        named => Plan::new(graph, named, columns, placement)?,
+        named => Plan::new(graph, named, columns.clone(), placement)?,
     };
     let costs = fleet.costs(graph, &plan, &wish.sizes, wish.target_bytes);
     let bytes = fleet.bytes(&plan, &wish.optimizer);
@@ -158,6 +162,7 @@ fn candidate(
     Ok(Candidate {
         kind,
         placement,
+        replicas: columns.replicas(),
         step_time: played.step_time,
         bubble: played.bubble(),
         peak_bytes: played.peak_bytes(&schedule.layout, &bytes),
@@ -166,6 +171,22 @@ fn candidate(
         schedule,
         plan,
     })
+}
+
+impl Candidate {
+    /// How many stages there are and how they are placed.
+    fn stages(&self) -> String {
+        match &self.replicas[..] {
+            [each, rest @ ..] if *each > 1 && rest.iter().all(|n| n == each) => {
+                format!("{}, {each} replicas each", self.placement)
+            }
+            replicas if replicas.iter().all(|n| *n == 1) => self.placement.to_string(),
+            replicas => {
+                let numbers: Vec<_> = replicas.iter().map(u16::to_string).collect();
+                format!("{}, {} replicas", self.placement, numbers.join(" + "))
+            }
+        }
+    }
 }
 
 impl fmt::Display for Choice {
@@ -177,7 +198,7 @@ impl fmt::Display for Choice {
             let waits = candidate.bubble.iter().sum::<f64>() / candidate.bubble.len().max(1) as f64 * 100.0;
             let memory = candidate.peak_bytes.iter().max().copied().unwrap_or(0) as f64 / f64::from(1 << 20);
             let step = candidate.step_time as f64 / 1e6;
-            let (kind, placement) = (candidate.kind.to_string(), candidate.placement.to_string());
+            let (kind, placement) = (candidate.kind.to_string(), candidate.stages());
             let refused = candidate.refused.as_ref().map(|error| format!("  {error}")).unwrap_or_default();
             let mark = if best == Some(std::ptr::from_ref(candidate)) { '*' } else { ' ' };
             let figures = format!("{step:>7.1} ms {waits:>5.1} % {memory:>6.0} MiB");

@@ -24,7 +24,7 @@ fn graph() -> LayerGraph {
 
 fn wish() -> Wish {
     Wish {
-        replicas: None,
+        columns: Vec::new(),
         reduction: pipeline::message::Reduction::default(),
         cuts: Cuts::Auto,
         microbatches: 8,

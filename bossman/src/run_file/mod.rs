@@ -12,6 +12,7 @@ use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION,
 use layerspec::{Fault, Precision, Recompute};
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
+use pipeline::replicas::Replicas;
 use pipeline::{Cuts, LossSpec, OptimizerSpec, ScheduleKind};
 use std::path::{Path, PathBuf};
 
@@ -58,6 +59,8 @@ pub struct RunFile {
     pub precision: Precision,
     /// Where the model is cut.
     pub cuts: Cuts,
+    /// How many workers get the same stages; nothing for one each, and gradients summed one after the other.
+    pub replicas: Option<Replicas>,
     /// Weights to start from.
     pub weights: Option<Weights>,
     /// Whether texts of about one length are trained on together.
@@ -84,7 +87,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 21] = [
     "model",
     "data",
     "loss",
@@ -100,6 +103,7 @@ const KEYS: [&str; 20] = [
     "schedule",
     "chunks",
     "cuts",
+    "replicas",
     "recompute",
     "precision",
     "weights",
@@ -143,6 +147,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         schedule: schedule(&run)?,
         chunks: chunks(&run)?,
         cuts: cuts(&run)?,
+        replicas: replicas(&run)?,
         weights: weights(&run, folder)?,
         group_by_length: group_by_length(&run)?,
         translate: translate(&run)?,
@@ -223,6 +228,21 @@ fn cuts(run: &Mapping<'_>) -> Result<Cuts, Fault> {
     let expected = "`auto` or a list of layer names";
     let names = node.list("`cuts`", expected)?.iter().map(|name| name.read("a cut", &TEXT));
     Ok(Cuts::At(names.collect::<Result<_, _>>()?))
+}
+
+fn replicas(run: &Mapping<'_>) -> Result<Option<Replicas>, Fault> {
+    let Some(node) = run.get("replicas") else { return Ok(None) };
+    let expected = "`auto`, a number of workers for each stage, or a list of such numbers";
+    let number = |node: &Node| {
+        let number = node.read("`replicas`", &SIZE)?;
+        u16::try_from(number).map_err(|_| node.unexpected("`replicas`", "a smaller number"))
+    };
+    match (node.as_text(), node.list("`replicas`", expected)) {
+        (Some("auto"), _) => Ok(Some(Replicas::Auto)),
+        (_, Ok(list)) if list.is_empty() => Err(node.unexpected("`replicas`", expected)),
+        (_, Ok(list)) => Ok(Some(Replicas::Of(list.iter().map(number).collect::<Result<_, _>>()?))),
+        (_, Err(_)) => number(node).map(Replicas::Each).map(Some).map_err(|_| node.unexpected("`replicas`", expected)),
+    }
 }
 
 fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Fault> {

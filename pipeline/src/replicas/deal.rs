@@ -72,6 +72,19 @@ impl Deal {
         (0..microbatches).filter(move |m| self.worker(homes, stage, *m) == Some(worker))
     }
 
+    /// How long the slowest worker takes with its share, by `time` as for [`Deal::by_speed`].
+    pub fn longest(&self, homes: &Homes, microbatches: u32, time: impl Fn(StageId, WorkerId) -> u64) -> u64 {
+        let mut busy: BTreeMap<WorkerId, u64> = BTreeMap::new();
+        for (stage, workers) in homes.iter() {
+            for worker in workers {
+                let taken = self.taken(homes, stage, *worker, microbatches).count() as u64;
+                let sum = busy.entry(*worker).or_insert(0);
+                *sum = sum.saturating_add(time(stage, *worker).saturating_mul(taken));
+            }
+        }
+        busy.into_values().max().unwrap_or(0)
+    }
+
     /// Whether it deals to replicas that there are.
     pub fn fits(&self, homes: &Homes) -> bool {
         let fits = |(stage, workers): (StageId, &[WorkerId])| {

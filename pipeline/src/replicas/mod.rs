@@ -11,6 +11,7 @@ mod homes;
 mod statistics;
 mod tree;
 mod turns;
+mod wanted;
 
 pub use bucket::{buckets, shard, Bucket, BucketBytes, Slice, Use};
 pub use columns::Columns;
@@ -19,3 +20,4 @@ pub use homes::Homes;
 pub use statistics::keeps_statistics;
 pub use tree::{nodes, Node, Tree};
 pub use turns::Turns;
+pub use wanted::Replicas;

@@ -1,0 +1,78 @@
+//! How many replicas are asked for.
+
+use super::Columns;
+
+/// How many workers get the same stages.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Replicas {
+    /// As many at each place of the pipeline.
+    Each(u16),
+    /// For each place of the pipeline, from its beginning.
+    Of(Vec<u16>),
+    /// Whatever makes the shortest step.
+    Auto,
+}
+
+/// Up to this many workers, every way to group them is tried; with more, groups of one size and pipelines of two.
+const MOST_TRIED: usize = 6;
+
+impl Replicas {
+    /// The ways to group so many workers, the longest pipelines first. None where they cannot be grouped as asked.
+    pub fn ways(&self, workers: usize) -> Vec<Columns> {
+        match self {
+            Replicas::Each(each) => {
+                let each = usize::from(*each).max(1);
+                let places = (workers / each).max(1);
+                let fits = places * each == workers;
+                fits.then(|| Columns::of(&vec![each as u16; places])).into_iter().collect()
+            }
+            Replicas::Of(of) => {
+                let fits = of.iter().all(|n| *n > 0) && of.iter().map(|n| usize::from(*n)).sum::<usize>() == workers;
+                fits.then(|| Columns::of(of)).into_iter().collect()
+            }
+            Replicas::Auto => {
+                let all = (1..=workers).rev().flat_map(|places| sums(workers, places));
+                let simple = |of: &Vec<u16>| of.len() <= 2 || of.iter().all(|n| *n == of[0]);
+                all.filter(|of| workers <= MOST_TRIED || simple(of)).map(|of| Columns::of(&of)).collect()
+            }
+        }
+    }
+}
+
+/// Every way to write a number as a sum of so many positive ones; for many numbers, only those that may be simple.
+fn sums(total: usize, parts: usize) -> Vec<Vec<u16>> {
+    if total > MOST_TRIED && parts > 2 {
+        return if total.is_multiple_of(parts) { vec![vec![(total / parts) as u16; parts]] } else { Vec::new() };
+    }
+    if parts == 1 {
+        return vec![vec![total as u16]];
+    }
+    let firsts = 1..=total.saturating_sub(parts - 1);
+    let with =
+        |first: usize| sums(total - first, parts - 1).into_iter().map(move |rest| [vec![first as u16], rest].concat());
+    firsts.flat_map(with).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ways(replicas: Replicas, workers: usize) -> Vec<Vec<u16>> {
+        replicas.ways(workers).iter().map(Columns::replicas).collect()
+    }
+
+    #[test]
+    fn workers_are_grouped_as_asked_or_not_at_all() {
+        assert_eq!(ways(Replicas::Each(2), 4), [[2, 2]]);
+        assert!(ways(Replicas::Each(2), 3).is_empty());
+        assert_eq!(ways(Replicas::Of(vec![3, 1]), 4), [[3, 1]]);
+        assert!(ways(Replicas::Of(vec![3, 0]), 3).is_empty());
+    }
+
+    #[test]
+    fn auto_tries_every_way_for_a_few_workers_and_the_simple_ones_for_many() {
+        assert_eq!(ways(Replicas::Auto, 3), [vec![1, 1, 1], vec![1, 2], vec![2, 1], vec![3]]);
+        let many = ways(Replicas::Auto, 12);
+        assert!(many.contains(&vec![3; 4]) && many.contains(&vec![5, 7]) && many.len() < 20, "{many:?}");
+    }
+}
