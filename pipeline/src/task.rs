@@ -75,6 +75,8 @@ pub enum Task<T> {
     Reduce {
         /// Which stage.
         stage: StageId,
+        /// The batch of the round, whose statistics are learnt.
+        batch: u64,
         /// For every bucket and replica the slices of that replica's shard ([`Head::Reduced`](crate::message::Head)); no
         /// buckets where the stage has one replica, whose own sums are whole.
         buckets: Vec<Vec<Vec<T>>>,
@@ -311,8 +313,9 @@ impl<T> Task<T> {
                 Task::Backward { stage, key, grads: nested(grads, f)?, input_only, branch }
             }
             Task::BackwardWeight { stage, key, branch } => Task::BackwardWeight { stage, key, branch },
-            Task::Reduce { stage, buckets, statistics } => Task::Reduce {
+            Task::Reduce { stage, batch, buckets, statistics } => Task::Reduce {
                 stage,
+                batch,
                 buckets: buckets.into_iter().map(|shards| nested(shards, &mut f)).collect::<Result<_, E>>()?,
                 statistics: nested(statistics, f)?,
             },

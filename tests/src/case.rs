@@ -2,6 +2,7 @@
 
 use crate::{BATCH, STEPS};
 use bossman::{Classes, Loss, Model, Optimizer, StateDict};
+use pipeline::message::Reduction;
 use pipeline::optimizer::AdamArgs;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
@@ -38,11 +39,13 @@ pub struct Steps {
     pub accumulate: usize,
     /// The limit of the gradients' norm.
     pub max_norm: Option<f64>,
+    /// In which order the gradients of microbatches are summed.
+    pub reduction: Reduction,
 }
 
 impl Default for Steps {
     fn default() -> Self {
-        Steps { samples: &[BATCH], lengths: &[], accumulate: 1, max_norm: None }
+        Steps { samples: &[BATCH], lengths: &[], accumulate: 1, max_norm: None, reduction: Reduction::Sequential }
     }
 }
 

@@ -6,6 +6,7 @@ use pipeline::boss::{Request, RunRequest};
 use pipeline::effect::Answer;
 use pipeline::ids::Slot;
 use pipeline::message::{Failure, Mode, RoundLoss, RoundUpdate};
+use pipeline::replicas::Deal;
 use pipeline::schedule::{Ending, Terms};
 use pipeline::{Plan, ScheduleKind, TensorMeta};
 use tch::Tensor;
@@ -55,7 +56,10 @@ fn step_request(
         (true, None) => Ending::Step,
         (true, Some(_)) => Ending::ClippedStep,
     };
-    let schedule = plan.schedule_for(&Terms { ending, ..Terms::new(kind, microbatches) }).unwrap();
+    // Replicas take another share of each batch.
+    let deal = Deal::by_speed(&plan.homes, microbatches, |_, worker| 1 + (u64::from(worker.0) + step as u64) % 3);
+    let terms = Terms { ending, reduction: steps.reduction, deal: Some(deal), ..Terms::new(kind, microbatches) };
+    let schedule = plan.schedule_for(&terms).unwrap();
     let update = RoundUpdate {
         lr: case.optimizer.lr(),
         scale: steps.scale(step),
@@ -69,6 +73,9 @@ fn step_request(
         cached: None,
         actions: schedule.workers,
         order: schedule.order,
+        deal: schedule.deal,
+        microbatches,
+        reduction: schedule.reduction,
         update: steps.update(step).then_some(update),
         loss: Some(RoundLoss {
             spec: case.loss.clone(),

@@ -7,6 +7,7 @@ use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use pipeline::ids::{Slot, Ticket, WorkerId};
 use pipeline::message::Failure;
+use pipeline::replicas::{BucketBytes, Node};
 use pipeline::stage::StageSession;
 use pipeline::task::Task;
 use pipeline::Plan;
@@ -32,7 +33,11 @@ struct Worker {
     session: StageSession,
     compute: StageCompute,
     tasks: VecDeque<(Ticket, Task<Payload>)>,
+    sums: VecDeque<Sum>,
 }
+
+/// A sum that is asked for: of how many microbatches, and what there is of it.
+type Sum = (Ticket, u32, Vec<(Node, Vec<Payload>)>);
 
 struct OnItsWay {
     from: Peer,
@@ -46,6 +51,8 @@ enum Next {
     Arrives(usize),
     /// This worker's oldest task is done.
     Computed(usize),
+    /// This worker's oldest sum is taken.
+    Summed(usize),
 }
 
 impl Memory {
@@ -57,11 +64,14 @@ impl Memory {
             session: StageSession::new(),
             compute: StageCompute::new(Device::Cpu),
             tasks: VecDeque::new(),
+            sums: VecDeque::new(),
         };
         Memory {
             boss: BossSession::new(Setup {
                 plan,
                 seed,
+                // So small that the models here have several.
+                buckets: BucketBytes { first: 1 << 10, other: 8 << 10 },
                 addresses: vec![Some(somewhere); count],
                 most_waiting: MOST_WAITING,
             }),
@@ -89,6 +99,11 @@ impl Memory {
                     Effect::Compute { ticket, task } => {
                         let task = task.try_map(|slot| self.slots.take(slot).ok_or(slot)).unwrap();
                         self.workers[number].tasks.push_back((ticket, task));
+                    }
+                    Effect::Sum { ticket, microbatches, sums } => {
+                        let take = |slots: Vec<Slot>| slots.into_iter().map(|s| self.slots.take(s).unwrap()).collect();
+                        let sums = sums.into_iter().map(|(node, slots)| (node, take(slots))).collect();
+                        self.workers[number].sums.push_back((ticket, microbatches, sums));
                     }
                     Effect::Dial { peer, .. } => {
                         self.workers[number].session.on_link_up(NOW, peer);
@@ -124,7 +139,8 @@ impl Memory {
         };
         let arrivals = (0..self.frames.len()).filter(first_of_its_lane).map(Next::Arrives);
         let busy = (0..self.workers.len()).filter(|w| !self.workers[*w].tasks.is_empty());
-        arrivals.chain(busy.map(Next::Computed)).collect()
+        let summing = (0..self.workers.len()).filter(|w| !self.workers[*w].sums.is_empty());
+        arrivals.chain(busy.map(Next::Computed)).chain(summing.map(Next::Summed)).collect()
     }
 
     fn happen(&mut self, next: Next) {
@@ -140,8 +156,20 @@ impl Memory {
             Next::Computed(number) => {
                 let worker = &mut self.workers[number];
                 let (ticket, task) = worker.tasks.pop_front().unwrap();
-                let result = worker.compute.run(task).map(|outcome| outcome.map(|tensor| self.slots.put(tensor)));
+                let mut handed = Vec::new();
+                let result = worker.compute.run(task, &mut |sums| handed.push(sums));
+                let result = result.map(|outcome| outcome.map(|tensor| self.slots.put(tensor)));
+                for sums in handed {
+                    worker.session.on_handed_out(NOW, sums.map(|tensor| self.slots.put(tensor)));
+                }
                 worker.session.on_done(NOW, ticket, result, (NOW, NOW));
+            }
+            Next::Summed(number) => {
+                let worker = &mut self.workers[number];
+                let (ticket, microbatches, sums) = worker.sums.pop_front().unwrap();
+                let result = link::testing::sum(microbatches, &sums);
+                let result = result.map(|sums| sums.into_iter().map(|sum| self.slots.put(sum)).collect());
+                worker.session.on_summed(NOW, ticket, result);
             }
         }
     }

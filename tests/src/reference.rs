@@ -9,6 +9,8 @@ use crate::{Case, Training, STEPS};
 use bossman::Loss;
 use layerspec::layers::{Approximate, Padding};
 use layerspec::{Init, Layer, LayerGraph, LayerKind, Role, ValueId};
+use pipeline::message::Reduction as Along;
+use pipeline::replicas::{Node, Tree};
 use pipeline::OptimizerSpec;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -18,7 +20,7 @@ use tensor::random::Key;
 
 /// Trains a case in this thread.
 pub fn one_process(case: &Case, microbatches: u32) -> Training {
-    let mut net = Net::new(case.model.graph(), case.seed);
+    let mut net = Net::new(case.model.graph(), case.seed, case.steps.reduction);
     let mut optimizer = Optimizer::new(case.optimizer, &net.trained());
     let losses: Vec<f32> = (0..STEPS)
         .map(|step| {
@@ -31,9 +33,14 @@ pub fn one_process(case: &Case, microbatches: u32) -> Training {
                 let loss = loss(&case.loss, &prediction, &target) * weight;
                 loss.backward();
                 net.add_rows();
-                loss.double_value(&[]) as f32
+                let loss = loss.double_value(&[]) as f32;
+                if case.steps.reduction == Along::Tree {
+                    net.add_leaf(microbatch as u32, microbatches);
+                }
+                loss
             });
             let loss = losses.reduce(|sum, loss| sum + loss).unwrap();
+            net.end_trees();
             if case.steps.update(step) {
                 let grads = net.gradients(case.steps.scale(step), case.steps.max_norm);
                 optimizer.step(&net.trained(), &grads.iter().collect::<Vec<_>>());
@@ -58,6 +65,9 @@ fn loss(loss: &Loss, prediction: &Tensor, target: &Tensor) -> Tensor {
 /// An embedding's weight, the ids that were looked up, the rows that came out, and the padding row.
 type LookedUp = (String, Tensor, Tensor, Option<i64>);
 
+/// A batch norm's running mean and variance, its share of the newest, and what it saw.
+type Seen = ([Tensor; 2], f64, [Tensor; 2]);
+
 /// The model with its parameters and buffers by name.
 struct Net<'a> {
     graph: &'a LayerGraph,
@@ -67,12 +77,19 @@ struct Net<'a> {
     tied: BTreeMap<String, (Tensor, String)>,
     /// The sums of embeddings' gradients.
     tables: BTreeMap<String, Tensor>,
+    /// Gradients of microbatches summed along trees, and of earlier rounds, by the same names.
+    trees: BTreeMap<String, Tree<Option<Tensor>>>,
+    sums: BTreeMap<String, Tensor>,
+    /// What batch norms saw of the microbatches of a round that sums along trees.
+    seen: RefCell<Vec<Seen>>,
+    /// Whether rounds do.
+    along: Along,
     /// What came out of embeddings in this microbatch: the weight, ids, rows and the padding row.
     looked_up: RefCell<Vec<LookedUp>>,
 }
 
 impl<'a> Net<'a> {
-    fn new(graph: &'a LayerGraph, seed: u64) -> Self {
+    fn new(graph: &'a LayerGraph, seed: u64, along: Along) -> Self {
         let mut params = BTreeMap::new();
         for layer in graph.layers() {
             for spec in graph.own_params(layer.id) {
@@ -102,7 +119,18 @@ impl<'a> Net<'a> {
             }
         }
         let (tables, looked_up) = (BTreeMap::new(), RefCell::default());
-        let mut net = Net { graph, seed, params, tied: BTreeMap::new(), tables, looked_up };
+        let mut net = Net {
+            graph,
+            seed,
+            params,
+            tied: BTreeMap::new(),
+            tables,
+            trees: BTreeMap::new(),
+            sums: BTreeMap::new(),
+            seen: RefCell::default(),
+            along,
+            looked_up,
+        };
         net.forget_gradients();
         net
     }
@@ -124,6 +152,50 @@ impl<'a> Net<'a> {
         }
     }
 
+    /// Adds the gradients of one microbatch, which are all that the leaves have, to the trees.
+    fn add_leaf(&mut self, microbatch: u32, microbatches: u32) {
+        let own = self.params.iter().filter(|(_, (_, trained))| *trained).map(|(name, (leaf, _))| (name, leaf));
+        let tied = self.tied.iter().map(|(name, (leaf, _))| (name, leaf));
+        let grads: Vec<(String, Option<Tensor>)> = own
+            .chain(tied)
+            .map(|(name, leaf)| (name.clone(), self.tables.get(name).map_or_else(|| leaf.grad(), Tensor::copy)))
+            .map(|(name, grad)| (name, Some(grad).filter(Tensor::defined)))
+            .collect();
+        for (name, grad) in grads {
+            let tree = self.trees.entry(name).or_insert_with(|| Tree::new(microbatches));
+            let add = |left: Option<Tensor>, right: Option<Tensor>| {
+                Ok::<_, std::convert::Infallible>(match (left, right) {
+                    (Some(left), Some(right)) => Some(left + right),
+                    (left, right) => left.or(right),
+                })
+            };
+            let Ok(()) = tree.put(Node::leaf(microbatch), grad, add);
+        }
+        self.new_leaves();
+    }
+
+    /// Ends a round: the sums of all its microbatches are added to those of the rounds before.
+    fn end_trees(&mut self) {
+        for (name, tree) in std::mem::take(&mut self.trees) {
+            let Some(sum) = tree.into_root().expect("all microbatches") else { continue };
+            let sum = self.sums.remove(&name).map_or_else(|| sum.copy(), |before| before + &sum);
+            self.sums.insert(name, sum);
+        }
+        for (running, share, seen) in self.seen.take() {
+            for (mut running, seen) in running.into_iter().zip(seen) {
+                let _same = running.g_mul_scalar_(1.0 - share).g_add_(&(seen * share));
+            }
+        }
+    }
+
+    /// The gradient of a leaf, over all microbatches so far.
+    fn grad(&self, name: &String, leaf: &Tensor) -> Tensor {
+        match self.along {
+            Along::Tree => self.sums[name].shallow_clone(),
+            Along::Sequential => self.tables.get(name).map_or_else(|| leaf.grad(), Tensor::copy),
+        }
+    }
+
     /// The gradients of trained parameters: those of each use, the last layer's first, scaled and shortened.
     fn gradients(&self, scale: f64, max_norm: Option<f64>) -> Vec<Tensor> {
         let sum = |name: &String, tensor: &Tensor| {
@@ -132,8 +204,8 @@ impl<'a> Net<'a> {
                     .iter()
                     .filter(move |(user, (_, owner))| owner == name && user.rsplit_once('.').unwrap().0 == layer.name)
             });
-            let users = users.map(|(_, (leaf, _))| leaf.grad());
-            let own = self.tables.get(name).map_or_else(|| tensor.grad(), Tensor::copy);
+            let users = users.map(|(user, (leaf, _))| self.grad(user, leaf));
+            let own = self.grad(name, tensor);
             users.chain([own]).reduce(|sum, grad| sum + grad).unwrap()
         };
         let trained = self.params.iter().filter(|(_, (_, trained))| *trained);
@@ -152,8 +224,14 @@ impl<'a> Net<'a> {
         grads.into_values().map(scaled).collect()
     }
 
-    /// New leaves on the same memory, so that the next microbatch's gradient is the first.
+    /// The next round's gradients are the first.
     fn forget_gradients(&mut self) {
+        self.sums.clear();
+        self.new_leaves();
+    }
+
+    /// New leaves on the same memory, so that the next microbatch's gradient is the first.
+    fn new_leaves(&mut self) {
         for (tensor, trained) in self.params.values_mut() {
             *tensor = tensor.detach().set_requires_grad(*trained);
         }
@@ -222,6 +300,14 @@ impl<'a> Net<'a> {
             LayerKind::BatchNorm2d(l) => {
                 let _same = self.param(layer, "num_batches_tracked").unwrap().shallow_clone().g_add_scalar_(1);
                 let (mean, var) = (self.param(layer, "running_mean"), self.param(layer, "running_var"));
+                if self.along == Along::Tree {
+                    let running = [mean, var].map(|running| running.unwrap().shallow_clone());
+                    let seen = [&running[0], &running[1]].map(Tensor::zeros_like);
+                    let [mean, var] = seen.each_ref().map(Some);
+                    let y = x.batch_norm(weight, bias, mean, var, true, 1.0, l.eps, true);
+                    self.seen.borrow_mut().push((running, l.momentum.unwrap(), seen));
+                    return y;
+                }
                 x.batch_norm(weight, bias, mean, var, true, l.momentum.unwrap(), l.eps, true)
             }
             LayerKind::MaxPool2d(l) => {

@@ -61,6 +61,12 @@ impl Training {
         }
     }
 
+    /// Whether each loss is that of the other training, but for so much of it.
+    pub fn losses_differ_by_at_most(&self, other: &Training, share: f32) -> bool {
+        let pairs = self.losses.iter().zip(&other.losses).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
+        self.losses.len() == other.losses.len() && pairs.into_iter().all(|(a, b)| (a - b).abs() <= share * b.abs())
+    }
+
     fn names(&self) -> Vec<&str> {
         self.weights.keys().map(String::as_str).collect()
     }

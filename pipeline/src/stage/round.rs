@@ -175,7 +175,7 @@ impl Running {
                     (Some(team), Some(reducing)) => reducing.take(team, |item| inbox.take(key, stage, item)),
                     _ => (Vec::new(), Vec::new()),
                 };
-                Task::Reduce { stage, buckets, statistics }
+                Task::Reduce { stage, batch: key.batch, buckets, statistics }
             }
             Action::ReduceTied { .. } => Task::TiedGrads { stage },
             Action::GradNorm { .. } => Task::GradNorm { stage, tied: tied(needs(&self.round, spec, &action)) },

@@ -77,7 +77,7 @@ impl Compute {
                 self.stage(stage).backward_weight(key, branch)?;
                 self.hand_out(stage, branch);
             }
-            Task::Reduce { stage, buckets, statistics } => {
+            Task::Reduce { stage, buckets, statistics, .. } => {
                 assert!(statistics.is_empty(), "there are no batch norms");
                 self.stage(stage).reduce(buckets)?;
             }

@@ -1,0 +1,145 @@
+//! Law 1 with replicas: losses and weights after 20 steps are equal to the bit however many workers share a stage and
+//! whoever takes which microbatch, in every step another share.
+//!
+//! `cargo test -p tests --test replicas -- --nocapture` prints what was compared.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use pipeline::message::Reduction;
+use pipeline::replicas::Columns;
+use pipeline::{Cuts, Placement, Plan, ScheduleKind};
+use tests::programs::by_hand;
+use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Steps, Training, MICROBATCHES, STEPS};
+
+/// Workers at each place of the pipeline: none doubled, all, some; one place alone is plain data parallel.
+const WAYS: [&[u16]; 9] = [&[1], &[1, 1], &[2], &[3], &[2, 2], &[3, 1], &[1, 2], &[2, 1, 1], &[1, 1, 2]];
+
+fn along_the_tree(case: Case) -> Case {
+    let steps = Steps { reduction: Reduction::Tree, ..case.steps };
+    case.with(steps)
+}
+
+fn plan(case: &Case, replicas: &[u16], placement: Placement) -> Option<Plan> {
+    Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), placement).ok()
+}
+
+struct Way<'a> {
+    case: &'a Case,
+    replicas: &'a [u16],
+    kind: ScheduleKind,
+    microbatches: u32,
+    over: &'static str,
+}
+
+impl Way<'_> {
+    fn check(&self, expected: &Training, plan: &Plan, mut fleet: impl Fleet) {
+        let Way { case, replicas, kind, microbatches, over } = self;
+        let what = format!("{} on {replicas:?}, {kind}, {microbatches} microbatches, {over}", case.name);
+        let training = train(case, plan, *kind, *microbatches, &mut fleet);
+        expected.assert_same(&training, &what);
+    }
+}
+
+/// Every way to group workers, every placement and kind of schedule, in memory, frames in any order.
+fn every_way(case: Case) {
+    tensor::threads::set_count(1);
+    let case = &along_the_tree(case);
+    for microbatches in MICROBATCHES {
+        let expected = one_process(case, microbatches);
+        let mut runs = 0;
+        for replicas in WAYS {
+            for placement in [Placement::Plain, Placement::Interleaved { chunks: 2 }, Placement::V] {
+                let Some(plan) = plan(case, replicas, placement) else { continue };
+                for kind in cuts::kinds(placement) {
+                    let way = Way { case, replicas, kind: *kind, microbatches, over: "in memory" };
+                    way.check(&expected, &plan, Memory::new(plan.clone(), case.seed, runs));
+                    runs += 1;
+                }
+            }
+        }
+        println!("{:8} {microbatches} microbatches: {runs} runs of {STEPS} steps equal to one process", case.name);
+    }
+}
+
+/// The same for a few ways over real connections.
+fn over_sockets(case: Case) {
+    tensor::threads::set_count(1);
+    let case = &along_the_tree(case);
+    let expected = one_process(case, 5);
+    for (reach, over) in
+        [(Reach::SharedMemory, "shared memory"), (Reach::Quic, "QUIC"), (Reach::Relayed, "QUIC, relayed")]
+    {
+        for (replicas, kind) in
+            [(&[2, 2][..], ScheduleKind::ZbH1), (&[3], ScheduleKind::GPipe), (&[1, 2], ScheduleKind::Ready)]
+        {
+            let plan = plan(case, replicas, Placement::Plain).unwrap();
+            let way = Way { case, replicas, kind, microbatches: 5, over };
+            way.check(&expected, &plan, Sockets::new(plan.clone(), case.seed, reach));
+        }
+    }
+}
+
+/// The programs themselves, with another number of replicas each.
+fn in_processes(case: Case) {
+    tensor::threads::set_count(1);
+    let case = &along_the_tree(case);
+    let expected = one_process(case, 4);
+    for (workers, more) in [
+        (1, "replicas: 1"),
+        (2, "replicas: 2"),
+        (3, "replicas: 3\nschedule: gpipe"),
+        (4, "replicas: 2\nschedule: zb-h1"),
+        (3, "replicas: [1, 2]"),
+        (3, "replicas: auto"),
+    ] {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let run = runtime.block_on(by_hand(case, workers, &format!("microbatches: 4\n{more}"), &[]));
+        expected.assert_same(&run.training, &format!("{} on {workers} workers, {more}, processes", case.name));
+    }
+}
+
+/// Gradients of several steps, clipped, in steps of unequal size.
+#[test]
+fn gathered_and_clipped() {
+    tensor::threads::set_count(1);
+    let steps = Steps {
+        samples: &[32, 32, 20],
+        accumulate: 3,
+        max_norm: Some(0.05),
+        reduction: Reduction::Tree,
+        ..Case::tied().steps
+    };
+    for case in [Case::tied().with(steps), Case::residual().with(Steps { lengths: &[], ..steps })] {
+        let expected = one_process(&case, 4);
+        for replicas in WAYS {
+            let Some(plan) = plan(&case, replicas, Placement::Plain) else { continue };
+            let way = Way { case: &case, replicas, kind: ScheduleKind::ZbH1, microbatches: 4, over: "in memory" };
+            way.check(&expected, &plan, Memory::new(plan.clone(), case.seed, 1));
+        }
+    }
+}
+
+/// Along the tree the sum is another in the last bits than one after the other, and no other beyond them.
+#[test]
+fn the_order_changes_the_last_bits_alone() {
+    tensor::threads::set_count(1);
+    let sequential = one_process(&Case::residual(), 5);
+    let tree = one_process(&along_the_tree(Case::residual()), 5);
+    assert!(sequential.losses_differ_by_at_most(&tree, 1e-4), "the losses differ");
+}
+
+macro_rules! replicas {
+    ($($name:ident)*) => {
+        mod in_memory {
+            $(#[test] fn $name() { super::every_way(tests::Case::$name()); })*
+        }
+        mod over_sockets {
+            $(#[test] fn $name() { super::over_sockets(tests::Case::$name()); })*
+        }
+        mod in_processes {
+            $(#[test] fn $name() { super::in_processes(tests::Case::$name()); })*
+        }
+    };
+}
+
+replicas!(residual skip convnet tied);
