@@ -7,7 +7,7 @@ import far
 import pictures
 from figures import perfect_1f1b, ratio, spread
 from programs import CHECKOUT
-from workloads import MICROBATCHES, STEPS, TINY_STEPS, TINY_WARM_UP, WARM_UP
+from workloads import MICROBATCHES, SLOWED_STEPS, SLOWED_WARM_UP, STEPS, TINY_STEPS, TINY_WARM_UP, WARM_UP
 
 NOTES = CHECKOUT / "bench" / "notes"  # what a reader should know of a workload's figures, written by hand
 BATCH = 32
@@ -30,6 +30,18 @@ TITLES = {
         f"`examples/models/residual.yaml`, batch 32, mean squared error, fused Adam; {TINY_STEPS} steps of which the first "
         f"{TINY_WARM_UP} do not count. By hand is `forward`, a loss and its gradient in the boss's process, `backward` and "
         "`optim_step`.",
+    ),
+    "D": (
+        "D: encoder layers, data parallel",
+        f"The layers of P, batch {BATCH}: one process of one thread with the whole batch, and two with half of it each. "
+        "PyTorch's are DistributedDataParallel over gloo, timed from barrier to barrier, each rank making its own half. "
+        f"BossMan's are two replicas of one stage, each with one of two microbatches; the time is that of `train_step`. "
+        f"{STEPS} steps of which the first {WARM_UP} do not count.",
+    ),
+    "U": (
+        "U: a replica that is half as fast",
+        "The layers of P on two replicas, each bound to a core of its own; on the second one's core another program counts. "
+        f"Batch {BATCH} in 12 microbatches, {SLOWED_STEPS} steps of which the first {SLOWED_WARM_UP} do not count.",
     ),
     "S": (
         "S and M: start and memory",

@@ -6,6 +6,7 @@ A pair is a flat dictionary from what was measured ("pytorch 1f1b", "bossman 1f1
 import os
 import re
 import socket
+import sys
 import time
 
 import pictures
@@ -17,6 +18,7 @@ ENCODER = CHECKOUT / "bench" / "models" / "encoder.yaml"
 RESIDUAL = CHECKOUT / "examples" / "models" / "residual.yaml"
 PYTORCH = ("gpipe", "1f1b", "interleaved")
 STEPS, WARM_UP = 8, 2
+SLOWED_STEPS, SLOWED_WARM_UP = 14, 6  # speeds are learned in the first ones
 TINY_STEPS, TINY_WARM_UP = 220, 20
 TRANSPORT = re.compile(r"(?P<name>.+) (?P<kib>\d+) KiB (?P<unit>GB/s|round trip p50 us)")
 MICROBATCHES = {"P": 8, "P32": 32}
@@ -132,6 +134,49 @@ def work_n(bench):
     return pair
 
 
+def work_d(bench):
+    """D: the encoder layers on two replicas of one thread each, a batch of 32 cut in two."""
+    done = bench.pytorch("ddp", "--steps", STEPS)
+    pair = {f"pytorch {name}": settled(times, WARM_UP) for name, times in done["steps"].items()}
+    for workers, shown in ((1, "one worker"), (2, "2 replicas")):
+        shape = ("--workers", workers, "--replicas", workers, "--microbatches", 2, "--steps", STEPS)
+        done = bench.steps(ENCODER, "--schedule", "gpipe", *shape)
+        pair[f"bossman {shown}"] = settled(done["steps"], WARM_UP)
+    return pair
+
+
+def work_u(bench):
+    """U: two replicas, one of which shares its core with a program that only counts."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    pair = {}
+    for shown, more in (("even deal", ["--even"]), ("dealt by speed", [])):
+        pair[f"bossman {shown}"] = settled(slowed(bench, cores, more)["steps"], SLOWED_WARM_UP)
+    return pair
+
+
+def slowed(bench, cores, more):
+    """The report of BossMan's steps with one replica on each of two cores, the second of which has other work, too."""
+    port = free_port()
+    shape = ("--replicas", 2, "--microbatches", 12, "--steps", SLOWED_STEPS, "--schedule", "gpipe", "--wait", port)
+    others = []
+    boss = programs.start([built("steps"), ENCODER, *shape, *more], bench.bossman)
+    try:
+        others.append(programs.silent(pinned(cores[1], [sys.executable, "-c", "while True: pass"])))
+        settings = {"MODEL_HOST": "127.0.0.1", "MODEL_PORT": str(port)}
+        for core in cores:
+            command = [bench.bossman["BOSSMAN_WORKER"], "--threads", "1"]
+            others.append(programs.silent(pinned(core, command), os.environ | settings))
+        return report_of(boss)
+    finally:
+        for process in (*others, boss):
+            programs.end(process)
+
+
+def pinned(core, command):
+    """The command that runs `command` on this core alone."""
+    return ["taskset", "--cpu-list", str(core), *command]
+
+
 # As a worker sets its heap up by itself (`tensor::memory::keep_freed_memory`): freed memory is kept for the next tensor.
 WARM_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
 
@@ -147,4 +192,4 @@ def transports():
     return list(found.items())
 
 
-WORKLOADS = {"P": work_p, "P32": work_p32, "T": work_t, "S": work_s, "N": work_n}
+WORKLOADS = {"P": work_p, "P32": work_p32, "T": work_t, "D": work_d, "U": work_u, "S": work_s, "N": work_n}

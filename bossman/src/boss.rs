@@ -63,6 +63,8 @@ pub(crate) struct Settings {
     pub(crate) in_flight: usize,
     /// How many workers get the same stages; nothing for one each.
     pub(crate) replicas: Option<Replicas>,
+    /// Replicas take as many microbatches each, whatever their speed.
+    pub(crate) even: bool,
 }
 
 /// How a model is cut and trained; every setting has a default.
@@ -203,6 +205,14 @@ impl Builder {
         self
     }
 
+    /// Whether replicas take as many microbatches each rather than by their speed; by default not. It changes how long a
+    /// step takes, never its result.
+    #[must_use]
+    pub fn deal_evenly(mut self, even: bool) -> Self {
+        self.settings.even = even;
+        self
+    }
+
     /// The loss of [`BossMan::train_step`], computed on the worker that has the model's first output.
     #[must_use]
     pub fn loss(mut self, loss: LossSpec) -> Self {
@@ -332,6 +342,7 @@ impl BossMan {
             lr_schedule: LrSchedule::default(),
             in_flight: IN_FLIGHT,
             replicas: None,
+            even: false,
         };
         Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: 2, settings }
     }

@@ -16,6 +16,9 @@ impl BossMan {
         if !homes.is_replicated() {
             return None;
         }
+        if self.settings.even {
+            return Some(Deal::even(homes, microbatches));
+        }
         let time = |stage: StageId, worker: WorkerId| self.time(stage, worker);
         let best = Deal::by_speed(homes, microbatches, time);
         let longest = |deal: &Deal| deal.longest(homes, microbatches, time) as f64;

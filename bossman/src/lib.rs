@@ -33,6 +33,7 @@ mod bleu;
 mod boss;
 mod by_hand;
 mod choosing;
+mod comparing;
 mod counts;
 pub mod data;
 mod dealing;

@@ -83,6 +83,14 @@ pub enum Head {
         /// The sums.
         squares: Vec<(LayerId, u32, f64)>,
     },
+    /// Worker to boss, before the answer to [`Command::Digest`]: a SHA-256 of the parameters and buffers of each of its
+    /// stages. Replicas of a stage have the same.
+    Digests {
+        /// Which command.
+        id: u64,
+        /// By stage.
+        digests: Vec<(StageId, [u8; 32])>,
+    },
     /// Worker to boss: what layers take here, before the answer to [`Command::Measure`].
     Measured {
         /// Which command.
@@ -261,6 +269,8 @@ pub enum Command {
     Measure(Vec<LayerProbe>),
     /// Send parameters and buffers as [`Head::State`].
     SendState,
+    /// Say what the parameters and buffers of each stage come to, with [`Head::Digests`].
+    Digest,
     /// Take parameters and buffers, which come as [`Head::Load`].
     LoadState {
         /// How many come.

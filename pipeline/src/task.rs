@@ -129,6 +129,8 @@ pub enum Task<T> {
     },
     /// Hand out parameters and buffers.
     Snapshot,
+    /// Find a SHA-256 of the parameters and buffers of each stage; answered by [`Outcome::Digests`].
+    Digest,
     /// Replace parameters and buffers.
     Load {
         /// Tensors by name.
@@ -280,6 +282,11 @@ pub enum Outcome<T> {
         /// What each layer takes.
         times: Vec<LayerTimes>,
     },
+    /// After [`Task::Digest`].
+    Digests {
+        /// By stage.
+        digests: Vec<(StageId, [u8; 32])>,
+    },
     /// After [`Task::Snapshot`].
     State {
         /// Tensors by name.
@@ -326,6 +333,7 @@ impl<T> Task<T> {
             Task::Measure { probes } => Task::Measure { probes },
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
             Task::Snapshot => Task::Snapshot,
+            Task::Digest => Task::Digest,
             Task::Load { tensors } => Task::Load { tensors: named(tensors, f)? },
             Task::Files { files } => Task::Files { files: named(files, f)? },
         })
@@ -351,6 +359,7 @@ impl<T> Outcome<T> {
             Outcome::Tied { tensors } => Outcome::Tied { tensors: by_stage(tensors, f)? },
             Outcome::Norms { squares } => Outcome::Norms { squares },
             Outcome::Measured { times } => Outcome::Measured { times },
+            Outcome::Digests { digests } => Outcome::Digests { digests },
             Outcome::State { tensors } => Outcome::State { tensors: named(tensors, f)? },
         })
     }
@@ -358,7 +367,7 @@ impl<T> Outcome<T> {
     /// Every tensor in it, for letting go of a result that nobody wants any more.
     pub fn into_tensors(self) -> Vec<T> {
         match self {
-            Outcome::Done | Outcome::Norms { .. } | Outcome::Measured { .. } => Vec::new(),
+            Outcome::Done | Outcome::Norms { .. } | Outcome::Measured { .. } | Outcome::Digests { .. } => Vec::new(),
             Outcome::Tied { tensors } => tensors.into_iter().flat_map(|(_, tensors)| tensors).collect(),
             Outcome::Forward { outputs, .. } => outputs,
             Outcome::Backward { grads } => grads.into_iter().flatten().collect(),

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use bench::memory;
 use bossman::trace::Trace;
-use bossman::{Batch, BossMan, Loss, Model, Optimizer, ScheduleKind, Transport, Variables};
+use bossman::{Batch, BossMan, Loss, Model, Optimizer, Replicas, ScheduleKind, Transport, Variables};
 use clap::{Parser, ValueEnum};
 use layerspec::{Bindings, ValueId};
 use serde::Serialize;
@@ -42,6 +42,12 @@ struct Options {
     steps: usize,
     #[arg(long, default_value_t = 2)]
     workers: usize,
+    /// How many workers get the same stages; by default each has its own.
+    #[arg(long)]
+    replicas: Option<u16>,
+    /// Deal microbatches to replicas evenly, whatever their speed.
+    #[arg(long)]
+    even: bool,
     /// Wait for the workers on this port rather than start them.
     #[arg(long, value_name = "PORT")]
     wait: Option<u16>,
@@ -104,6 +110,7 @@ async fn main() -> Result<()> {
         None => host.local(options.workers).threads(1).quiet(),
     };
     let builder = BossMan::builder(model).schedule(options.schedule.0).microbatches(options.microbatches);
+    let builder = builder.replicas(options.replicas.map(Replicas::Each)).deal_evenly(options.even);
     let mut boss = builder.loss(Loss::MSELoss).build(host.wait().await?)?;
     boss.distribute_model().await?;
     boss.send_optimizer(Optimizer::adam(options.lr)).await?;

@@ -24,6 +24,8 @@ pub(super) struct Gathering {
     /// How many layers each worker measures.
     probes: Option<usize>,
     unmeasured: BTreeSet<WorkerId>,
+    /// Workers that have still to tell what their weights come to.
+    undigested: BTreeSet<WorkerId>,
     /// Workers that have still to send norms, and what the others sent.
     norms: BTreeSet<WorkerId>,
     squares: BTreeMap<(LayerId, u32), f64>,
@@ -52,6 +54,7 @@ impl Gathering {
             names: matches!(request, Request::SendState).then(BTreeSet::new),
             probes,
             unmeasured: if probes.is_some() { unanswered.clone() } else { BTreeSet::new() },
+            undigested: if matches!(request, Request::Digest) { unanswered.clone() } else { BTreeSet::new() },
             norms: unanswered.iter().copied().filter(gives_norms).collect(),
             squares: BTreeMap::new(),
             scale: run.and_then(|run| run.update).map_or(1.0, |update| update.scale),
@@ -75,7 +78,7 @@ impl Gathering {
                 if !self.unanswered.remove(&from) {
                     return Err("answered twice".into());
                 }
-                if self.unmeasured.contains(&from) || self.norms.contains(&from) {
+                if [&self.unmeasured, &self.norms, &self.undigested].iter().any(|owed| owed.contains(&from)) {
                     return Err("answered without what it was asked for".into());
                 }
                 self.answer.losses.extend(losses);
@@ -111,6 +114,12 @@ impl Gathering {
                     return Err("sent measurements that nobody asked for".into());
                 }
                 self.answer.measured.push((from, times.iter().map(LayerTimes::bounded).collect()));
+            }
+            Head::Digests { digests, .. } => {
+                if !self.undigested.remove(&from) {
+                    return Err("sent digests that nobody asked for".into());
+                }
+                self.answer.digests.extend(digests.into_iter().map(|(stage, digest)| (from, stage, digest)));
             }
             Head::Norms { squares, .. } => return self.norms(from, squares),
             _ => return Err("sent what only the boss may send".into()),
@@ -159,6 +168,7 @@ impl Gathering {
         let mut answer = self.answer;
         answer.losses.sort_by_key(|(microbatch, _)| *microbatch);
         answer.outputs.sort_by_key(|(microbatch, value, _)| (*microbatch, *value));
+        answer.digests.sort_unstable();
         answer.measured.sort_by_key(|(worker, _)| *worker);
         answer
     }

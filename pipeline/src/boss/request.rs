@@ -55,6 +55,8 @@ pub enum Request {
     Links,
     /// Gather parameters and buffers.
     SendState,
+    /// Gather what the parameters and buffers of every stage of every worker come to.
+    Digest,
     /// Replace parameters and buffers: for each its worker, name and tensor.
     LoadState(Vec<(WorkerId, String, Slot)>),
     /// End the run on every worker.
@@ -131,6 +133,7 @@ impl Request {
             | Request::Use(_)
             | Request::Measure(_)
             | Request::Links
+            | Request::Digest
             | Request::SendState
             | Request::Stop => Vec::new(),
         }
@@ -149,6 +152,7 @@ impl Request {
                 vec![to_all(&|w| Command::Assign(Box::new(assignment(plan, setup, w))))]
             }
             Request::SetOptimizer(spec) => vec![to_all(&|_| Command::SetOptimizer(spec))],
+            Request::Digest => vec![to_all(&|_| Command::Digest)],
             Request::Discard { batch } => vec![to_all(&|_| Command::Discard { batch })],
             Request::Measure(probes) => vec![to_all(&|_| Command::Measure(probes.clone()))],
             // Answered without the workers.

@@ -230,6 +230,7 @@ impl StageSession {
                 self.compute(Purpose::Command(id), Task::Measure { probes });
             }
             Command::SendState => self.single(id, Task::Snapshot),
+            Command::Digest => self.single(id, Task::Digest),
             Command::LoadState { tensors } => {
                 let what = |tensors| Task::Load { tensors };
                 self.job = Some(Job::Load { id, expected: tensors as usize, what });

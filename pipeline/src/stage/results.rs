@@ -28,6 +28,7 @@ impl StageSession {
                     self.send_boss(Head::State { id, name }, vec![slot]);
                 }
             }
+            Outcome::Digests { digests } => self.tell_boss(Head::Digests { id, digests }),
             other => self.drop_slots(other.into_tensors()),
         }
         self.done(id, Vec::new(), sent, Vec::new());

@@ -41,7 +41,8 @@ impl Slots {
 }
 
 fn random_frame(random: &mut Random, slots: &mut Slots) -> Frame {
-    let kind = random.below(KINDS);
+    // Commands more often than anything else: without them nothing happens.
+    let kind = if random.chance(20) { 0 } else { random.below(KINDS) };
     let head = head(random, kind);
     let mut envelope = envelope(random, head);
     // Most frames come straight.

@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 23;
+pub const KINDS: u64 = 24;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -46,6 +46,7 @@ pub fn kind(head: &Head) -> u64 {
         Head::Sum { .. } => 20,
         Head::Reduced { .. } => 21,
         Head::Statistics { .. } => 22,
+        Head::Digests { .. } => 23,
     }
 }
 
@@ -118,6 +119,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
             Head::Sum { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32, node: node(random) }
         }
         21 => Head::Reduced { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32 },
+        23 => Head::Digests { id, digests: (0..random.below(3)).map(|_| (stage(random), [1; 32])).collect() },
         _ => Head::Statistics { batch: batch(random), stage: stage(random) },
     }
 }
@@ -132,7 +134,8 @@ pub fn envelope(random: &mut Random, head: Head) -> Envelope {
 }
 
 fn command(random: &mut Random) -> Command {
-    match random.below(8) {
+    match random.below(9) {
+        8 => Command::Digest,
         0 => Command::Assign(Box::new(assignment(random))),
         1 => Command::SetOptimizer(*random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)])),
         2 => Command::Discard { batch: batch(random) },
@@ -173,8 +176,11 @@ pub fn node(random: &mut Random) -> Node {
 }
 
 fn round(random: &mut Random) -> Round {
+    // Most rounds are for one stage and could be carried out on its worker.
+    let (tidy, one) = (random.chance(70), stage(random));
     let action = |random: &mut Random| {
-        let (stage, microbatch) = (stage(random), random.below(3) as u32);
+        let stage = if tidy { one } else { stage(random) };
+        let microbatch = random.below(3) as u32;
         match random.below(13) {
             12 => Action::Reduce { stage },
             0..4 => Action::Forward { stage, microbatch },
@@ -189,7 +195,7 @@ fn round(random: &mut Random) -> Round {
     };
     let classes = Classes { weight: vec![0.5, 2.0], ignore_index: 1 };
     let spec = random.pick(&[LossSpec::MSELoss, LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.1 }]).clone();
-    let weights = (0..random.below(4)).map(|n| n as f64 / 3.0).collect();
+    let weights = (0..if tidy { 3 } else { random.below(4) }).map(|n| n as f64 / 3.0).collect();
     Round {
         batch: batch(random),
         step: random.next(),
@@ -205,8 +211,8 @@ fn round(random: &mut Random) -> Round {
         order: match random.chance(50) {
             true => Order::Listed,
             false => Order::Ready {
-                in_flight: vec![random.below(3) as u32; random.below(5) as usize],
-                held: vec![random.below(3) as u32; random.below(5) as usize],
+                in_flight: vec![random.below(3) as u32; if tidy { 3 } else { random.below(5) as usize }],
+                held: vec![random.below(3) as u32; if tidy { 3 } else { random.below(5) as usize }],
             },
         },
         update: maybe(random, |random| RoundUpdate {

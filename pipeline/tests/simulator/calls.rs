@@ -34,6 +34,8 @@ pub enum Call {
     /// A forward pass whose backward pass will not come.
     Discard(u64),
     Measure,
+    /// What the weights of every replica come to.
+    Digest,
 }
 
 /// An answer with values in place of slots, losses as bits.
@@ -53,7 +55,7 @@ pub fn script(random: &mut Random, length: u64) -> Vec<Call> {
     let mut calls = vec![Call::Distribute, Call::Optimizer(1)];
     for turn in 1..=length {
         let step = turn * 2 + random.below(2);
-        match random.below(15) {
+        match random.below(16) {
             0..=4 => calls.push(Call::Train(step)),
             5 => calls.push(Call::Eval(step)),
             6 => calls.extend([Call::Forward(step), Call::Backward(step), Call::OptimStep(step)]),
@@ -73,6 +75,7 @@ pub fn script(random: &mut Random, length: u64) -> Vec<Call> {
                 calls.extend([Call::Gather(step), Call::Eval(step), Call::Gather(step + 100), Call::Train(step + 200)])
             }
             13 => calls.push(Call::Measure),
+            14 => calls.push(Call::Digest),
             _ => calls.extend([Call::Distribute, Call::Optimizer(turn)]),
         }
     }

@@ -98,6 +98,10 @@ impl Compute {
                 let tensors = self.stages.values().flat_map(|s| s.params.owned()).collect();
                 return Ok(Outcome::State { tensors });
             }
+            Task::Digest => {
+                let digest = |(stage, s): (&StageId, &Stage)| (*stage, s.params.digest());
+                return Ok(Outcome::Digests { digests: self.stages.iter().map(digest).collect() });
+            }
             Task::Load { tensors } => self.load(tensors),
             Task::Files { .. } => {}
         }

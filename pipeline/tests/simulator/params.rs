@@ -61,6 +61,14 @@ impl Params {
         owned.map(|(name, p)| (name.clone(), p.value)).collect()
     }
 
+    /// What all values come to.
+    pub fn digest(&self) -> [u8; 32] {
+        let hash = self.all.iter().fold(math::Hash::of("digest"), |hash, (name, p)| hash.text(name).add(p.value));
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&hash.end().to_le_bytes());
+        digest
+    }
+
     pub fn load(&mut self, name: &str, value: Fake) {
         self.all.entry(name.to_string()).and_modify(|p| p.value = value);
     }

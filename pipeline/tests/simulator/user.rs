@@ -72,6 +72,7 @@ impl<'g> User<'g> {
                 self.train(step, ending)
             }
             Call::Gather(step) => self.train(step, Ending::Gather),
+            Call::Digest => Request::Digest,
             Call::Measure => Request::Measure(calls::probes(self.graph)),
             Call::Eval(step) => {
                 // The order of forward passes is free, as long as it is the same everywhere.

@@ -377,6 +377,10 @@ impl World {
             assert!(span.start.0 >= from, "{span:?} begins before {from}");
         }
         self.spans = answer.spans;
+        for (worker, stage, digest) in &answer.digests {
+            let differs = answer.digests.iter().find(|(_, s, d)| s == stage && d != digest);
+            assert!(differs.is_none(), "{stage} of {worker} has other weights than {differs:?}");
+        }
         let measured = answer.measured.first().map(|(_, times)| times.clone()).unwrap_or_default();
         assert!(answer.measured.iter().all(|(_, times)| *times == measured));
         assert!(answer.measured.is_empty() || answer.measured.len() == self.workers.len());

@@ -1,0 +1,38 @@
+//! Whether all replicas of a stage still have the same weights.
+
+use crate::boss::BossMan;
+use crate::BossManError;
+use pipeline::boss::Request;
+
+/// By default replicas are compared after so many optimizer steps.
+pub(crate) const EVERY: u64 = 100;
+
+impl BossMan {
+    /// Compares the weights and buffers of all replicas, by their SHA-256. [`BossMan::train_step`] does it by itself every
+    /// 100 optimizer steps.
+    ///
+    /// # Errors
+    /// Two replicas of a stage differ: a machine computes wrongly, or not as the others do. The error names both.
+    pub async fn compare_replicas(&self) -> Result<(), BossManError> {
+        let digests = self.call(Request::Digest).await?.digests;
+        for (worker, stage, digest) in &digests {
+            let first = digests.iter().find(|(_, other, _)| other == stage);
+            if let Some((other, ..)) = first.filter(|(_, _, first)| first != digest) {
+                return Err(BossManError::Usage(format!(
+                    "{stage} has other weights on {worker} than on {other} after {} optimizer steps: replicas must compute \
+                     alike, so take machines with the same kind of processor and as many threads, or leave one out",
+                    self.updates
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same after every so many optimizer steps, where there are replicas.
+    pub(crate) async fn compare_now_and_then(&self) -> Result<(), BossManError> {
+        match self.plan.homes.is_replicated() && self.updates > 0 && self.updates.is_multiple_of(EVERY) {
+            true => self.compare_replicas().await,
+            false => Ok(()),
+        }
+    }
+}
