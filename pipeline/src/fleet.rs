@@ -4,7 +4,7 @@
 use crate::ids::{StageId, WorkerId};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
-use crate::replicas::{buckets, Bucket, Deal};
+use crate::replicas::{buckets, Bucket, BucketBytes, Deal};
 use crate::schedule::{Costs, Link, Process, StageBytes, StageTimes};
 use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, Role, ValueId};
@@ -71,7 +71,7 @@ impl Fleet {
             for worker in plan.homes.of(stage.stage).iter().skip(1) {
                 costs.replicas.insert((stage.stage, *worker), self.stage_times(stage, *worker));
             }
-            let gradients = buckets(stage, u64::MAX, u64::MAX).iter().map(Bucket::bytes).sum();
+            let gradients = buckets(stage, BucketBytes::default()).iter().map(Bucket::bytes).sum();
             costs.reduced_bytes.insert(stage.stage, gradients);
         }
         costs.links.clone_from(&self.links);

@@ -5,7 +5,7 @@ use crate::ids::{MicrobatchKey, StageId, WorkerId};
 use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{Deal, Homes, Node};
+use crate::replicas::{BucketBytes, Deal, Homes, Node};
 use crate::schedule::{Action, Order};
 use crate::stage_spec::StageSpec;
 use crate::task::{LayerProbe, LayerTimes};
@@ -318,6 +318,8 @@ pub struct Assignment {
     pub stages: Vec<StageSpec>,
     /// For every stage of the run, the workers that have it.
     pub homes: Homes,
+    /// How large the buckets are in which replicas exchange gradients.
+    pub buckets: BucketBytes,
     /// The workers it exchanges tensors with.
     pub peers: Vec<PeerAddress>,
     /// The run's seed: parameters and dropout come from it.

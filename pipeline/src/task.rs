@@ -7,7 +7,7 @@ use crate::ids::{MicrobatchKey, StageId};
 use crate::loss::LossSpec;
 use crate::mode::Mode;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::Node;
+use crate::replicas::{BucketBytes, Node};
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
 use layerspec::{Layer, LayerId};
@@ -20,6 +20,8 @@ pub enum Task<T> {
     Build {
         /// The stages of this worker.
         stages: Vec<StageSpec>,
+        /// How large the buckets are in which their gradients are handed out.
+        buckets: BucketBytes,
         /// The run's seed.
         seed: u64,
     },
@@ -287,7 +289,7 @@ impl<T> Task<T> {
     /// The same task over other tensors; the first that cannot be replaced ends it.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Task<U>, E> {
         Ok(match self {
-            Task::Build { stages, seed } => Task::Build { stages, seed },
+            Task::Build { stages, buckets, seed } => Task::Build { stages, buckets, seed },
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
             Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart } => Task::Forward {
                 stage,

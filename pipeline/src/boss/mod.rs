@@ -12,20 +12,15 @@ pub use request::{Request, RunRequest, Setup, MOST_WAITING};
 use crate::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Command, Failure, Head, LinkReport, Mode};
-use crate::plan::Plan;
 use gathering::Gathering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
 
 /// How many cancelled batches are remembered.
 const REMEMBERED: usize = 256;
 
 /// The boss's session.
 pub struct BossSession {
-    plan: Plan,
-    seed: u64,
-    /// Where each worker accepts direct connections, if it does.
-    addresses: Vec<Option<SocketAddr>>,
+    setup: Setup,
     lost: BTreeMap<WorkerId, String>,
     /// Pairs, the lower number first, that were told to send by way of the boss.
     relayed: BTreeSet<(WorkerId, WorkerId)>,
@@ -42,7 +37,6 @@ pub struct BossSession {
     torn: Option<Torn>,
     /// Batches that went forward in training mode and wait for their backward pass.
     outstanding: BTreeSet<u64>,
-    most_waiting: usize,
     links: BTreeMap<(WorkerId, Option<WorkerId>), LinkReport>,
     effects: VecDeque<Effect>,
 }
@@ -92,9 +86,7 @@ impl BossSession {
     /// A session over these workers, one for each that the plan has.
     pub fn new(setup: Setup) -> Self {
         BossSession {
-            plan: setup.plan,
-            seed: setup.seed,
-            addresses: setup.addresses,
+            setup,
             lost: BTreeMap::new(),
             relayed: BTreeSet::new(),
             told: BTreeSet::new(),
@@ -105,7 +97,6 @@ impl BossSession {
             cancelled: BTreeSet::new(),
             torn: None,
             outstanding: BTreeSet::new(),
-            most_waiting: setup.most_waiting,
             links: BTreeMap::new(),
             effects: VecDeque::new(),
         }
@@ -179,11 +170,11 @@ impl BossSession {
     }
 
     fn alive(&self, worker: WorkerId) -> bool {
-        (worker.0 as usize) < self.plan.workers() && !self.lost.contains_key(&worker)
+        (worker.0 as usize) < self.setup.plan.workers() && !self.lost.contains_key(&worker)
     }
 
     fn living(&self) -> BTreeSet<WorkerId> {
-        (0..self.plan.workers() as u16).map(WorkerId).filter(|w| self.alive(*w)).collect()
+        (0..self.setup.plan.workers() as u16).map(WorkerId).filter(|w| self.alive(*w)).collect()
     }
 
     fn is_active(&self, id: u64) -> bool {
@@ -215,12 +206,12 @@ impl BossSession {
             return Err(Failure::new(lost_message(reason)).on(*worker));
         }
         if let Request::Use(plan) = request {
-            return match plan.workers() == self.plan.workers() {
+            return match plan.workers() == self.setup.plan.workers() {
                 true => Ok(()),
                 false => Err(Failure::new(format!(
                     "a plan for {} workers; there are {}",
                     plan.workers(),
-                    self.plan.workers()
+                    self.setup.plan.workers()
                 ))),
             };
         }
@@ -241,7 +232,7 @@ impl BossSession {
                  forward()",
             )),
             (_, Request::Run(run)) => {
-                round::check(run, &self.plan)?;
+                round::check(run, &self.setup.plan)?;
                 self.check_waiting(run)
             }
             _ => Ok(()),
@@ -252,7 +243,7 @@ impl BossSession {
     fn check_waiting(&self, run: &RunRequest) -> Result<(), Failure> {
         let waiting = self.outstanding.len();
         match run.leaves() {
-            Some(true) if waiting >= self.most_waiting && !self.outstanding.contains(&run.batch) => {
+            Some(true) if waiting >= self.setup.most_waiting && !self.outstanding.contains(&run.batch) => {
                 Err(Failure::new(format!(
                     "{waiting} batches wait for their backward pass, which is as many as may: call backward() for one \
                      of them, or forget it, before the next forward() in training mode"
@@ -273,7 +264,7 @@ impl BossSession {
                 return self.effects.push_back(Effect::Reply { request: number, result });
             }
             Request::Use(plan) => {
-                (self.plan, self.distributed) = (*plan, false);
+                (self.setup.plan, self.distributed) = (*plan, false);
                 return self.effects.push_back(Effect::Reply { request: number, result: Ok(Answer::default()) });
             }
             _ => {}
@@ -307,11 +298,11 @@ impl BossSession {
         }
         let unanswered = match request {
             Request::Stop => BTreeSet::new(),
-            Request::SendState => request::speakers(&self.plan),
+            Request::SendState => request::speakers(&self.setup.plan),
             _ => self.living(),
         };
-        let gathering = Gathering::new(now, unanswered, &request, &self.plan);
-        let sends = request.sends(id, &self.plan, self.seed, &self.addresses);
+        let gathering = Gathering::new(now, unanswered, &request, &self.setup.plan);
+        let sends = request.sends(id, &self.setup);
         self.job = Some(Job {
             id,
             request: number,

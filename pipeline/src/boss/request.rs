@@ -7,7 +7,7 @@ use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
 use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
-use crate::replicas::{Deal, Turns};
+use crate::replicas::{BucketBytes, Deal, Turns};
 use crate::schedule::{Action, Order};
 use crate::task::LayerProbe;
 use layerspec::ValueId;
@@ -23,6 +23,8 @@ pub struct Setup {
     pub plan: Plan,
     /// The run's seed.
     pub seed: u64,
+    /// How large the buckets are in which replicas exchange gradients.
+    pub buckets: BucketBytes,
     /// For each worker where it accepts direct connections, if it does.
     pub addresses: Vec<Option<SocketAddr>>,
     /// How many batches may wait for their backward pass at a time; see [`MOST_WAITING`].
@@ -135,7 +137,8 @@ impl Request {
     }
 
     /// The frames that carry it out.
-    pub(super) fn sends(self, id: u64, plan: &Plan, seed: u64, addresses: &[Option<SocketAddr>]) -> Vec<Effect> {
+    pub(super) fn sends(self, id: u64, setup: &Setup) -> Vec<Effect> {
+        let plan = &setup.plan;
         let workers = (0..plan.workers() as u16).map(WorkerId);
         let to_all = |body: &dyn Fn(WorkerId) -> Command| {
             let to = workers.clone().map(|w| command(w, id, body(w))).collect();
@@ -143,7 +146,7 @@ impl Request {
         };
         match self {
             Request::Distribute => {
-                vec![to_all(&|w| Command::Assign(Box::new(assignment(plan, seed, addresses, w))))]
+                vec![to_all(&|w| Command::Assign(Box::new(assignment(plan, setup, w))))]
             }
             Request::SetOptimizer(spec) => vec![to_all(&|_| Command::SetOptimizer(spec))],
             Request::Discard { batch } => vec![to_all(&|_| Command::Discard { batch })],
@@ -192,8 +195,9 @@ pub(super) fn speakers(plan: &Plan) -> BTreeSet<WorkerId> {
     plan.homes.iter().filter_map(|(_, workers)| workers.first().copied()).collect()
 }
 
-fn assignment(plan: &Plan, seed: u64, addresses: &[Option<SocketAddr>], worker: WorkerId) -> Assignment {
-    let address = |w: WorkerId| addresses.get(w.0 as usize).copied().flatten();
+fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assignment {
+    let Setup { seed, buckets, .. } = *setup;
+    let address = |w: WorkerId| setup.addresses.get(w.0 as usize).copied().flatten();
     // The lower number dials. One that makes no direct connections is not dialled and does not dial.
     let peers = plan.peers_of(worker).into_iter().map(|peer| PeerAddress {
         worker: peer,
@@ -201,7 +205,7 @@ fn assignment(plan: &Plan, seed: u64, addresses: &[Option<SocketAddr>], worker: 
         dial: worker < peer,
     });
     let peers = peers.collect();
-    Assignment { worker, stages: plan.stages_of(worker), homes: plan.homes.clone(), peers, seed }
+    Assignment { worker, stages: plan.stages_of(worker), homes: plan.homes.clone(), buckets, peers, seed }
 }
 
 fn round(run: &RunRequest, worker: WorkerId) -> Round {

@@ -6,12 +6,24 @@
 
 use crate::stage_spec::StageSpec;
 use layerspec::{Layer, Role};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// A bucket is closed once it holds this much.
-pub const BUCKET_BYTES: u64 = 25 << 20;
-/// The first one, which holds the last layers of the stage.
-pub const FIRST_BUCKET_BYTES: u64 = 1 << 20;
+/// How large buckets are: each is closed once it holds as much.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BucketBytes {
+    /// The first one, which holds the last layers of the stage; 1 MiB by default.
+    pub first: u64,
+    /// Any other; 25 MiB by default.
+    pub other: u64,
+}
+
+impl Default for BucketBytes {
+    fn default() -> Self {
+        BucketBytes { first: 1 << 20, other: 25 << 20 }
+    }
+}
+
 /// And no bucket holds more gradients than this, which one frame carries.
 const MOST_USES: usize = 1024;
 /// Shards begin at multiples of this many elements: a cache line of float32, several times over.
@@ -56,11 +68,11 @@ impl Bucket {
 }
 
 /// The buckets of a stage, in the order in which they are complete. Everybody who knows the stage finds the same.
-pub fn buckets(stage: &StageSpec, first: u64, other: u64) -> Vec<Bucket> {
+pub fn buckets(stage: &StageSpec, bytes: BucketBytes) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     for (layer, spec) in stage.layers.iter().enumerate().rev() {
         for used in trained(stage, layer, spec) {
-            let most = if buckets.len() <= 1 { first } else { other };
+            let most = if buckets.len() <= 1 { bytes.first } else { bytes.other };
             let open = |bucket: &&mut Bucket| bucket.bytes() < most && bucket.uses.len() < MOST_USES;
             match buckets.last_mut().filter(open) {
                 Some(bucket) => bucket.uses.push(used),

@@ -12,7 +12,7 @@ mod statistics;
 mod tree;
 mod turns;
 
-pub use bucket::{buckets, shard, Bucket, Slice, Use, BUCKET_BYTES, FIRST_BUCKET_BYTES};
+pub use bucket::{buckets, shard, Bucket, BucketBytes, Slice, Use};
 pub use columns::Columns;
 pub use deal::Deal;
 pub use homes::Homes;

@@ -111,8 +111,10 @@ fn whole(schedule: &Schedule, seen: &BTreeSet<(WorkerId, Action)>) -> Result<(),
             wanted.extend(passes.map(|action| (worker, action)));
         }
     }
-    for (worker, list) in layout.ending(schedule.ending, schedule.reduction).into_iter().enumerate() {
-        wanted.extend(list.into_iter().map(|action| (WorkerId(worker as u16), action)));
+    for endings in [layout.reduction(schedule.reduction), layout.ending(schedule.ending)] {
+        for (worker, list) in endings.into_iter().enumerate() {
+            wanted.extend(list.into_iter().map(|action| (WorkerId(worker as u16), action)));
+        }
     }
     if let Some((_, action)) = wanted.iter().find(|action| !seen.contains(action)) {
         return Err(ScheduleError::Missing(*action));

@@ -55,24 +55,31 @@ impl Layout {
         self.homes.stages_of(worker)
     }
 
-    /// For every worker the actions that end a round. All stages sum their gradients over replicas, then all hand gradients
-    /// of shared parameters over, then all give their norms (of replicas, which have the same, the first), then all
-    /// update, then all take shared parameters: so no two wait for each other.
-    pub fn ending(&self, ending: Ending, reduction: Reduction) -> Vec<Vec<Action>> {
+    /// For every worker the actions that follow its backward passes, before those of [`Layout::ending`]: all stages sum
+    /// their gradients over microbatches and replicas.
+    pub fn reduction(&self, reduction: Reduction) -> Vec<Vec<Action>> {
+        let list = |worker: u16| {
+            let stages = self.stages_of(WorkerId(worker)).filter(|stage| self.is_trained(*stage));
+            stages.filter(|_| reduction == Reduction::Tree).map(|stage| Action::Reduce { stage }).collect()
+        };
+        (0..self.workers() as u16).map(list).collect()
+    }
+
+    /// For every worker the actions that end a round. All stages hand gradients of shared parameters over, then all
+    /// give their norms (of replicas, which have the same, the first), then all update, then all take shared parameters:
+    /// so no two wait for each other.
+    pub fn ending(&self, ending: Ending) -> Vec<Vec<Action>> {
         let borrows = |stage: &StageId| self.ties.iter().any(|(_, user)| user == stage);
         let list = |worker: u16| {
             let worker = WorkerId(worker);
             let stages = self.stages_of(worker);
-            let along_tree = stages.clone().filter(|_| reduction == Reduction::Tree);
-            let along_tree = along_tree.filter(|stage| self.is_trained(*stage)).map(|stage| Action::Reduce { stage });
             let reduce = stages.clone().filter(borrows).map(|stage| Action::ReduceTied { stage });
             let speaks = |stage: &StageId| self.homes.first(*stage) == Some(worker);
             let norms = stages.clone().filter(|_| ending == Ending::ClippedStep).filter(speaks);
             let norms = norms.map(|stage| Action::GradNorm { stage });
             let steps = stages.clone().map(|stage| Action::OptimStep { stage });
             let update = stages.filter(borrows).map(|stage| Action::UpdateTied { stage });
-            let step = reduce.chain(norms).chain(steps).chain(update).filter(|_| ending != Ending::Gather);
-            along_tree.chain(step).collect()
+            reduce.chain(norms).chain(steps).chain(update).filter(|_| ending != Ending::Gather).collect()
         };
         (0..self.workers() as u16).map(list).collect()
     }

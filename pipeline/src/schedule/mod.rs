@@ -116,8 +116,8 @@ impl Schedule {
             }
             _ => listed(kind, &work, &costs),
         };
-        let endings = layout.ending(ending, reduction);
-        let workers = passes.into_iter().zip(endings).map(|(passes, ending)| [passes, ending].concat()).collect();
+        let endings = layout.reduction(reduction).into_iter().zip(layout.ending(ending));
+        let workers = passes.into_iter().zip(endings).map(|(passes, (sum, end))| [passes, sum, end].concat()).collect();
         Ok(Schedule { kind, microbatches, layout: layout.clone(), ending, reduction, deal, order, workers })
     }
 }

@@ -245,13 +245,13 @@ impl StageSession {
     }
 
     fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
-        let Assignment { worker, stages, homes, peers, seed } = assignment;
+        let Assignment { worker, stages, homes, buckets, peers, seed } = assignment;
         self.worker = Some(worker);
-        self.teams = Team::of(&stages, &homes, worker);
+        self.teams = Team::of(&stages, &homes, worker, buckets);
         self.stages = stages.clone();
         self.homes = homes;
         self.job = Some(Job::Assign { id, built: false });
-        self.compute(Purpose::Command(id), Task::Build { stages, seed });
+        self.compute(Purpose::Command(id), Task::Build { stages, buckets, seed });
         let opening = self.links.open(now, worker, &peers);
         let dials = opening.dial.into_iter().map(|(peer, address)| Effect::Dial { peer, address });
         self.effects.extend(dials);

@@ -10,7 +10,7 @@ use crate::effect::{Destination, Effect, Micros, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, Mode, Round};
 use crate::plan::StageSpec;
-use crate::replicas::{buckets, keeps_statistics, nodes, shard, Homes, Node, BUCKET_BYTES, FIRST_BUCKET_BYTES};
+use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node};
 use crate::task::HandedOut;
 use std::collections::BTreeMap;
 
@@ -28,12 +28,12 @@ pub(super) struct Team {
 
 impl Team {
     /// The teams of a worker's stages; none for a stage that it has alone.
-    pub(super) fn of(stages: &[StageSpec], homes: &Homes, me: WorkerId) -> BTreeMap<StageId, Team> {
+    pub(super) fn of(stages: &[StageSpec], homes: &Homes, me: WorkerId, bytes: BucketBytes) -> BTreeMap<StageId, Team> {
         let team = |spec: &StageSpec| {
             let workers = homes.of(spec.stage).to_vec();
             let me = workers.iter().position(|w| *w == me).filter(|_| workers.len() > 1)?;
             let replicas = workers.len() as u16;
-            let buckets = buckets(spec, FIRST_BUCKET_BYTES, BUCKET_BYTES);
+            let buckets = buckets(spec, bytes);
             let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
             let statistics = spec.is_trained() && keeps_statistics(spec);
             Some((spec.stage, Team { me, slices: slices.collect(), statistics, workers }))
