@@ -48,6 +48,8 @@ struct Summed {
     number: usize,
     name: String,
     shape: Vec<i64>,
+    /// Whether leaves come with memory of their own: then what is freed is not kept for them.
+    brings_memory: bool,
     tree: Tree<Option<Tensor>>,
 }
 
@@ -77,7 +79,8 @@ impl Trees {
             let param = params.all.get(binding.index).filter(|param| param.trained)?;
             let fits = param.tensor.numel() as u64 == used.elements;
             let (layer, number, shape) = (used.layer, used.number, param.tensor.size());
-            fits.then(|| Summed { layer, number, name: param.name.clone(), shape, tree: Tree::new(0) })
+            let (name, tree) = (param.name.clone(), Tree::new(0));
+            fits.then_some(Summed { layer, number, name, shape, brings_memory: false, tree })
         };
         let uses: Option<Vec<Vec<Summed>>> =
             buckets.iter().map(|bucket| bucket.uses.iter().map(summed).collect()).collect();
@@ -130,17 +133,23 @@ impl Trees {
         Ok(Leaves { trees: self, key, along, next: (0, 0), at_work: None })
     }
 
-    /// The sum over all microbatches for each use by layer and number, where it has one. The trees are then empty.
-    pub(super) fn roots(&mut self) -> Result<Vec<(usize, usize, Tensor)>, EngineError> {
+    /// Takes out the sum over all microbatches of each use that has one: `take` gets it by layer and number, and gives back
+    /// memory that is free then.
+    pub(super) fn take_roots(
+        &mut self,
+        mut take: impl FnMut((usize, usize), Tensor) -> Result<Option<Tensor>, TensorError>,
+    ) -> Result<(), EngineError> {
         let (summed, microbatches) =
             self.round.take().map_or((0, 0), |round| (round.summed.len(), round.microbatches as usize));
-        let mut roots = Vec::new();
         for used in self.uses.iter_mut().flatten() {
             let tree = std::mem::replace(&mut used.tree, Tree::new(0));
             let Some(root) = tree.into_root() else { return Err(EngineError::Unfinished { summed, microbatches }) };
-            roots.extend(root.map(|root| (used.layer, used.number, root)));
+            if let Some(root) = root {
+                let freed = take((used.layer, used.number), root)?;
+                freed.into_iter().for_each(|memory| used.free(memory, &mut self.spare));
+            }
         }
-        Ok(roots)
+        Ok(())
     }
 
     /// How many tensors are kept for leaves to come.
@@ -149,35 +158,66 @@ impl Trees {
         self.spare.len()
     }
 
-    /// Keeps memory for leaves to come.
-    pub(super) fn keep(&mut self, memory: Option<Tensor>) {
-        if let Some(memory) = memory {
-            self.spare.put(memory);
-        }
-    }
-
-    /// Adds a leaf to a tree.
-    fn put(&mut self, (bucket, place): (usize, usize), microbatch: u32, leaf: Gradient) -> Result<(), TensorError> {
-        let (leaf, unused) = leaf.into_parts();
-        self.keep(unused);
-        let spare = &mut self.spare;
-        let tree = &mut self.uses[bucket][place].tree;
-        tree.put(Node::leaf(microbatch), leaf, |left, right| match (left, right) {
-            (Some(left), Some(right)) => added(left, right, spare).map(Some),
-            (left, right) => Ok(left.or(right)),
-        })
-    }
-
     /// For each node that is here what it came to, use by use, flat.
     fn take_sums(&mut self, bucket: usize) -> Result<BTreeMap<Node, Vec<Option<Tensor>>>, EngineError> {
         let mut sums: BTreeMap<Node, Vec<Option<Tensor>>> = BTreeMap::new();
         for used in &mut self.uses[bucket] {
             for (node, sum) in std::mem::replace(&mut used.tree, Tree::new(0)).into_sums() {
-                let flat = sum.map(|sum| flat(sum, &used.name, &mut self.spare)).transpose()?;
+                let flat = sum.map(|sum| used.flat(sum, &mut self.spare)).transpose()?;
                 sums.entry(node).or_default().push(flat);
             }
         }
         Ok(sums)
+    }
+}
+
+impl Summed {
+    /// An empty leaf.
+    fn leaf(&self, spare: &mut Spare) -> Gradient {
+        Gradient::of_one(if self.brings_memory { None } else { spare.take(&self.shape) })
+    }
+
+    /// Adds a leaf to the tree.
+    fn put(&mut self, microbatch: u32, leaf: Gradient, spare: &mut Spare) -> Result<(), TensorError> {
+        self.brings_memory |= leaf.brings_memory();
+        let (leaf, unused) = leaf.into_parts();
+        unused.into_iter().for_each(|memory| self.free(memory, spare));
+        let mut tree = std::mem::replace(&mut self.tree, Tree::new(0));
+        let result = tree.put(Node::leaf(microbatch), leaf, |left, right| match (left, right) {
+            (Some(left), Some(right)) => self.added(left, right, spare).map(Some),
+            (left, right) => Ok(left.or(right)),
+        });
+        self.tree = tree;
+        result
+    }
+
+    /// The sum, in the memory of the left one where nobody else refers to that.
+    fn added(&self, mut left: Tensor, right: Tensor, spare: &mut Spare) -> Result<Tensor, TensorError> {
+        if !memory::is_alone(&left) {
+            return Ok(left.f_add(&right)?);
+        }
+        let _same = left.f_add_(&right)?;
+        self.free(right, spare);
+        Ok(left)
+    }
+
+    /// A sum as it travels. Its memory is used again once nobody refers to it any more.
+    fn flat(&self, sum: Tensor, spare: &mut Spare) -> Result<Tensor, EngineError> {
+        let kind = sum.f_kind().map_err(TensorError::from)?;
+        if kind != Kind::Float {
+            return Err(EngineError::GradientType { param: self.name.clone(), found: format!("{kind:?}") });
+        }
+        let sum = plain(sum)?;
+        let flat = sum.f_view([-1]).map_err(TensorError::from)?;
+        self.free(sum, spare);
+        Ok(flat)
+    }
+
+    /// Keeps memory for leaves to come, if these need some.
+    fn free(&self, memory: Tensor, spare: &mut Spare) {
+        if !self.brings_memory {
+            spare.put(memory);
+        }
     }
 }
 
@@ -192,7 +232,7 @@ impl Leaves<'_> {
                 if gradients.len() <= used.number {
                     gradients.resize_with(used.number + 1, Gradient::default);
                 }
-                gradients[used.number] = Gradient::of_one(spare.take(&used.shape));
+                gradients[used.number] = used.leaf(spare);
             }
             self.at_work = Some((layer, gradients));
         }
@@ -213,7 +253,8 @@ impl Leaves<'_> {
             }
             let of_layer = self.at_work.as_mut().filter(|(at_work, _)| *at_work == used.layer);
             let leaf = of_layer.and_then(|(_, gradients)| gradients.get_mut(used.number)).map(std::mem::take);
-            self.trees.put(self.next, self.key.index, leaf.unwrap_or_default())?;
+            let Trees { uses, spare, .. } = &mut *self.trees;
+            uses[self.next.0][self.next.1].put(self.key.index, leaf.unwrap_or_default(), spare)?;
             self.next.1 += 1;
         }
         if self.along.branch.hand_out.is_some() && self.next.0 == self.trees.uses.len() {
@@ -245,26 +286,4 @@ impl Leaves<'_> {
         let (stage, bucket) = (self.along.stage, bucket as u32);
         Ok((self.along.hand_out)(HandedOut::Sums { stage, bucket, shards })?)
     }
-}
-
-/// The sum, in the memory of the left one where nobody else refers to that.
-fn added(mut left: Tensor, right: Tensor, spare: &mut Spare) -> Result<Tensor, TensorError> {
-    if !memory::is_alone(&left) {
-        return Ok(left.f_add(&right)?);
-    }
-    let _same = left.f_add_(&right)?;
-    spare.put(right);
-    Ok(left)
-}
-
-/// A sum as it travels. Its memory is used again once nobody refers to it any more.
-fn flat(sum: Tensor, name: &str, spare: &mut Spare) -> Result<Tensor, EngineError> {
-    let kind = sum.f_kind().map_err(TensorError::from)?;
-    if kind != Kind::Float {
-        return Err(EngineError::GradientType { param: name.to_owned(), found: format!("{kind:?}") });
-    }
-    let sum = plain(sum)?;
-    let flat = sum.f_view([-1]).map_err(TensorError::from)?;
-    spare.put(sum);
-    Ok(flat)
 }

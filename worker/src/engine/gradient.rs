@@ -10,14 +10,16 @@ pub(super) struct Gradient {
     memory: Option<Tensor>,
     /// Whether the memory holds a sum; else it is only kept.
     filled: bool,
-    /// Whether the memory is lent for one microbatch: a term that can stand for the sum need not be copied to it.
-    lent: bool,
+    /// Whether it is of one microbatch only: a term that can stand for the sum need not be copied to the memory.
+    of_one: bool,
+    /// Whether a term has come to stand for the sum.
+    brought: bool,
 }
 
 impl Gradient {
     /// The gradient of one microbatch, in this memory if it needs some.
     pub(super) fn of_one(memory: Option<Tensor>) -> Self {
-        Gradient { memory, filled: false, lent: true }
+        Gradient { memory, of_one: true, ..Gradient::default() }
     }
 
     /// The sum, if there is one, and memory that was not needed.
@@ -26,6 +28,11 @@ impl Gradient {
             true => (self.memory, None),
             false => (None, self.memory),
         }
+    }
+
+    /// Whether its memory was made by what made the gradient, so that it needs none.
+    pub(super) fn brings_memory(&self) -> bool {
+        self.brought
     }
 
     pub(super) fn get(&self) -> Option<&Tensor> {
@@ -47,8 +54,11 @@ impl Gradient {
         let can_stand_for_it = || memory::is_alone(&term) && memory::is_plain(&term);
         match (&mut self.memory, self.filled) {
             (Some(sum), true) => drop(sum.f_add_(&term)?),
-            (Some(memory), false) if !(self.lent && can_stand_for_it()) => memory.f_copy_(&term)?,
-            (memory, _) => *memory = Some(if can_stand_for_it() { term } else { copied(&term)? }),
+            (Some(memory), false) if !(self.of_one && can_stand_for_it()) => memory.f_copy_(&term)?,
+            (memory, _) => {
+                self.brought = can_stand_for_it();
+                *memory = Some(if self.brought { term } else { copied(&term)? });
+            }
         }
         self.filled = true;
         Ok(())

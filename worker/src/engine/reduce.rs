@@ -27,11 +27,8 @@ impl Engine {
     }
 
     fn add_roots(&mut self) -> Result<(), EngineError> {
-        for (layer, number, sum) in self.trees.roots()? {
-            let freed = self.gradients[layer][number].add_sum(sum)?;
-            self.trees.keep(freed);
-        }
-        Ok(())
+        let gradients = &mut self.gradients;
+        self.trees.take_roots(|(layer, number), sum| gradients[layer][number].add_sum(sum))
     }
 
     fn add_buckets(&mut self, buckets: Vec<Vec<Vec<Tensor>>>) -> Result<(), EngineError> {

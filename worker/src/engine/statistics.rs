@@ -177,7 +177,11 @@ impl Engine {
 }
 
 fn numbers_in(tensor: &Tensor) -> Result<Vec<u32>, EngineError> {
-    let numbers = Vec::<i64>::try_from(tensor).map_err(|e| e.to_string());
+    let kind = tensor.f_kind().map_err(TensorError::from)?;
+    let numbers = match kind {
+        Kind::Int64 => Vec::<i64>::try_from(tensor).map_err(|e| e.to_string()),
+        _ => Err(format!("{kind:?}")),
+    };
     let numbers =
         numbers.and_then(|all| all.into_iter().map(|n| u32::try_from(n).map_err(|e| e.to_string())).collect());
     numbers.map_err(|problem| EngineError::Statistics { problem: format!("numbers of microbatches: {problem}") })
