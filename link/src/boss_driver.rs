@@ -202,7 +202,11 @@ impl Driver {
                 }
                 Effect::Notice(text) => (self.notice)(text),
                 // A boss computes nothing, dials nobody and has no boss.
-                Effect::Compute { .. } | Effect::Dial { .. } | Effect::Hangup { .. } | Effect::Finish => {}
+                Effect::Compute { .. }
+                | Effect::Sum { .. }
+                | Effect::Dial { .. }
+                | Effect::Hangup { .. }
+                | Effect::Finish => {}
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::payload::Payload;
 use pipeline::ids::Ticket;
 use pipeline::message::Failure;
-use pipeline::task::{Outcome, Task};
+use pipeline::task::{HandedOut, Outcome, Task};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -11,8 +11,18 @@ use tokio::sync::mpsc as results;
 
 /// What carries out tasks; the worker crate does it with libtorch.
 pub trait Compute {
-    /// One task, to its end.
-    fn run(&mut self, task: Task<Payload>) -> Result<Outcome<Payload>, Failure>;
+    /// One task, to its end. What others wait for may be handed out before.
+    fn run(
+        &mut self,
+        task: Task<Payload>,
+        hand_out: &mut dyn FnMut(HandedOut<Payload>),
+    ) -> Result<Outcome<Payload>, Failure>;
+}
+
+/// What comes of tasks, in this order.
+pub(crate) enum Report {
+    HandedOut(HandedOut<Payload>),
+    Done(Done),
 }
 
 /// A task that was carried out.
@@ -28,7 +38,7 @@ pub(crate) struct Done {
 pub struct ComputeThread {
     /// Taken, and so closed, to end the thread.
     tasks: Option<std::sync::mpsc::Sender<(Ticket, Task<Payload>)>>,
-    results: results::UnboundedReceiver<Done>,
+    results: results::UnboundedReceiver<Report>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,10 +52,13 @@ impl ComputeThread {
             for (ticket, task) in todo {
                 let start = Instant::now();
                 // A panic is a defect of ours; it must reach the boss as an error all the same.
-                let result = catch_unwind(AssertUnwindSafe(|| compute.run(task)));
+                // Where nobody listens any more, the thread ends below.
+                let mut hand_out = |handed| drop(done.send(Report::HandedOut(handed)));
+                let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut hand_out)));
                 let result =
                     result.unwrap_or_else(|_| Err(Failure::new("the compute thread panicked; please report it")));
-                if done.send(Done { ticket, result, start, end: Instant::now() }).is_err() {
+                let report = Report::Done(Done { ticket, result, start, end: Instant::now() });
+                if done.send(report).is_err() {
                     return;
                 }
             }
@@ -60,8 +73,8 @@ impl ComputeThread {
         }
     }
 
-    /// The next result. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Option<Done> {
+    /// What comes next. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Report> {
         self.results.recv().await
     }
 }

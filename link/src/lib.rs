@@ -26,6 +26,8 @@ mod probe;
 mod report;
 mod socket;
 mod stage_driver;
+mod sum_thread;
+mod summing;
 #[doc(hidden)]
 pub mod testing;
 mod ticket;

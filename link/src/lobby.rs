@@ -14,6 +14,7 @@ use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use pipeline::boss::Setup;
 use pipeline::effect::Peer;
 use pipeline::ids::WorkerId;
+use pipeline::replicas::BucketBytes;
 use pipeline::Plan;
 use quinn::Endpoint;
 use std::net::SocketAddr;
@@ -148,10 +149,12 @@ impl Lobby {
     }
 
     /// Begins the run with the workers that are here, one for each that the plan has. At most `most_waiting` batches
-    /// may wait for their backward pass. Notices for the user go to `notice`.
+    /// may wait for their backward pass. Replicas exchange gradients in buckets as large as `buckets` says. Notices for the
+    /// user go to `notice`.
     pub fn start(
         self,
         plan: Plan,
+        buckets: BucketBytes,
         seed: u64,
         most_waiting: usize,
         mut notice: impl FnMut(String) + Send + 'static,
@@ -167,7 +170,7 @@ impl Lobby {
             notice(small.to_string());
         }
         let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
-        let setup = Setup { plan, seed, addresses, most_waiting };
+        let setup = Setup { plan, buckets, seed, addresses, most_waiting };
         Ok(drive(setup, members, endpoint, door, (sender, events), Box::new(notice)))
     }
 }

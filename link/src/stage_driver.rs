@@ -1,7 +1,7 @@
 //! Feeds a worker's session with what happens and carries out what it wants.
 
 use crate::clock::Clock;
-use crate::compute::ComputeThread;
+use crate::compute::{ComputeThread, Report};
 use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE};
 use crate::door::{Door, Knock};
 use crate::endpoint::Callers;
@@ -12,10 +12,12 @@ use crate::memory::Transport;
 use crate::outgoing;
 use crate::payload::{Payload, Slots};
 use crate::report::{Carrier, PathReport};
+use crate::sum_thread::SumThread;
 use crate::ticket::Ticket;
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
-use pipeline::ids::WorkerId;
+use pipeline::ids::{Slot, WorkerId};
 use pipeline::message::LinkReport;
+use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
 use quinn::{Endpoint, RecvStream, SendStream};
 use std::collections::BTreeMap;
@@ -50,6 +52,7 @@ pub async fn serve(
         slots: Slots::default(),
         clock: Clock::start(),
         compute,
+        sums: SumThread::default(),
         endpoint: endpoint.clone(),
         ticket: ticket.clone(),
         events: sender,
@@ -68,11 +71,10 @@ pub async fn serve(
                     break Err(error);
                 }
             }
-            Some(done) = driver.compute.next() => {
-                let slots = driver.slots.clone();
-                let result = done.result.map(|outcome| outcome.map(|payload| slots.put(payload)));
-                let span = (driver.clock.of(done.start), driver.clock.of(done.end));
-                driver.session.on_done(driver.clock.now(), done.ticket, result, span);
+            Some(report) = driver.compute.next() => driver.on_report(report),
+            Some((ticket, sums)) = driver.sums.next() => {
+                let slots = sums.map(|sums| sums.into_iter().map(|sum| driver.slots.put(sum)).collect());
+                driver.session.on_summed(driver.clock.now(), ticket, slots);
             }
             Some(knock) = door.next() => driver.on_knock(knock),
             Some((peer, dialled)) = dials.recv() => driver.on_dialled(peer, dialled),
@@ -100,6 +102,7 @@ struct Driver {
     slots: Slots,
     clock: Clock,
     compute: ComputeThread,
+    sums: SumThread,
     endpoint: Endpoint,
     ticket: Ticket,
     events: mpsc::Sender<Event>,
@@ -125,6 +128,13 @@ impl Driver {
                         }
                     }
                 }
+                Effect::Sum { ticket, microbatches, sums } => {
+                    let take = |(node, slots): (Node, Vec<Slot>)| Ok((node, outgoing::take(&self.slots, &slots)?));
+                    let given = sums.into_iter().map(take).collect::<Result<_, String>>();
+                    if let Err(reason) = given.and_then(|sums| self.sums.give(ticket, microbatches, sums)) {
+                        return ControlFlow::Break(Err(broken("this worker", reason)));
+                    }
+                }
                 Effect::Dial { peer, address } => self.dial(peer, address),
                 Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
                 Effect::Hangup { peer: Peer::Boss, reason } => {
@@ -141,6 +151,21 @@ impl Driver {
             }
         }
         ControlFlow::Continue(())
+    }
+
+    fn on_report(&mut self, report: Report) {
+        let now = self.clock.now();
+        match report {
+            Report::HandedOut(handed) => {
+                let handed = handed.map(|payload| self.slots.put(payload));
+                self.session.on_handed_out(now, handed);
+            }
+            Report::Done(done) => {
+                let result = done.result.map(|outcome| outcome.map(|payload| self.slots.put(payload)));
+                let span = (self.clock.of(done.start), self.clock.of(done.end));
+                self.session.on_done(now, done.ticket, result, span);
+            }
+        }
     }
 
     fn send(&mut self, to: &[Destination], tensors: Vec<Payload>) -> Result<(), String> {

@@ -8,11 +8,13 @@ use crate::identity::Identity;
 use crate::memory::Transport;
 use crate::outgoing;
 use crate::payload::Payload;
+use crate::pool::Pool;
 use crate::report::PathReport;
 use crate::ticket::Ticket;
 use crate::tls::SERVER_NAME;
 use pipeline::effect::{Destination, Peer};
-use pipeline::message::Head;
+use pipeline::message::{Failure, Head};
+use pipeline::replicas::Node;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use std::net::SocketAddr;
 
@@ -38,6 +40,11 @@ pub async fn greet(quic: &Connection, info: WorkerInfo) -> Result<(SendStream, R
 /// Listens as a boss does.
 pub fn listen(identity: &Identity, address: SocketAddr) -> Result<Endpoint, LinkError> {
     endpoint::listen(identity, address).map(|(endpoint, _)| endpoint)
+}
+
+/// Sums slices for each node along the tree over so many microbatches, as a worker does for its shards.
+pub fn sum(microbatches: u32, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
+    crate::summing::sum(microbatches, sums, &Pool::default())
 }
 
 /// A connection as a run uses it, without a run: frames with tensors go out and come in.

@@ -55,7 +55,7 @@ fn main() -> Result<()> {
 
 fn step(engine: &mut Engine, number: u64, (x, y): (&Tensor, &Tensor), microbatches: i64, split: bool) -> Result<()> {
     for (index, (x, y)) in (0..).zip(x.f_chunk(microbatches, 0)?.into_iter().zip(y.f_chunk(microbatches, 0)?)) {
-        let pass = Pass { key: MicrobatchKey { batch: number, index }, step: number, mode: Mode::Train };
+        let pass = Pass { key: MicrobatchKey { batch: number, index }, step: number, mode: Mode::Train, apart: false };
         let outputs = engine.forward(&pass, vec![x])?;
         let task = LossTask {
             output: 0,
@@ -85,6 +85,7 @@ fn whole(graph: &LayerGraph) -> StageModel {
         outputs: graph.outputs().to_vec(),
         borrowed: Vec::new(),
         lent: Vec::new(),
+        buckets: Vec::new(),
         seed: 0,
         device: Device::Cpu,
         own: worker::engine::OwnLayers::default(),

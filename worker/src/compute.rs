@@ -1,18 +1,22 @@
 //! What the compute thread does: tasks in, libtorch at work, outcomes out.
 
-use crate::engine::{measure, ByStage, Engine, EngineError, LossTask, Mode, OwnLayers, Pass, StageInput, StageModel};
+use crate::engine::{measure, Along, Engine, LossTask, Mode, OwnLayers, Pass, StageInput, StageModel};
+use crate::payloads::{by_stage, explain, handed, payloads, plain, tensor, tensors, tied, to_payload};
+use crate::place::Place;
 use bytes::Bytes;
-use layerspec::{DType, Precision};
+use layerspec::Precision;
 use link::{Compute, Payload};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
-use pipeline::task::{self, Outcome, Task};
-use pipeline::TensorMeta;
+use pipeline::replicas::{buckets, BucketBytes};
+use pipeline::task::{self, Branch, HandedOut, Outcome, Task};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
-use tensor::{payload, TensorError};
+
+/// Takes what is handed out.
+type Out<'a> = &'a mut dyn FnMut(HandedOut<Payload>);
 
 /// The stages of one worker, on one device.
 pub struct StageCompute {
@@ -75,12 +79,37 @@ impl StageCompute {
         key: MicrobatchKey,
         grads: &[Vec<Payload>],
         input_only: bool,
+        summing: (Option<Branch>, Out<'_>),
     ) -> Result<Outcome<Payload>, Failure> {
         let grads = grads.iter().map(|list| tensors(list)).collect::<Result<_, _>>()?;
         let engine = self.stage(stage)?;
-        let grads = if input_only { engine.backward_input(key, grads) } else { engine.backward(key, grads) };
+        let grads = match summing {
+            _ if input_only => engine.backward_input(key, grads),
+            (None, _) => engine.backward(key, grads),
+            (Some(branch), out) => {
+                let hand_out = &mut |sums| handed(sums).map(&mut *out);
+                engine.backward_along(key, grads, Along { stage, branch, hand_out })
+            }
+        };
         let grads = grads.map_err(explain)?;
         Ok(Outcome::Backward { grads: grads.iter().map(|list| payloads(list)).collect::<Result<_, _>>()? })
+    }
+
+    fn backward_weight(
+        &mut self,
+        stage: StageId,
+        key: MicrobatchKey,
+        summing: (Option<Branch>, Out<'_>),
+    ) -> Result<(), Failure> {
+        let engine = self.stage(stage)?;
+        let done = match summing {
+            (None, _) => engine.backward_weight(key),
+            (Some(branch), out) => {
+                let hand_out = &mut |sums| handed(sums).map(&mut *out);
+                engine.backward_weight_along(key, Along { stage, branch, hand_out })
+            }
+        };
+        done.map_err(explain)
     }
 
     fn load(&mut self, tensors: &[(String, Payload)]) -> Result<(), Failure> {
@@ -117,7 +146,11 @@ impl StageCompute {
 }
 
 impl Compute for StageCompute {
-    fn run(&mut self, task: Task<Payload>) -> Result<Outcome<Payload>, Failure> {
+    fn run(
+        &mut self,
+        task: Task<Payload>,
+        hand_out: &mut dyn FnMut(HandedOut<Payload>),
+    ) -> Result<Outcome<Payload>, Failure> {
         let place = Place::of(&task);
         let result = match &task {
             Task::OptimStep { .. } if self.failed => Err(Failure::new("an earlier task of this step failed")),
@@ -125,7 +158,7 @@ impl Compute for StageCompute {
                 if let Task::Discard { .. } = task {
                     self.failed = false;
                 }
-                self.carry_out(task)
+                self.carry_out(task, hand_out)
             }
         };
         self.failed |= result.is_err();
@@ -147,28 +180,35 @@ impl StageCompute {
         )))
     }
 
-    fn carry_out(&mut self, task: Task<Payload>) -> Result<Outcome<Payload>, Failure> {
+    fn carry_out(&mut self, task: Task<Payload>, out: Out<'_>) -> Result<Outcome<Payload>, Failure> {
         match task {
-            Task::Build { stages, seed } => {
+            Task::Build { stages, buckets, seed } => {
                 self.stages.clear(); // frees the old parameters before the new ones are made
                 for spec in stages {
                     let stage = spec.stage;
                     self.check_precision(&spec)?;
-                    let engine = Engine::build(model(spec, seed, self.device, self.own.clone())).map_err(explain)?;
-                    self.stages.insert(stage, engine);
+                    let engine = Engine::build(model(spec, buckets, seed, (self.device, self.own.clone())));
+                    self.stages.insert(stage, engine.map_err(explain)?);
                 }
             }
             Task::SetOptimizer(spec) => self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec)),
-            Task::Forward { stage, key, step, mode, cached, inputs, export, loss } => {
+            Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart } => {
                 let mode = match mode {
                     message::Mode::Train => Mode::Train,
                     message::Mode::Eval => Mode::Eval,
                 };
                 self.stage(stage)?.go_on(cached.as_ref()).map_err(explain)?;
-                return self.forward(stage, &Pass { key, step, mode }, &inputs, &export, loss);
+                return self.forward(stage, &Pass { key, step, mode, apart }, &inputs, &export, loss);
             }
-            Task::Backward { stage, key, grads, input_only } => return self.backward(stage, key, &grads, input_only),
-            Task::BackwardWeight { stage, key } => self.stage(stage)?.backward_weight(key).map_err(explain)?,
+            Task::Backward { stage, key, grads, input_only, branch } => {
+                return self.backward(stage, key, &grads, input_only, (branch, out));
+            }
+            Task::BackwardWeight { stage, key, branch } => self.backward_weight(stage, key, (branch, out))?,
+            Task::Reduce { stage, buckets, statistics } => {
+                let lists = |lists: &[Vec<Payload>]| lists.iter().map(|list| tensors(list)).collect::<Result<_, _>>();
+                let buckets = buckets.iter().map(|shards| lists(shards)).collect::<Result<_, _>>()?;
+                self.stage(stage)?.reduce(buckets, lists(&statistics)?).map_err(explain)?;
+            }
             Task::TiedGrads { stage } => return tied(&self.stage(stage)?.tied_grads().map_err(explain)?),
             Task::GradNorm { stage, tied } => {
                 let squares = self.stage(stage)?.grad_norm(by_stage(&tied)?).map_err(explain)?;
@@ -221,13 +261,14 @@ fn checked(files: Vec<(String, Payload)>) -> Result<BTreeMap<String, Bytes>, Fai
     files.into_iter().map(file).collect()
 }
 
-fn model(spec: StageSpec, seed: u64, device: Device, own: OwnLayers) -> StageModel {
+fn model(spec: StageSpec, bytes: BucketBytes, seed: u64, (device, own): (Device, OwnLayers)) -> StageModel {
     let inputs = spec.inputs.iter().map(|input| StageInput {
         value: input.value,
         needs_grad: input.needs_grad,
         sum_here: input.sum_here,
     });
     StageModel {
+        buckets: buckets(&spec, bytes),
         inputs: inputs.collect(),
         outputs: spec.outputs.iter().map(|output| output.value).collect(),
         borrowed: spec.borrowed,
@@ -236,81 +277,5 @@ fn model(spec: StageSpec, seed: u64, device: Device, own: OwnLayers) -> StageMod
         seed,
         device,
         own,
-    }
-}
-
-fn tensor(payload: &Payload) -> Result<Tensor, TensorError> {
-    let size = |d: &u64| i64::try_from(*d).map_err(|_| TensorError::invalid("receive", format!("a size of {d}")));
-    let shape = payload.meta.shape.iter().map(size).collect::<Result<Vec<_>, _>>()?;
-    payload::from_bytes(payload.meta.dtype, &shape, payload.bytes.clone())
-}
-
-fn to_payload(tensor: &Tensor) -> Result<Payload, TensorError> {
-    let dtype: DType = tensor::dtype_of(tensor)?;
-    let shape = tensor.size().into_iter().map(|d| d.unsigned_abs()).collect();
-    Ok(Payload { meta: TensorMeta { dtype, shape }, bytes: payload::to_bytes(tensor)? })
-}
-
-fn tensors(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
-    payloads.iter().map(tensor).collect::<Result<_, _>>().map_err(plain)
-}
-
-fn payloads(tensors: &[Tensor]) -> Result<Vec<Payload>, Failure> {
-    tensors.iter().map(to_payload).collect::<Result<_, _>>().map_err(plain)
-}
-
-fn by_stage(payloads: &[(StageId, Vec<Payload>)]) -> Result<ByStage, Failure> {
-    payloads.iter().map(|(stage, list)| Ok((*stage, tensors(list)?))).collect()
-}
-
-fn tied(tensors: &ByStage) -> Result<Outcome<Payload>, Failure> {
-    let each = tensors.iter().map(|(stage, list)| Ok((*stage, payloads(list)?)));
-    Ok(Outcome::Tied { tensors: each.collect::<Result<_, Failure>>()? })
-}
-
-fn plain(e: TensorError) -> Failure {
-    Failure::new(e.to_string())
-}
-
-fn explain(e: EngineError) -> Failure {
-    match e {
-        EngineError::Layer { layer, kind, source, .. } => {
-            Failure { layer: Some(format!("{layer} ({kind})")), ..Failure::new(source.to_string()) }
-        }
-        other => Failure::new(other.to_string()),
-    }
-}
-
-/// Where a task was at work, for its failure.
-struct Place {
-    stage: Option<StageId>,
-    microbatch: Option<u32>,
-    action: &'static str,
-}
-
-impl Place {
-    fn of(task: &Task<Payload>) -> Self {
-        let place = |stage, microbatch, action| Place { stage, microbatch, action };
-        match task {
-            Task::Forward { stage, key, .. } => place(Some(*stage), Some(key.index), "forward"),
-            Task::Backward { stage, key, input_only: false, .. } => place(Some(*stage), Some(key.index), "backward"),
-            Task::Backward { stage, key, .. } => place(Some(*stage), Some(key.index), "backward for inputs"),
-            Task::BackwardWeight { stage, key } => place(Some(*stage), Some(key.index), "backward for weights"),
-            Task::TiedGrads { stage } => place(Some(*stage), None, "handing over of tied gradients"),
-            Task::GradNorm { stage, .. } => place(Some(*stage), None, "gradient norm"),
-            Task::UpdateTied { stage, .. } => place(Some(*stage), None, "update of tied parameters"),
-            Task::Measure { .. } => place(None, None, "measuring layers"),
-            Task::OptimStep { stage, .. } => place(Some(*stage), None, "optimizer step"),
-            Task::Build { .. } => place(None, None, "making its layers"),
-            Task::Load { .. } => place(None, None, "loading weights"),
-            Task::Files { .. } => place(None, None, "taking files"),
-            Task::Snapshot => place(None, None, "handing out weights"),
-            Task::SetOptimizer(_) => place(None, None, "setting the optimizer"),
-            Task::Discard { .. } => place(None, None, "cancelling"),
-        }
-    }
-
-    fn add_to(&self, failure: Failure) -> Failure {
-        Failure { stage: self.stage, microbatch: self.microbatch, action: Some(self.action.into()), ..failure }
     }
 }

@@ -5,6 +5,8 @@ mod compute;
 pub mod engine;
 mod every_gpu;
 mod options;
+mod payloads;
+mod place;
 mod program;
 mod worker;
 

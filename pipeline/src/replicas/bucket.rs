@@ -88,8 +88,10 @@ fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Ite
     let owner = layer.share.and_then(|owner| stage.owner(owner));
     let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
     let params = layer.kind.params().into_iter().enumerate().filter(|(_, param)| param.role == Role::Parameter);
-    let is_trained =
-        move |name: &str| !if tied.contains(&name) { owner.is_some_and(|o| o.frozen) } else { layer.frozen };
+    let is_trained = move |name: &str| match tied.contains(&name) {
+        true => owner.is_some_and(|owner| !owner.frozen),
+        false => !layer.frozen,
+    };
     params.filter(move |(_, param)| is_trained(param.name)).map(move |(number, param)| {
         let elements = param.shape.iter().product();
         Use { layer: place, number, elements }

@@ -1,36 +1,20 @@
 //! The backward pass: layer by layer and op by op, from the last to the first, in two halves. The first gives the
-//! gradients of the stage's inputs, which others wait for; the second those of the parameters.
+//! gradients of the stage's inputs, which others wait for; the second those of the parameters (`weights.rs`).
 
+use super::branch::Along;
 use super::call::Purpose;
 use super::error::{in_layer, Doing, EngineError};
 use super::forward::{KeptLayer, Saved};
-use super::gradient::{Gradient, Gradients};
 use super::layout::plain;
 use super::stage::Pass;
 use super::sum::Sum;
+use super::weights::{Halfway, Rest, Sums};
 use super::Engine;
 use layerspec::ValueId;
 use pipeline::ids::MicrobatchKey;
 use std::collections::HashMap;
 use tch::Tensor;
 use tensor::{Attempt, TensorError};
-
-/// What is kept of a microbatch between the halves of its backward pass.
-#[derive(Debug)]
-pub(super) struct Halfway {
-    pass: Pass,
-    version: u64,
-    /// In the order in which the first half left them.
-    pub(super) rests: Vec<Rest>,
-}
-
-/// What one op needs for the gradients of its parameters.
-#[derive(Debug)]
-pub(super) struct Rest {
-    layer: usize,
-    node: usize,
-    pub(super) tensors: Vec<Tensor>,
-}
 
 /// Gradients on their way through the stage.
 #[derive(Default)]
@@ -42,9 +26,9 @@ struct Flows {
 }
 
 /// When the second half of the backward pass is done.
-enum Weights<'a> {
+enum Weights<'a, 'b> {
     /// After the first half of each op.
-    AtOnce(&'a mut [Vec<Gradient>]),
+    AtOnce(&'a mut Sums<'b>),
     Later(&'a mut Vec<Rest>),
 }
 
@@ -65,11 +49,27 @@ impl Engine {
         key: MicrobatchKey,
         output_grads: Vec<Vec<Tensor>>,
     ) -> Result<Vec<Vec<Tensor>>, EngineError> {
+        self.both_halves(key, output_grads, None)
+    }
+
+    /// The same, while the parameters' gradients are summed along a tree: [`Engine::reduce`] adds them to those so far.
+    pub fn backward_along(
+        &mut self,
+        key: MicrobatchKey,
+        output_grads: Vec<Vec<Tensor>>,
+        along: Along<'_>,
+    ) -> Result<Vec<Vec<Tensor>>, EngineError> {
+        self.both_halves(key, output_grads, Some(along))
+    }
+
+    fn both_halves(
+        &mut self,
+        key: MicrobatchKey,
+        output_grads: Vec<Vec<Tensor>>,
+        along: Option<Along<'_>>,
+    ) -> Result<Vec<Vec<Tensor>>, EngineError> {
         let saved = self.take_saved(key, output_grads.len())?;
-        let mut gradients = std::mem::take(&mut self.gradients);
-        let result = self.go_back(saved, output_grads, &mut Weights::AtOnce(&mut gradients));
-        self.gradients = gradients;
-        result
+        self.summing(key, along, |engine, sums| engine.go_back(saved, output_grads, &mut Weights::AtOnce(sums)))
     }
 
     /// The first half of [`Engine::backward`]: the same result, while the parameters' gradients are left for
@@ -86,18 +86,6 @@ impl Engine {
         Ok(result)
     }
 
-    /// The second half: adds the microbatch's gradients of the parameters to those of earlier calls. For sums that do
-    /// not depend on the schedule, call it for microbatches in ascending order.
-    pub fn backward_weight(&mut self, key: MicrobatchKey) -> Result<(), EngineError> {
-        let halfway = self.halfway.remove(&key).ok_or(EngineError::NoFirstHalf { key })?;
-        self.check_version(key, halfway.version)?;
-        let mut gradients = std::mem::take(&mut self.gradients);
-        let each = |rest| self.weight_half(rest, &halfway.pass, &mut gradients);
-        let result = tch::no_grad(|| halfway.rests.into_iter().try_for_each(each));
-        self.gradients = gradients;
-        result
-    }
-
     fn take_saved(&mut self, key: MicrobatchKey, outputs: usize) -> Result<Saved, EngineError> {
         let expected = self.stage.outputs.len();
         if expected != outputs {
@@ -108,7 +96,7 @@ impl Engine {
         Ok(saved)
     }
 
-    fn check_version(&self, key: MicrobatchKey, version: u64) -> Result<(), EngineError> {
+    pub(super) fn check_version(&self, key: MicrobatchKey, version: u64) -> Result<(), EngineError> {
         if version == self.version {
             Ok(())
         } else {
@@ -120,7 +108,7 @@ impl Engine {
         &self,
         mut saved: Saved,
         output_grads: Vec<Vec<Tensor>>,
-        weights: &mut Weights<'_>,
+        weights: &mut Weights<'_, '_>,
     ) -> Result<Vec<Vec<Tensor>>, EngineError> {
         let mut flows = Flows::default();
         for input in self.stage.inputs.iter().filter(|input| input.needs_grad) {
@@ -132,6 +120,9 @@ impl Engine {
             while let Some(kept) = saved.layers.pop() {
                 if let Some(kept) = kept {
                     self.layer_backward(saved.layers.len(), kept, &saved.pass, &mut flows, weights)?;
+                }
+                if let Weights::AtOnce(sums) = weights {
+                    sums.done_with(saved.layers.len())?;
                 }
             }
             self.input_grads(flows.entered)
@@ -176,7 +167,7 @@ impl Engine {
         kept: KeptLayer,
         pass: &Pass,
         flows: &mut Flows,
-        weights: &mut Weights<'_>,
+        weights: &mut Weights<'_, '_>,
     ) -> Result<(), EngineError> {
         let (spec, layer) = (&self.stage.layers[place], &self.layers[place]);
         let failed = || in_layer(spec, Doing::Backward);
@@ -214,7 +205,7 @@ impl Engine {
             if !back.rest.is_empty() {
                 let rest = Rest { layer: place, node: index, tensors: back.rest };
                 match weights {
-                    Weights::AtOnce(gradients) => self.weight_half(rest, pass, gradients)?,
+                    Weights::AtOnce(sums) => self.weight_half(rest, pass, sums)?,
                     Weights::Later(rests) => rests.push(rest),
                 }
             }
@@ -225,14 +216,6 @@ impl Engine {
             }
         }
         Ok(())
-    }
-
-    fn weight_half(&self, rest: Rest, pass: &Pass, gradients: &mut [Vec<Gradient>]) -> Result<(), EngineError> {
-        let node = &self.layers[rest.layer].nodes[rest.node];
-        let call = self.call(rest.layer, node, pass, Purpose::Backward);
-        let mut gradients = Gradients::new(node, &mut gradients[rest.layer]);
-        let done = node.op.backward_weight(&call, rest.tensors, &mut gradients);
-        done.map_err(in_layer(&self.stage.layers[rest.layer], Doing::Backward))
     }
 
     fn input_grads(&self, mut entered: HashMap<ValueId, Vec<Tensor>>) -> Result<Vec<Vec<Tensor>>, EngineError> {

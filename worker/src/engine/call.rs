@@ -4,6 +4,7 @@ use super::layer::Node;
 use super::memory::Remembered;
 use super::params::Param;
 use super::stage::{Mode, Pass};
+use super::statistics::Seen;
 use tch::{Device, Tensor};
 use tensor::random::{Key, Stream};
 use tensor::TensorError;
@@ -24,6 +25,8 @@ pub(super) struct Call<'a> {
     pub(super) leaves: &'a [(&'static str, Tensor)],
     /// What it remembers of earlier positions, where it is given new ones only.
     pub(super) remembered: Option<Remembered<'a>>,
+    /// Where a norm leaves the statistics of its input, rather than in its buffers.
+    pub(super) apart: Option<&'a Seen>,
 }
 
 /// What a forward pass is for.

@@ -94,6 +94,48 @@ pub enum EngineError {
         /// The stage at the other end.
         stage: StageId,
     },
+    /// A stage whose gradients were to be summed along a tree, but are not all in its buckets.
+    #[error("the stage's buckets are not the gradients that it has; please report it")]
+    Buckets,
+    /// A microbatch that has no place in the tree.
+    #[error(
+        "{key}: its gradients are no leaf of the tree of {microbatches} microbatches: it is no such tree, or they are in it \
+         already"
+    )]
+    OtherTree {
+        /// The microbatch.
+        key: MicrobatchKey,
+        /// How many the tree was said to have.
+        microbatches: u32,
+    },
+    /// Gradients are to be used before those of all microbatches are there.
+    #[error("the gradients of {summed} microbatches are summed, of {microbatches}")]
+    Unfinished {
+        /// How many there are.
+        summed: usize,
+        /// How many there should be.
+        microbatches: usize,
+    },
+    /// A gradient of a type that does not travel between replicas.
+    #[error("the gradient of {param} is {found}; in a stage with replicas gradients must be float32")]
+    GradientType {
+        /// The parameter.
+        param: String,
+        /// The gradient's type.
+        found: String,
+    },
+    /// Sums of gradients that are not those of the stage.
+    #[error("the sums of gradients that replicas sent do not fit the stage: {problem}")]
+    Reduced {
+        /// What is wrong.
+        problem: String,
+    },
+    /// Statistics that are not those of the stage's norms.
+    #[error("what the norms of replicas saw does not fit the stage: {problem}")]
+    Statistics {
+        /// What is wrong.
+        problem: String,
+    },
     /// A second forward pass of a microbatch before its backward pass.
     #[error("{key}: its forward pass was done already and waits for backward")]
     AlreadyForwarded {

@@ -48,6 +48,9 @@ impl Engine {
             return Err(EngineError::AlreadyForwarded { key: pass.key });
         }
         let mut values = self.arrived(inputs)?;
+        if pass.keeps_apart() {
+            self.statistics.expect(pass.key, &self.params)?;
+        }
         let kept = tch::no_grad(|| {
             let layers = (0..self.layers.len()).map(|place| {
                 let kept = self.run_or_recall(place, pass, &mut values)?;
@@ -227,7 +230,9 @@ impl Engine {
             Mode::Eval => self.memory.of(spec.id, (place, node.first_output)),
             Mode::Train => None,
         };
-        Call { params: &self.params.all, node, pass, layer: &spec.name, seed, device, purpose, leaves: &[], remembered }
+        let apart = if pass.keeps_apart() { self.statistics.of(pass.key, place) } else { None };
+        let (params, layer, leaves) = (&self.params.all, &spec.name, &[]);
+        Call { params, node, pass, layer, seed, device, purpose, leaves, remembered, apart }
     }
 }
 

@@ -10,9 +10,31 @@ pub(super) struct Gradient {
     memory: Option<Tensor>,
     /// Whether the memory holds a sum; else it is only kept.
     filled: bool,
+    /// Whether it is of one microbatch only: a term that can stand for the sum need not be copied to the memory.
+    of_one: bool,
+    /// Whether a term has come to stand for the sum.
+    brought: bool,
 }
 
 impl Gradient {
+    /// The gradient of one microbatch, in this memory if it needs some.
+    pub(super) fn of_one(memory: Option<Tensor>) -> Self {
+        Gradient { memory, of_one: true, ..Gradient::default() }
+    }
+
+    /// The sum, if there is one, and memory that was not needed.
+    pub(super) fn into_parts(self) -> (Option<Tensor>, Option<Tensor>) {
+        match self.filled {
+            true => (self.memory, None),
+            false => (None, self.memory),
+        }
+    }
+
+    /// Whether its memory was made by what made the gradient, so that it needs none.
+    pub(super) fn brings_memory(&self) -> bool {
+        self.brought
+    }
+
     pub(super) fn get(&self) -> Option<&Tensor> {
         self.memory.as_ref().filter(|_| self.filled)
     }
@@ -29,14 +51,41 @@ impl Gradient {
 
     /// Adds a term. After an error the sum is void.
     pub(super) fn add(&mut self, term: Tensor) -> Result<(), TensorError> {
+        let can_stand_for_it = || memory::is_alone(&term) && memory::is_plain(&term);
         match (&mut self.memory, self.filled) {
             (Some(sum), true) => drop(sum.f_add_(&term)?),
-            (Some(memory), false) => memory.f_copy_(&term)?,
+            (Some(memory), false) if !(self.of_one && can_stand_for_it()) => memory.f_copy_(&term)?,
             (memory, _) => {
-                *memory = Some(match memory::is_alone(&term) && memory::is_plain(&term) {
-                    true => term,
-                    false => copied(&term)?,
-                });
+                self.brought = can_stand_for_it();
+                *memory = Some(if self.brought { term } else { copied(&term)? });
+            }
+        }
+        self.filled = true;
+        Ok(())
+    }
+
+    /// Adds a sum that nobody else refers to, and gives back memory that is free then.
+    pub(super) fn add_sum(&mut self, term: Tensor) -> Result<Option<Tensor>, TensorError> {
+        if let (Some(sum), true) = (&mut self.memory, self.filled) {
+            let _same = sum.f_add_(&term)?;
+            return Ok(Some(term));
+        }
+        self.filled = true;
+        Ok(self.memory.replace(term))
+    }
+
+    /// Adds a sum that came in parts which together are all of it; each begins at this element of `param`.
+    pub(super) fn add_parts(&mut self, param: &Tensor, parts: &[(i64, Tensor)]) -> Result<(), TensorError> {
+        let sum = match &mut self.memory {
+            Some(memory) => memory,
+            memory => memory.insert(Tensor::f_empty(param.size(), (param.f_kind()?, param.device()))?),
+        };
+        let flat = sum.f_view([-1])?;
+        for (begin, part) in parts {
+            let mut place = flat.f_narrow(0, *begin, part.numel() as i64)?;
+            match self.filled {
+                true => drop(place.f_add_(part)?),
+                false => place.f_copy_(part)?,
             }
         }
         self.filled = true;

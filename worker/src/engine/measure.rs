@@ -66,6 +66,7 @@ impl Bench {
             outputs: layer.outputs.clone(),
             borrowed: Vec::new(),
             lent: Vec::new(),
+            buckets: Vec::new(),
             layers: vec![layer],
             seed: 0,
             device,
@@ -111,7 +112,7 @@ impl Bench {
     }
 
     fn forward(&mut self) -> Result<(u64, Vec<Tensor>), EngineError> {
-        let pass = Pass { key: KEY, step: 0, mode: Mode::Train };
+        let pass = Pass { key: KEY, step: 0, mode: Mode::Train, apart: false };
         let inputs = self.inputs.iter().map(Tensor::shallow_clone).collect();
         let (time, outputs) = timed(|| self.engine.forward(&pass, inputs));
         Ok((time, outputs?))

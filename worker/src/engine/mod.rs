@@ -7,9 +7,12 @@
 //!
 //! - the gradient of a value: the loss's, the caller's, then its uses by descending layer and port;
 //! - the gradient of a parameter: for each layer that uses it the microbatches in the order of their backward passes,
-//!   and at the step the layers, descending. The products that make a weight's gradient add straight to the sum.
+//!   and at the step the layers, descending. The products that make a weight's gradient add straight to the sum. Or each
+//!   microbatch's is made by itself and they are summed along a tree, which replicas of the stage can share
+//!   ([`Engine::backward_along`]).
 
 mod backward;
+mod branch;
 mod call;
 mod error;
 mod forward;
@@ -24,15 +27,20 @@ mod modules;
 mod optimizer;
 mod own;
 mod params;
+mod reduce;
+mod spare;
 mod stage;
 mod state;
+mod statistics;
 mod step;
 mod sum;
 mod tied;
+mod weights;
 
 #[cfg(test)]
 mod tests;
 
+pub use branch::{Along, HandOut};
 use error::in_layer;
 pub use error::{Doing, EngineError};
 pub use held::Held;
@@ -41,7 +49,7 @@ pub use own::{CustomLayer, Forward, OwnLayers};
 pub use stage::{LossTask, Mode, Pass, StageInput, StageModel};
 pub use tied::ByStage;
 
-use backward::Halfway;
+use branch::Trees;
 use forward::Saved;
 use gradient::Gradient;
 use layer::Layer;
@@ -52,14 +60,16 @@ use params::Params;
 use pipeline::cached::Cached;
 use pipeline::ids::MicrobatchKey;
 use pipeline::optimizer::OptimizerSpec;
+use statistics::Statistics;
 use std::collections::{HashMap, HashSet};
 use sum::Sum;
+use weights::Halfway;
 
 /// A stage that computes.
 ///
 /// After an error in the forward or backward pass of a microbatch the step is void: call
 /// [`Engine::discard`] and [`Engine::zero_grad`], and the stage is ready for the next. (Running statistics of batch norm
-/// keep what forward passes of a void step added.)
+/// keep what forward passes of a void step added, unless it was kept apart.)
 #[derive(Debug)]
 pub struct Engine {
     stage: StageModel,
@@ -71,6 +81,9 @@ pub struct Engine {
     halfway: HashMap<MicrobatchKey, Halfway>,
     /// By layer, and place among its parameters.
     gradients: Vec<Vec<Gradient>>,
+    /// What is not yet added to them.
+    trees: Trees,
+    statistics: Statistics,
     /// What other stages have added to the gradients of parameters, by place in the stage.
     from_others: HashMap<usize, Sum>,
     optimizer: Option<Optimizer>,
@@ -88,6 +101,8 @@ impl Engine {
         let gradients = params.bindings.iter().map(|own| own.iter().map(|_| Gradient::default()).collect()).collect();
         Ok(Engine {
             last_used: last_used(&stage),
+            trees: Trees::new(&stage.buckets, &params),
+            statistics: Statistics::new(&stage, &params),
             stage,
             params,
             layers,
@@ -125,8 +140,10 @@ impl Engine {
     }
 
     /// Forgets what is kept of a batch's microbatches. Gradients that some of them have added stay
-    /// until [`Engine::zero_grad`].
+    /// until [`Engine::zero_grad`], unless they are summed along a tree.
     pub fn discard(&mut self, batch: u64) {
+        self.trees.discard(batch);
+        self.statistics.discard(batch);
         self.saved.retain(|key, _| key.batch != batch);
         self.halfway.retain(|key, _| key.batch != batch);
     }

@@ -5,6 +5,7 @@ use layerspec::{Layer, ValueId};
 use pipeline::ids::MicrobatchKey;
 use pipeline::loss::LossSpec;
 use pipeline::plan::{Borrowed, Lent};
+use pipeline::replicas::Bucket;
 use tch::{Device, Tensor};
 
 /// A stage: a contiguous run of a model's layers, and the values that cross its border.
@@ -21,6 +22,8 @@ pub struct StageModel {
     pub borrowed: Vec<Borrowed>,
     /// Layers here whose parameters layers of other stages share.
     pub lent: Vec<Lent>,
+    /// How the gradients of its parameters travel between replicas; needed only where they are summed along a tree.
+    pub buckets: Vec<Bucket>,
     /// The run's seed: parameters and dropout depend on it and on names alone.
     pub seed: u64,
     /// Where the stage computes. Tensors from elsewhere are moved there on arrival.
@@ -59,6 +62,15 @@ pub struct Pass {
     pub step: u64,
     /// Training or evaluation.
     pub mode: Mode,
+    /// In training, whether what norms see waits for [`super::Engine::reduce`] before running statistics take it.
+    pub apart: bool,
+}
+
+impl Pass {
+    /// Whether running statistics are left as they are.
+    pub(super) fn keeps_apart(&self) -> bool {
+        self.apart && self.mode == Mode::Train
+    }
 }
 
 /// A loss to compute.

@@ -54,6 +54,8 @@ impl Engine {
     /// Forgets all gradients. Their memory is kept for the next ones.
     pub fn zero_grad(&mut self) {
         self.from_others.clear();
+        self.trees.clear();
+        self.statistics.clear();
         self.gradients.iter_mut().flatten().for_each(super::gradient::Gradient::clear);
     }
 

@@ -9,7 +9,7 @@ macro_rules! batch_norm {
     ($($Name:ident),*) => {$(
         impl Differentiable for $Name {
             /// Running statistics are updated in place, in the order of the calls: microbatch by microbatch; not a second time
-            /// where the forward pass is done again.
+            /// where the forward pass is done again. Where they are kept apart, all of them is this microbatch's.
             fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
                 let [input] = inputs else {
                     return Err(missing(format!("expected one input, got {}", inputs.len())));
@@ -21,6 +21,10 @@ macro_rules! batch_norm {
                 if call.is_again() {
                     let none: Option<&Tensor> = None;
                     return Ok(vec![input.f_batch_norm(weight, bias, none, none, true, 0.0, self.eps, true)?]);
+                }
+                if let Some([mean, var]) = call.apart {
+                    let (mean, var) = (Some(mean), Some(var));
+                    return Ok(vec![input.f_batch_norm(weight, bias, mean, var, true, 1.0, self.eps, true)?]);
                 }
                 let (mean, var) = (call.optional("running_mean"), call.optional("running_var"));
                 let learn = call.training();

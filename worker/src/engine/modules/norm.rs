@@ -41,8 +41,11 @@ impl Differentiable for InstanceNorm2d {
             let size = input.size();
             expect_several(size.get(2..).unwrap_or(&[]).iter().product(), input, "channel of each sample")?;
         }
-        let (mean, var) = if call.is_again() && by_input { (None, None) } else { (mean, var) };
-        let momentum = self.momentum.unwrap_or(0.0);
+        let (mean, var, momentum) = match call.apart {
+            _ if call.is_again() && by_input => (None, None, 0.0),
+            Some([mean, var]) => (Some(mean), Some(var), 1.0),
+            None => (mean, var, self.momentum.unwrap_or(0.0)),
+        };
         Ok(vec![input.f_instance_norm(weight, bias, mean, var, by_input, momentum, self.eps, true)?])
     }
 }

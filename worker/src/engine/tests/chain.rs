@@ -35,7 +35,7 @@ impl Chain {
         let sizes: Vec<f64> = samples.iter().map(|sample| sample.target.size()[0] as f64).collect();
         let mut total = 0.0;
         for (index, sample) in samples.iter().enumerate() {
-            let pass = Pass { key: key(index as u32), step, mode: Mode::Train };
+            let pass = Pass { key: key(index as u32), step, mode: Mode::Train, apart: false };
             let weight = sizes[index] / sizes.iter().sum::<f64>();
             total += self.forward(&pass, sample, loss, weight);
         }
@@ -125,6 +125,7 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel 
         outputs,
         borrowed: Vec::new(),
         lent: Vec::new(),
+        buckets: Vec::new(),
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),

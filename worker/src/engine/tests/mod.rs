@@ -13,6 +13,7 @@ mod norms;
 mod own;
 mod precision;
 mod pytorch;
+mod replicas;
 mod states;
 mod ties;
 mod whole_graph;
@@ -43,6 +44,7 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
         outputs: graph.outputs().to_vec(),
         borrowed: Vec::new(),
         lent: Vec::new(),
+        buckets: Vec::new(),
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),
@@ -58,11 +60,11 @@ fn key(index: u32) -> MicrobatchKey {
 }
 
 fn train(index: u32) -> Pass {
-    Pass { key: key(index), step: 1, mode: Mode::Train }
+    Pass { key: key(index), step: 1, mode: Mode::Train, apart: false }
 }
 
 fn eval() -> Pass {
-    Pass { key: key(0), step: 1, mode: Mode::Eval }
+    Pass { key: key(0), step: 1, mode: Mode::Eval, apart: false }
 }
 
 /// Normal numbers that depend on `name` alone.

@@ -59,6 +59,7 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
             outputs: vec![layers[layers.len() - 1].outputs[0]],
             borrowed: borrowed.collect(),
             lent: lent.filter(|lent| !lent.to.is_empty()).collect(),
+            buckets: Vec::new(),
             layers,
             seed: 11,
             device: Device::Cpu,
@@ -71,7 +72,7 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
 /// One step of two microbatches; the sums of squares of all gradients.
 fn step(engines: &mut [Engine], number: u64, update: &Update, input: fn(&str) -> Tensor) -> Vec<(u32, u32, f64)> {
     for index in 0..2 {
-        let pass = Pass { key: key(index), step: number, mode: Mode::Train };
+        let pass = Pass { key: key(index), step: number, mode: Mode::Train, apart: false };
         let mut value = input(&format!("{number} {index}"));
         for engine in engines.iter_mut() {
             value = engine.forward(&pass, vec![value]).unwrap().remove(0);

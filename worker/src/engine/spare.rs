@@ -1,0 +1,29 @@
+//! Memory of gradients that are done with, for those to come.
+
+use std::collections::HashMap;
+use tch::Tensor;
+use tensor::memory;
+
+/// Tensors by shape. Some of them may still be on their way to other workers.
+#[derive(Debug, Default)]
+pub(super) struct Spare(HashMap<Vec<i64>, Vec<Tensor>>);
+
+impl Spare {
+    /// Memory of this shape that nobody else refers to any more.
+    pub(super) fn take(&mut self, shape: &[i64]) -> Option<Tensor> {
+        let kept = self.0.get_mut(shape)?;
+        let free = kept.iter().rposition(memory::is_alone)?;
+        Some(kept.swap_remove(free))
+    }
+
+    /// Keeps a tensor for later.
+    pub(super) fn put(&mut self, tensor: Tensor) {
+        self.0.entry(tensor.size()).or_default().push(tensor);
+    }
+
+    /// How many tensors are kept.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+}

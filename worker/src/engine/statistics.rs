@@ -1,0 +1,188 @@
+//! Running statistics of norms, where what they see of each microbatch is kept apart.
+//!
+//! Running statistics depend on the order of microbatches. Replicas each see some of these, so each hands out what it saw,
+//! and at the end of the round all take all of it in the order of microbatches: every replica comes to the same.
+
+use super::branch::Along;
+use super::error::EngineError;
+use super::params::Params;
+use super::stage::StageModel;
+use super::Engine;
+use layerspec::LayerKind;
+use pipeline::ids::MicrobatchKey;
+use pipeline::task::HandedOut;
+use std::collections::BTreeMap;
+use tch::{Device, Kind, Tensor};
+use tensor::TensorError;
+
+/// Mean and unbiased variance of each channel.
+pub(super) type Seen = [Tensor; 2];
+
+/// What the norms of a stage saw of microbatches whose statistics are not yet taken.
+#[derive(Debug, Default)]
+pub(super) struct Statistics {
+    norms: Vec<Norm>,
+    /// For each norm.
+    seen: BTreeMap<MicrobatchKey, Vec<Seen>>,
+}
+
+/// A layer that keeps running statistics.
+#[derive(Debug)]
+struct Norm {
+    layer: usize,
+    /// Places among the stage's parameters and buffers.
+    running: [usize; 2],
+    /// Of the number of batches, where they are counted.
+    count: Option<usize>,
+    /// The share of the newest batch; none for averages over all batches.
+    momentum: Option<f64>,
+}
+
+impl Statistics {
+    pub(super) fn new(stage: &StageModel, params: &Params) -> Self {
+        let norm = |(layer, spec): (usize, &layerspec::Layer)| {
+            let of = |name: &str| params.bindings[layer].iter().find(|b| b.name == name).map(|b| b.index);
+            let count = of("num_batches_tracked");
+            let (momentum, count) = match &spec.kind {
+                LayerKind::BatchNorm1d(norm) => (norm.momentum, count),
+                LayerKind::BatchNorm2d(norm) => (norm.momentum, count),
+                // As its op: it never counts, and without momentum learns nothing.
+                LayerKind::InstanceNorm2d(norm) => (Some(norm.momentum.unwrap_or(0.0)), None),
+                _ => return None,
+            };
+            Some(Norm { layer, running: [of("running_mean")?, of("running_var")?], count, momentum })
+        };
+        let norms = stage.layers.iter().enumerate().filter_map(norm).collect();
+        Statistics { norms, seen: BTreeMap::new() }
+    }
+
+    /// Makes room for what the norms will see of a microbatch.
+    pub(super) fn expect(&mut self, key: MicrobatchKey, params: &Params) -> Result<(), EngineError> {
+        if self.norms.is_empty() {
+            return Ok(());
+        }
+        let room = |norm: &Norm| -> Result<Seen, TensorError> {
+            let zeros = |index: usize| Ok::<_, TensorError>(params.all[index].tensor.f_zeros_like()?);
+            Ok([zeros(norm.running[0])?, zeros(norm.running[1])?])
+        };
+        let room = self.norms.iter().map(room).collect::<Result<_, _>>()?;
+        match self.seen.insert(key, room) {
+            None => Ok(()),
+            Some(_) => Err(EngineError::AlreadyForwarded { key }),
+        }
+    }
+
+    /// Where a norm leaves what it sees of a microbatch.
+    pub(super) fn of(&self, key: MicrobatchKey, layer: usize) -> Option<&Seen> {
+        let place = self.norms.iter().position(|norm| norm.layer == layer)?;
+        self.seen.get(&key)?.get(place)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.seen.clear();
+    }
+
+    /// Forgets what was seen of a batch.
+    pub(super) fn discard(&mut self, batch: u64) {
+        self.seen.retain(|key, _| key.batch != batch);
+    }
+
+    /// What was seen: the numbers of the microbatches, and for each norm means and variances in turns.
+    fn handed(&self) -> Result<Vec<Tensor>, TensorError> {
+        let numbers: Vec<i64> = self.seen.keys().map(|key| i64::from(key.index)).collect();
+        let of_norm = |norm: usize| {
+            let rows: Vec<&Tensor> = self.seen.values().flat_map(|seen| &seen[norm]).collect();
+            Ok(Tensor::f_stack(&rows, 0)?)
+        };
+        let numbers = Tensor::f_from_slice(&numbers)?;
+        std::iter::once(Ok(numbers)).chain((0..self.norms.len()).map(of_norm)).collect()
+    }
+
+    /// Adds what another replica saw, checked, to this.
+    fn receive(
+        &self,
+        tensors: &[Tensor],
+        (params, device): (&Params, Device),
+        all: &mut BTreeMap<u32, Vec<Seen>>,
+    ) -> Result<(), EngineError> {
+        let Some((numbers, norms)) = tensors.split_first().filter(|(_, norms)| norms.len() == self.norms.len()) else {
+            let problem = format!("{} tensors for {} norms", tensors.len(), self.norms.len());
+            return Err(EngineError::Statistics { problem });
+        };
+        let numbers = numbers_in(numbers)?;
+        let mut rows: Vec<std::vec::IntoIter<Tensor>> = Vec::new();
+        for (norm, tensor) in self.norms.iter().zip(norms) {
+            let mut expected = params.all[norm.running[0]].tensor.size();
+            expected.insert(0, 2 * numbers.len() as i64);
+            let kind = tensor.f_kind().map_err(TensorError::from)?;
+            if tensor.size() != expected || kind != Kind::Float {
+                let problem = format!("expected Float {expected:?}, got {kind:?} {:?}", tensor.size());
+                return Err(EngineError::Statistics { problem });
+            }
+            let tensor = tensor.f_to_device(device).map_err(TensorError::from)?;
+            rows.push(tensor.f_unbind(0).map_err(TensorError::from)?.into_iter());
+        }
+        for number in numbers {
+            let seen = rows.iter_mut().filter_map(|rows| Some([rows.next()?, rows.next()?]));
+            if all.insert(number, seen.collect()).is_some() {
+                return Err(EngineError::Statistics { problem: format!("microbatch {number} came twice") });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what one microbatch showed into the running statistics.
+    fn learn(&self, params: &Params, seen: &[Seen]) -> Result<(), TensorError> {
+        for (norm, seen) in self.norms.iter().zip(seen) {
+            let count = norm.count.map(|count| params.all[count].tensor.shallow_clone());
+            let count = count.map(|mut count| count.f_add_scalar_(1)).transpose()?;
+            let share = match (norm.momentum, count) {
+                (Some(momentum), _) => momentum,
+                (None, Some(count)) => 1.0 / count.f_double_value(&[])?,
+                (None, None) => 0.0,
+            };
+            for (running, seen) in norm.running.iter().zip(seen) {
+                let mut running = params.all[*running].tensor.shallow_clone();
+                let _same = running.f_mul_scalar_(1.0 - share)?.f_add_(&seen.f_mul_scalar(share)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Hands out what the norms saw, where there are some.
+    pub(super) fn hand_out_statistics(&self, along: &mut Along<'_>) -> Result<(), EngineError> {
+        if self.statistics.norms.is_empty() {
+            return Ok(());
+        }
+        let tensors = tch::no_grad(|| self.statistics.handed())?;
+        Ok((along.hand_out)(HandedOut::Statistics { stage: along.stage, tensors })?)
+    }
+
+    /// Takes what the norms saw here, and what those of other replicas did, into the running statistics, in the order of
+    /// microbatches.
+    pub(super) fn learn_statistics(&mut self, others: Vec<Vec<Tensor>>) -> Result<(), EngineError> {
+        let own = std::mem::take(&mut self.statistics.seen);
+        let mut all: BTreeMap<u32, Vec<Seen>> = own.into_iter().map(|(key, seen)| (key.index, seen)).collect();
+        for tensors in &others {
+            self.statistics.receive(tensors, (&self.params, self.stage.device), &mut all)?;
+        }
+        if all.keys().zip(0..).any(|(number, expected)| *number != expected) {
+            return Err(EngineError::Statistics { problem: "those of some microbatches are missing".into() });
+        }
+        all.values().try_for_each(|seen| self.statistics.learn(&self.params, seen))?;
+        Ok(())
+    }
+}
+
+fn numbers_in(tensor: &Tensor) -> Result<Vec<u32>, EngineError> {
+    let kind = tensor.f_kind().map_err(TensorError::from)?;
+    let numbers = match kind {
+        Kind::Int64 => Vec::<i64>::try_from(tensor).map_err(|e| e.to_string()),
+        _ => Err(format!("{kind:?}")),
+    };
+    let numbers =
+        numbers.and_then(|all| all.into_iter().map(|n| u32::try_from(n).map_err(|e| e.to_string())).collect());
+    numbers.map_err(|problem| EngineError::Statistics { problem: format!("numbers of microbatches: {problem}") })
+}

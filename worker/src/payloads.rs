@@ -1,0 +1,67 @@
+//! Tensors as they travel, and errors as they are told.
+
+use crate::engine::{ByStage, EngineError};
+use bytes::Bytes;
+use layerspec::DType;
+use link::Payload;
+use pipeline::ids::StageId;
+use pipeline::message::Failure;
+use pipeline::task::{HandedOut, Outcome};
+use pipeline::TensorMeta;
+use tch::Tensor;
+use tensor::{payload, TensorError};
+
+pub(crate) fn tensor(payload: &Payload) -> Result<Tensor, TensorError> {
+    let size = |d: &u64| i64::try_from(*d).map_err(|_| TensorError::invalid("receive", format!("a size of {d}")));
+    let shape = payload.meta.shape.iter().map(size).collect::<Result<Vec<_>, _>>()?;
+    payload::from_bytes(payload.meta.dtype, &shape, payload.bytes.clone())
+}
+
+pub(crate) fn to_payload(tensor: &Tensor) -> Result<Payload, TensorError> {
+    let dtype: DType = tensor::dtype_of(tensor)?;
+    let shape = tensor.size().into_iter().map(|d| d.unsigned_abs()).collect();
+    Ok(Payload { meta: TensorMeta { dtype, shape }, bytes: payload::to_bytes(tensor)? })
+}
+
+pub(crate) fn tensors(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
+    payloads.iter().map(tensor).collect::<Result<_, _>>().map_err(plain)
+}
+
+pub(crate) fn payloads(tensors: &[Tensor]) -> Result<Vec<Payload>, Failure> {
+    tensors.iter().map(to_payload).collect::<Result<_, _>>().map_err(plain)
+}
+
+/// What an engine hands out, as it travels.
+pub(crate) fn handed(out: HandedOut<Tensor>) -> Result<HandedOut<Payload>, TensorError> {
+    let mut problem = None;
+    let empty = || Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: Bytes::new() };
+    let out = out.map(|tensor| {
+        to_payload(&tensor).unwrap_or_else(|e| {
+            problem.get_or_insert(e);
+            empty()
+        })
+    });
+    problem.map_or(Ok(out), Err)
+}
+
+pub(crate) fn by_stage(payloads: &[(StageId, Vec<Payload>)]) -> Result<ByStage, Failure> {
+    payloads.iter().map(|(stage, list)| Ok((*stage, tensors(list)?))).collect()
+}
+
+pub(crate) fn tied(tensors: &ByStage) -> Result<Outcome<Payload>, Failure> {
+    let each = tensors.iter().map(|(stage, list)| Ok((*stage, payloads(list)?)));
+    Ok(Outcome::Tied { tensors: each.collect::<Result<_, Failure>>()? })
+}
+
+pub(crate) fn plain(e: TensorError) -> Failure {
+    Failure::new(e.to_string())
+}
+
+pub(crate) fn explain(e: EngineError) -> Failure {
+    match e {
+        EngineError::Layer { layer, kind, source, .. } => {
+            Failure { layer: Some(format!("{layer} ({kind})")), ..Failure::new(source.to_string()) }
+        }
+        other => Failure::new(other.to_string()),
+    }
+}

@@ -1,0 +1,41 @@
+//! Where a task was at work, for its failure.
+
+use link::Payload;
+use pipeline::ids::StageId;
+use pipeline::message::Failure;
+use pipeline::task::Task;
+
+/// The stage, microbatch and action, as many as there are.
+pub(crate) struct Place {
+    stage: Option<StageId>,
+    microbatch: Option<u32>,
+    action: &'static str,
+}
+
+impl Place {
+    pub(crate) fn of(task: &Task<Payload>) -> Self {
+        let place = |stage, microbatch, action| Place { stage, microbatch, action };
+        match task {
+            Task::Forward { stage, key, .. } => place(Some(*stage), Some(key.index), "forward"),
+            Task::Backward { stage, key, input_only: false, .. } => place(Some(*stage), Some(key.index), "backward"),
+            Task::Backward { stage, key, .. } => place(Some(*stage), Some(key.index), "backward for inputs"),
+            Task::BackwardWeight { stage, key, .. } => place(Some(*stage), Some(key.index), "backward for weights"),
+            Task::Reduce { stage, .. } => place(Some(*stage), None, "reduction of gradients"),
+            Task::TiedGrads { stage } => place(Some(*stage), None, "handing over of tied gradients"),
+            Task::GradNorm { stage, .. } => place(Some(*stage), None, "gradient norm"),
+            Task::UpdateTied { stage, .. } => place(Some(*stage), None, "update of tied parameters"),
+            Task::Measure { .. } => place(None, None, "measuring layers"),
+            Task::OptimStep { stage, .. } => place(Some(*stage), None, "optimizer step"),
+            Task::Build { .. } => place(None, None, "making its layers"),
+            Task::Load { .. } => place(None, None, "loading weights"),
+            Task::Files { .. } => place(None, None, "taking files"),
+            Task::Snapshot => place(None, None, "handing out weights"),
+            Task::SetOptimizer(_) => place(None, None, "setting the optimizer"),
+            Task::Discard { .. } => place(None, None, "cancelling"),
+        }
+    }
+
+    pub(crate) fn add_to(&self, failure: Failure) -> Failure {
+        Failure { stage: self.stage, microbatch: self.microbatch, action: Some(self.action.into()), ..failure }
+    }
+}
