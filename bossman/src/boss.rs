@@ -15,7 +15,7 @@ use pipeline::lr_schedule::LrSchedule;
 use pipeline::message::Mode;
 use pipeline::message::Reduction;
 use pipeline::plan::PlanError;
-use pipeline::replicas::{Columns, Replicas};
+use pipeline::replicas::{BucketBytes, Columns, Replicas};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind, TensorMeta};
 use tokio::process::ChildStdin;
 
@@ -273,7 +273,7 @@ impl Builder {
                 eprintln!("{text}");
             }
         };
-        let handle = lobby.start(plan.clone(), seed, settings.in_flight, notice)?;
+        let handle = lobby.start(plan.clone(), BucketBytes::default(), seed, settings.in_flight, notice)?;
         let local = local.map(|local| local.watch(handle.clone())).unwrap_or_default();
         Ok(BossMan {
             model,

@@ -5,6 +5,7 @@ use link::{ComputeThread, Handle, Identity, Lobby, LobbyEvent, Slots, Transport,
 use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::effect::Answer;
 use pipeline::message::Failure;
+use pipeline::replicas::BucketBytes;
 use pipeline::Plan;
 use std::net::{Ipv4Addr, SocketAddr};
 use tch::Device;
@@ -45,7 +46,7 @@ impl Sockets {
                 let event = lobby.next().await;
                 assert!(matches!(event, LobbyEvent::Joined { .. }), "{event:?}");
             }
-            lobby.start(plan, seed, MOST_WAITING, |_notice| ()).unwrap()
+            lobby.start(plan, BucketBytes { first: 1 << 10, other: 8 << 10 }, seed, MOST_WAITING, |_notice| ()).unwrap()
         });
         Sockets { handle, runtime, _keys: keys }
     }

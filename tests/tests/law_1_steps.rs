@@ -48,7 +48,7 @@ fn with_a_weight_that_stages_share() {
 
 #[test]
 fn with_a_shared_weight_clipping_and_gathered_steps_of_changing_size() {
-    let steps = Steps { samples: &[32, 20, 9], lengths: &[8, 5], accumulate: 3, max_norm: SMALL };
+    let steps = Steps { samples: &[32, 20, 9], lengths: &[8, 5], accumulate: 3, max_norm: SMALL, ..Steps::default() };
     no_cut_shows(&Case::tied().with(steps));
 }
 

@@ -7,6 +7,7 @@ use link::{ComputeThread, Handle, Identity, Lobby, LobbyEvent, WorkerInfo};
 use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::frame::{encode, Envelope};
 use pipeline::message::{Head, PROTOCOL_VERSION};
+use pipeline::replicas::BucketBytes;
 use pipeline::{Cuts, Placement, Plan, TensorMeta};
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
@@ -163,7 +164,7 @@ impl Rogue {
         });
         assert!(matches!(lobby.next().await, LobbyEvent::Joined { .. }));
         let plan = Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2, Placement::Plain).unwrap();
-        let handle = lobby.start(plan, 0, MOST_WAITING, |_notice| ()).unwrap();
+        let handle = lobby.start(plan, BucketBytes::default(), 0, MOST_WAITING, |_notice| ()).unwrap();
         Rogue { handle, quic, control, honest, _keys: keys, _endpoint: endpoint }
     }
 

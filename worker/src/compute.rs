@@ -204,10 +204,10 @@ impl StageCompute {
                 return self.backward(stage, key, &grads, input_only, (branch, out));
             }
             Task::BackwardWeight { stage, key, branch } => self.backward_weight(stage, key, (branch, out))?,
-            Task::Reduce { stage, buckets, statistics } => {
+            Task::Reduce { stage, batch, buckets, statistics } => {
                 let lists = |lists: &[Vec<Payload>]| lists.iter().map(|list| tensors(list)).collect::<Result<_, _>>();
                 let buckets = buckets.iter().map(|shards| lists(shards)).collect::<Result<_, _>>()?;
-                self.stage(stage)?.reduce(buckets, lists(&statistics)?).map_err(explain)?;
+                self.stage(stage)?.reduce(batch, buckets, lists(&statistics)?).map_err(explain)?;
             }
             Task::TiedGrads { stage } => return tied(&self.stage(stage)?.tied_grads().map_err(explain)?),
             Task::GradNorm { stage, tied } => {
@@ -242,11 +242,26 @@ impl StageCompute {
                 }
                 return Ok(Outcome::State { tensors });
             }
+            Task::Digest => {
+                let digests = self.stages.iter().map(|(stage, engine)| Ok((*stage, digest(engine)?)));
+                return Ok(Outcome::Digests { digests: digests.collect::<Result<_, Failure>>()? });
+            }
             Task::Load { tensors } => self.load(&tensors)?,
             Task::Files { files } => self.own.keep(checked(files)?),
         }
         Ok(Outcome::Done)
     }
+}
+
+/// A SHA-256 of all parameters and buffers, what they are called, and how large they are.
+fn digest(engine: &Engine) -> Result<[u8; 32], Failure> {
+    let mut hash = Sha256::new();
+    for (name, value) in engine.state().map_err(explain)? {
+        let payload = to_payload(&value).map_err(plain)?;
+        hash.update(format!("{name} {}\n", payload.meta));
+        hash.update(&payload.bytes);
+    }
+    Ok(hash.finalize().into())
 }
 
 /// Files by their SHA-256, under which the boss names them.

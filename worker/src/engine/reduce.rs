@@ -11,18 +11,23 @@ use tensor::TensorError;
 type Parts = BTreeMap<(usize, usize), Vec<(i64, Tensor)>>;
 
 impl Engine {
-    /// Adds the sums over all microbatches to the gradients so far, and has the running statistics of norms take what
+    /// Adds the sums over all microbatches of a batch to the gradients so far, and has the running statistics of norms take what
     /// these saw. As in PyTorch, a parameter to which no gradient came has none.
     ///
     /// `buckets` holds for every bucket and replica the slices of that replica's shard, and `statistics` what each other
     /// replica handed out; both are empty where this engine has had all microbatches.
-    pub fn reduce(&mut self, buckets: Vec<Vec<Vec<Tensor>>>, statistics: Vec<Vec<Tensor>>) -> Result<(), EngineError> {
+    pub fn reduce(
+        &mut self,
+        batch: u64,
+        buckets: Vec<Vec<Vec<Tensor>>>,
+        statistics: Vec<Vec<Tensor>>,
+    ) -> Result<(), EngineError> {
         tch::no_grad(|| {
             match buckets.is_empty() {
                 true => self.add_roots()?,
                 false => self.add_buckets(buckets)?,
             }
-            self.learn_statistics(statistics)
+            self.learn_statistics(batch, statistics)
         })
     }
 

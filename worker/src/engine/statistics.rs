@@ -87,11 +87,12 @@ impl Statistics {
         self.seen.retain(|key, _| key.batch != batch);
     }
 
-    /// What was seen: the numbers of the microbatches, and for each norm means and variances in turns.
-    fn handed(&self) -> Result<Vec<Tensor>, TensorError> {
-        let numbers: Vec<i64> = self.seen.keys().map(|key| i64::from(key.index)).collect();
+    /// What was seen of a batch: the numbers of its microbatches, and for each norm means and variances in turns.
+    fn handed(&self, batch: u64) -> Result<Vec<Tensor>, TensorError> {
+        let of_batch = || self.seen.iter().filter(move |(key, _)| key.batch == batch);
+        let numbers: Vec<i64> = of_batch().map(|(key, _)| i64::from(key.index)).collect();
         let of_norm = |norm: usize| {
-            let rows: Vec<&Tensor> = self.seen.values().flat_map(|seen| &seen[norm]).collect();
+            let rows: Vec<&Tensor> = of_batch().flat_map(|(_, seen)| &seen[norm]).collect();
             Ok(Tensor::f_stack(&rows, 0)?)
         };
         let numbers = Tensor::f_from_slice(&numbers)?;
@@ -152,18 +153,22 @@ impl Statistics {
 
 impl Engine {
     /// Hands out what the norms saw, where there are some.
-    pub(super) fn hand_out_statistics(&self, along: &mut Along<'_>) -> Result<(), EngineError> {
+    pub(super) fn hand_out_statistics(&self, batch: u64, along: &mut Along<'_>) -> Result<(), EngineError> {
         if self.statistics.norms.is_empty() {
             return Ok(());
         }
-        let tensors = tch::no_grad(|| self.statistics.handed())?;
+        let tensors = tch::no_grad(|| self.statistics.handed(batch))?;
         Ok((along.hand_out)(HandedOut::Statistics { stage: along.stage, tensors })?)
     }
 
     /// Takes what the norms saw here, and what those of other replicas did, into the running statistics, in the order of
     /// microbatches.
-    pub(super) fn learn_statistics(&mut self, others: Vec<Vec<Tensor>>) -> Result<(), EngineError> {
-        let own = std::mem::take(&mut self.statistics.seen);
+    pub(super) fn learn_statistics(&mut self, batch: u64, others: Vec<Vec<Tensor>>) -> Result<(), EngineError> {
+        // Other batches may be under way.
+        let (own, rest) =
+            std::mem::take(&mut self.statistics.seen).into_iter().partition(|(key, _)| key.batch == batch);
+        self.statistics.seen = rest;
+        let own: BTreeMap<MicrobatchKey, Vec<Seen>> = own;
         let mut all: BTreeMap<u32, Vec<Seen>> = own.into_iter().map(|(key, seen)| (key.index, seen)).collect();
         for tensors in &others {
             self.statistics.receive(tensors, (&self.params, self.stage.device), &mut all)?;

@@ -68,7 +68,7 @@ impl Engine {
             return result;
         };
         if along.branch.hand_out.is_some() {
-            self.hand_out_statistics(&mut along)?;
+            self.hand_out_statistics(key.batch, &mut along)?;
         }
         let mut trees = std::mem::take(&mut self.trees);
         let result = tch::no_grad(|| {

@@ -169,7 +169,7 @@ impl Team {
             let buckets = buckets.iter().map(|shards| shards.iter().map(slices).collect()).collect();
             let others = handed.statistics.iter().filter(|(from, _)| **from != number);
             let others = others.map(|(_, tensors)| tensors.iter().map(Tensor::copy).collect());
-            engine.reduce(buckets, others.collect()).unwrap();
+            engine.reduce(batch, buckets, others.collect()).unwrap();
         }
     }
 
@@ -338,7 +338,7 @@ fn a_leaf_that_has_no_place_is_refused_and_what_is_discarded_leaves_nothing() {
         assert!(error.contains("no leaf of the tree") || error.contains("waits for backward"), "{error}");
         engine.saved.clear();
     }
-    let error = engine.reduce(Vec::new(), Vec::new()).unwrap_err().to_string();
+    let error = engine.reduce(1, Vec::new(), Vec::new()).unwrap_err().to_string();
     assert_eq!(error, "the gradients of 1 microbatches are summed, of 2");
     engine.discard(1);
     engine.zero_grad();
@@ -348,7 +348,7 @@ fn a_leaf_that_has_no_place_is_refused_and_what_is_discarded_leaves_nothing() {
     engine.zero_grad();
     assert_same(&engine.state().unwrap(), &before, "statistics of void steps");
     assert_eq!(small(&mut engine, (5, 0), 1), "done");
-    engine.reduce(Vec::new(), Vec::new()).unwrap();
+    engine.reduce(5, Vec::new(), Vec::new()).unwrap();
     assert_eq!(copies(engine.gradients()).len(), 4);
     let counted = &engine.state().unwrap()[4];
     assert_eq!((counted.0.as_str(), counted.1.int64_value(&[])), ("0.num_batches_tracked", 1));
@@ -358,7 +358,7 @@ fn a_leaf_that_has_no_place_is_refused_and_what_is_discarded_leaves_nothing() {
 fn a_stage_without_buckets_has_no_tree() {
     let mut engine = engine(SMALL);
     assert!(small(&mut engine, (1, 0), 1).contains("buckets"));
-    assert!(engine.reduce(vec![Vec::new()], Vec::new()).unwrap_err().to_string().contains("buckets"));
+    assert!(engine.reduce(1, vec![Vec::new()], Vec::new()).unwrap_err().to_string().contains("buckets"));
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn sums_that_replicas_send_are_checked() {
     let refused = |change: &dyn Fn(&mut Vec<Vec<Vec<Tensor>>>), said: &str| {
         let (mut engine, mut buckets, statistics) = handed_to_first();
         change(&mut buckets);
-        let error = engine.reduce(buckets, statistics).unwrap_err().to_string();
+        let error = engine.reduce(1, buckets, statistics).unwrap_err().to_string();
         assert!(error.contains("that replicas sent") && error.contains(said), "{error}");
     };
     let zeros = |size: i64| Tensor::zeros([size], (Kind::Float, Device::Cpu));
@@ -412,7 +412,7 @@ fn statistics_that_replicas_send_are_checked() {
     let refused = |change: &dyn Fn(&mut Vec<Vec<Tensor>>), said: &str| {
         let (mut engine, buckets, mut statistics) = handed_to_first();
         change(&mut statistics);
-        let error = engine.reduce(buckets, statistics).unwrap_err().to_string();
+        let error = engine.reduce(1, buckets, statistics).unwrap_err().to_string();
         assert!(error.contains("norms of replicas saw") && error.contains(said), "{error}");
     };
     refused(&|all| all.push(Vec::new()), "0 tensors for 1 norms");
