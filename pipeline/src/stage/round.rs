@@ -156,7 +156,8 @@ impl Running {
         teams: &BTreeMap<StageId, Team>,
         inbox: &mut Inbox,
     ) -> Option<Task<Slot>> {
-        let branch = self.branch(action, teams);
+        // Where nothing is trained there is nothing to sum, and nothing ends the sum.
+        let branch = self.branch(action, teams).filter(|_| spec.is_trained());
         let (key, stage) = (self.key(&action), action.stage());
         let mut tied = |items: Vec<Item>| -> Vec<(StageId, Vec<Slot>)> {
             let take = |item: Item| match item {
