@@ -3,18 +3,21 @@
 //! ```text
 //! cargo run --release -p worker --example engine_bench              milliseconds a step, and peak memory
 //! cargo run --release -p worker --example engine_bench -- split     with the backward pass in halves
+//! cargo run --release -p worker --example engine_bench -- tree      with gradients summed along a tree
 //! cargo run --release -p worker --example engine_bench -- examples/models/residual.yaml
 //! ```
 
 use anyhow::{bail, Result};
 use layerspec::{Bindings, LayerGraph};
-use pipeline::ids::MicrobatchKey;
+use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::loss::LossSpec;
 use pipeline::optimizer::OptimizerSpec;
-use pipeline::task::Update;
+use pipeline::plan::StageSpec;
+use pipeline::replicas::{buckets, BucketBytes};
+use pipeline::task::{Branch, Update};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
-use worker::engine::{Engine, LossTask, Mode, Pass, StageInput, StageModel};
+use worker::engine::{Along, Engine, LossTask, Mode, Pass, StageInput, StageModel};
 
 const ENCODER: &str = "
 inputs: {x: [batch, 64, 256]}
@@ -28,8 +31,9 @@ const STEPS: usize = 12;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let split = arguments.iter().any(|argument| argument == "split");
-    if !arguments.iter().any(|argument| argument == "cold") {
+    let has = |word: &str| arguments.iter().any(|argument| argument == word);
+    let how = (has("split"), has("tree"));
+    if !has("cold") {
         tensor::memory::keep_freed_memory();
     }
     tensor::threads::set_count(1);
@@ -44,7 +48,7 @@ fn main() -> Result<()> {
     let mut times = Vec::new();
     for number in 0..STEPS as u64 {
         let begin = Instant::now();
-        step(&mut engine, number, (&x, &y), microbatches, split)?;
+        step(&mut engine, number, (&x, &y), microbatches, how)?;
         times.push(begin.elapsed().as_secs_f64() * 1e3);
     }
     times.drain(..2);
@@ -53,7 +57,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn step(engine: &mut Engine, number: u64, (x, y): (&Tensor, &Tensor), microbatches: i64, split: bool) -> Result<()> {
+fn step(
+    engine: &mut Engine,
+    number: u64,
+    (x, y): (&Tensor, &Tensor),
+    microbatches: i64,
+    (split, tree): (bool, bool),
+) -> Result<()> {
+    let branch = Branch { microbatches: u32::try_from(microbatches)?, hand_out: None };
     for (index, (x, y)) in (0..).zip(x.f_chunk(microbatches, 0)?.into_iter().zip(y.f_chunk(microbatches, 0)?)) {
         let pass = Pass { key: MicrobatchKey { batch: number, index }, step: number, mode: Mode::Train, apart: false };
         let outputs = engine.forward(&pass, vec![x])?;
@@ -66,12 +77,23 @@ fn step(engine: &mut Engine, number: u64, (x, y): (&Tensor, &Tensor), microbatch
         };
         engine.loss(pass.key, &task, pass.mode)?;
         drop(outputs);
+        let along = Along { stage: StageId(0), branch, hand_out: &mut |_| Ok(()) };
+        let grads = vec![vec![]];
         if split {
-            engine.backward_input(pass.key, vec![vec![]])?;
-            engine.backward_weight(pass.key)?;
+            engine.backward_input(pass.key, grads)?;
+            match tree {
+                true => engine.backward_weight_along(pass.key, along)?,
+                false => engine.backward_weight(pass.key)?,
+            }
         } else {
-            engine.backward(pass.key, vec![vec![]])?;
+            match tree {
+                true => engine.backward_along(pass.key, grads, along)?,
+                false => engine.backward(pass.key, grads)?,
+            };
         }
+    }
+    if tree {
+        engine.reduce(number, Vec::new(), Vec::new())?;
     }
     engine.optim_step(&Update { lr: 1e-4, scale: 1.0, clip: 1.0, skip: false }, Vec::new())?;
     Ok(())
@@ -79,13 +101,22 @@ fn step(engine: &mut Engine, number: u64, (x, y): (&Tensor, &Tensor), microbatch
 
 fn whole(graph: &LayerGraph) -> StageModel {
     let input = |&value: &layerspec::ValueId| StageInput { value, needs_grad: false, sum_here: true };
-    StageModel {
-        layers: graph.layers().to_vec(),
-        inputs: graph.inputs().iter().map(input).collect(),
-        outputs: graph.outputs().to_vec(),
+    let layers = graph.layers().to_vec();
+    let spec = StageSpec {
+        stage: StageId(0),
+        layers,
+        inputs: Vec::new(),
+        outputs: Vec::new(),
         borrowed: Vec::new(),
         lent: Vec::new(),
-        buckets: Vec::new(),
+    };
+    StageModel {
+        buckets: buckets(&spec, BucketBytes::default()),
+        layers: spec.layers,
+        inputs: graph.inputs().iter().map(input).collect(),
+        outputs: graph.outputs().to_vec(),
+        borrowed: spec.borrowed,
+        lent: spec.lent,
         seed: 0,
         device: Device::Cpu,
         own: worker::engine::OwnLayers::default(),

@@ -6,13 +6,14 @@
 use super::error::EngineError;
 use super::gradient::Gradient;
 use super::layout::plain;
+use super::leaves::Leaves;
 use super::params::Params;
 use super::spare::Spare;
 use pipeline::ids::{MicrobatchKey, StageId};
-use pipeline::replicas::{shard, Bucket, Node, Tree};
+use pipeline::replicas::{Bucket, Node, Tree};
 use pipeline::task::{Branch, HandedOut};
 use std::collections::{BTreeMap, BTreeSet};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 use tensor::{memory, TensorError};
 
 /// A backward pass whose gradients of parameters are summed along a tree.
@@ -31,21 +32,21 @@ pub type HandOut<'a> = dyn FnMut(HandedOut<Tensor>) -> Result<(), TensorError> +
 /// The trees of a stage.
 #[derive(Debug, Default)]
 pub(super) struct Trees {
-    buckets: Vec<Bucket>,
+    pub(super) buckets: Vec<Bucket>,
     /// By bucket and place in it.
-    uses: Vec<Vec<Summed>>,
+    pub(super) uses: Vec<Vec<Summed>>,
     /// Whether the buckets hold whatever the stage has gradients for, each once.
     whole: bool,
-    round: Option<Round>,
-    spare: Spare,
+    pub(super) round: Option<Round>,
+    pub(super) spare: Spare,
 }
 
 /// The gradient of one parameter as one layer uses it. Microbatches from which no gradient came count as nothing.
 #[derive(Debug)]
-struct Summed {
-    layer: usize,
+pub(super) struct Summed {
+    pub(super) layer: usize,
     /// Its place among the layer's parameters.
-    number: usize,
+    pub(super) number: usize,
     name: String,
     shape: Vec<i64>,
     /// Whether leaves come with memory of their own: then what is freed is not kept for them.
@@ -55,21 +56,10 @@ struct Summed {
 
 /// Whose gradients the trees hold.
 #[derive(Debug)]
-struct Round {
+pub(super) struct Round {
     batch: u64,
     microbatches: u32,
     summed: BTreeSet<u32>,
-}
-
-/// The leaves that one pass adds.
-pub(super) struct Leaves<'a> {
-    trees: &'a mut Trees,
-    key: MicrobatchKey,
-    along: Along<'a>,
-    /// The bucket and the place in it whose leaf is put next.
-    next: (usize, usize),
-    /// The layer at work, and its gradients by its own order of parameters.
-    at_work: Option<(usize, Vec<Gradient>)>,
 }
 
 impl Trees {
@@ -130,7 +120,7 @@ impl Trees {
         if !fits || !round.summed.insert(key.index) {
             return Err(EngineError::OtherTree { key, microbatches });
         }
-        Ok(Leaves { trees: self, key, along, next: (0, 0), at_work: None })
+        Ok(Leaves::new(self, key.index, along))
     }
 
     /// Takes out the sum over all microbatches of each use that has one: `take` gets it by layer and number, and gives back
@@ -159,7 +149,7 @@ impl Trees {
     }
 
     /// For each node that is here what it came to, use by use, flat.
-    fn take_sums(&mut self, bucket: usize) -> Result<BTreeMap<Node, Vec<Option<Tensor>>>, EngineError> {
+    pub(super) fn take_sums(&mut self, bucket: usize) -> Result<BTreeMap<Node, Vec<Option<Tensor>>>, EngineError> {
         let mut sums: BTreeMap<Node, Vec<Option<Tensor>>> = BTreeMap::new();
         for used in &mut self.uses[bucket] {
             for (node, sum) in std::mem::replace(&mut used.tree, Tree::new(0)).into_sums() {
@@ -173,12 +163,12 @@ impl Trees {
 
 impl Summed {
     /// An empty leaf.
-    fn leaf(&self, spare: &mut Spare) -> Gradient {
+    pub(super) fn leaf(&self, spare: &mut Spare) -> Gradient {
         Gradient::of_one(if self.brings_memory { None } else { spare.take(&self.shape) })
     }
 
     /// Adds a leaf to the tree.
-    fn put(&mut self, microbatch: u32, leaf: Gradient, spare: &mut Spare) -> Result<(), TensorError> {
+    pub(super) fn put(&mut self, microbatch: u32, leaf: Gradient, spare: &mut Spare) -> Result<(), TensorError> {
         self.brings_memory |= leaf.brings_memory();
         let (leaf, unused) = leaf.into_parts();
         unused.into_iter().for_each(|memory| self.free(memory, spare));
@@ -218,72 +208,5 @@ impl Summed {
         if !self.brings_memory {
             spare.put(memory);
         }
-    }
-}
-
-impl Leaves<'_> {
-    /// The gradients of a layer, to be added to. It is done with those after it.
-    pub(super) fn of_layer(&mut self, layer: usize) -> Result<&mut [Gradient], EngineError> {
-        if self.at_work.as_ref().is_none_or(|(other, _)| *other != layer) {
-            self.done_with(layer + 1)?;
-            let spare = &mut self.trees.spare;
-            let mut gradients: Vec<Gradient> = Vec::new();
-            for used in self.trees.uses.iter().flatten().filter(|used| used.layer == layer) {
-                if gradients.len() <= used.number {
-                    gradients.resize_with(used.number + 1, Gradient::default);
-                }
-                gradients[used.number] = used.leaf(spare);
-            }
-            self.at_work = Some((layer, gradients));
-        }
-        Ok(self.at_work.as_mut().map_or(&mut [], |(_, gradients)| gradients))
-    }
-
-    /// The pass is done with this layer and all after it: their gradients are put into the trees, and buckets that are
-    /// complete handed out.
-    pub(super) fn done_with(&mut self, layer: usize) -> Result<(), EngineError> {
-        while let Some(bucket) = self.trees.uses.get(self.next.0) {
-            let Some(used) = bucket.get(self.next.1) else {
-                self.complete(self.next.0)?;
-                self.next = (self.next.0 + 1, 0);
-                continue;
-            };
-            if used.layer < layer {
-                break;
-            }
-            let of_layer = self.at_work.as_mut().filter(|(at_work, _)| *at_work == used.layer);
-            let leaf = of_layer.and_then(|(_, gradients)| gradients.get_mut(used.number)).map(std::mem::take);
-            let Trees { uses, spare, .. } = &mut *self.trees;
-            uses[self.next.0][self.next.1].put(self.key.index, leaf.unwrap_or_default(), spare)?;
-            self.next.1 += 1;
-        }
-        if self.along.branch.hand_out.is_some() && self.next.0 == self.trees.uses.len() {
-            self.trees.round = None;
-        }
-        Ok(())
-    }
-
-    /// All of a bucket is in its trees.
-    fn complete(&mut self, bucket: usize) -> Result<(), EngineError> {
-        let Some(replicas) = self.along.branch.hand_out else { return Ok(()) };
-        let sums = self.trees.take_sums(bucket)?;
-        let of_replica = |replica: u16| {
-            let slices = shard(&self.trees.buckets[bucket], replica, replicas);
-            let of_node = |(node, uses): (&Node, &Vec<Option<Tensor>>)| {
-                let slices = slices.iter().map(|slice| {
-                    let (begin, end) = (slice.elements.start as i64, slice.elements.end as i64);
-                    match uses.get(slice.place) {
-                        Some(Some(flat)) => Ok(flat.f_narrow(0, begin, end - begin)?),
-                        _ => Ok(Tensor::f_zeros([0], (Kind::Float, Device::Cpu))?),
-                    }
-                });
-                Ok((*node, slices.collect::<Result<_, TensorError>>()?))
-            };
-            sums.iter().map(of_node).collect::<Result<_, TensorError>>()
-        };
-        let shards = (0..replicas).map(of_replica).collect::<Result<_, _>>()?;
-        drop(sums);
-        let (stage, bucket) = (self.along.stage, bucket as u32);
-        Ok((self.along.hand_out)(HandedOut::Sums { stage, bucket, shards })?)
     }
 }

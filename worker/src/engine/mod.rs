@@ -20,6 +20,7 @@ mod gradient;
 mod held;
 mod layer;
 mod layout;
+mod leaves;
 mod loss;
 mod measure;
 mod memory;

@@ -1,9 +1,10 @@
 //! The second half of the backward pass: the gradients of the parameters, and what they are added to.
 
-use super::branch::{Along, Leaves};
+use super::branch::Along;
 use super::call::Purpose;
 use super::error::{in_layer, Doing, EngineError};
 use super::gradient::{Gradient, Gradients};
+use super::leaves::Leaves;
 use super::stage::Pass;
 use super::Engine;
 use pipeline::ids::MicrobatchKey;

@@ -68,11 +68,17 @@ struct Team {
     halves: Halves,
 }
 
+/// The slices for each node.
+type Sums = Vec<(Node, Vec<Payload>)>;
+/// The slices of each replica's shard of each bucket.
+type Buckets = Vec<Vec<Vec<Tensor>>>;
+type Named = Vec<(String, Tensor)>;
+
 /// What replicas have handed out.
 #[derive(Default)]
 struct Handed {
     /// By bucket and receiver.
-    sums: BTreeMap<(u32, usize), Vec<(Node, Vec<Payload>)>>,
+    sums: BTreeMap<(u32, usize), Sums>,
     /// By sender.
     statistics: BTreeMap<usize, Vec<Tensor>>,
 }
@@ -174,7 +180,7 @@ impl Team {
     }
 
     /// The gradients, and weights and statistics after a step with them; the same on all replicas.
-    fn step(&mut self) -> Vec<(String, Tensor)> {
+    fn step(&mut self) -> Named {
         let after = |engine: &mut Engine| {
             let mut all = copies(engine.gradients());
             optim_step(engine, 1e-2).unwrap();
@@ -192,7 +198,7 @@ fn replicas_of(deal: &[usize]) -> usize {
 }
 
 /// Two steps, of which the second gathers the gradients of two batches.
-fn learned(yaml: &str, deal: &[usize], halves: Halves) -> Vec<(String, Tensor)> {
+fn learned(yaml: &str, deal: &[usize], halves: Halves) -> Named {
     let mut team = Team::new(yaml, replicas_of(deal), halves);
     team.round(1, deal);
     let mut all = team.step();
@@ -237,7 +243,7 @@ fn frozen_and_unreached_parameters_have_no_gradient() {
 }
 
 /// What the engine does without a tree.
-fn in_turn(yaml: &str, microbatches: u32) -> (Vec<(String, Tensor)>, Vec<(String, Tensor)>) {
+fn in_turn(yaml: &str, microbatches: u32) -> (Named, Named) {
     let mut team = Team::new(yaml, 1, Halves::AtOnce);
     for index in 0..microbatches {
         let input = team.input("x 1", index);
@@ -355,6 +361,24 @@ fn a_leaf_that_has_no_place_is_refused_and_what_is_discarded_leaves_nothing() {
 }
 
 #[test]
+fn batches_under_way_are_told_apart() {
+    let mut engine = replica(&graph(SMALL));
+    let forward = |engine: &mut Engine, batch| {
+        let pass = Pass { key: MicrobatchKey { batch, index: 0 }, step: 1, mode: Mode::Train, apart: true };
+        engine.forward(&pass, vec![normal(&format!("x {batch}"), &[2, 3, 4])]).unwrap().remove(0)
+    };
+    let outputs = [1, 2].map(|batch| forward(&mut engine, batch));
+    for (batch, output) in (1..).zip(outputs) {
+        let (key, branch) = (MicrobatchKey { batch, index: 0 }, Branch { microbatches: 1, hand_out: None });
+        let back = |along: Along<'_>| engine.backward_along(key, vec![vec![output]], along).map(drop);
+        assert_eq!(along(branch, &mut |_| Ok(()), back), "done");
+        engine.reduce(batch, Vec::new(), Vec::new()).unwrap();
+        let state: HashMap<String, Tensor> = engine.state().unwrap().into_iter().collect();
+        assert_eq!(state["0.num_batches_tracked"].int64_value(&[]), batch as i64);
+    }
+}
+
+#[test]
 fn a_stage_without_buckets_has_no_tree() {
     let mut engine = engine(SMALL);
     assert!(small(&mut engine, (1, 0), 1).contains("buckets"));
@@ -378,10 +402,10 @@ fn gradients_of_another_type_do_not_travel() {
 }
 
 /// What a round hands to the first of two replicas, and the replica.
-fn handed_to_first() -> (Engine, Vec<Vec<Vec<Tensor>>>, Vec<Vec<Tensor>>) {
+fn handed_to_first() -> (Engine, Buckets, Vec<Vec<Tensor>>) {
     let mut team = Team::new(SMALL, 2, Halves::AtOnce);
     let handed = team.passes(1, &[0, 1]);
-    let mut buckets: Vec<Vec<Vec<Tensor>>> = Vec::new();
+    let mut buckets: Buckets = Vec::new();
     for ((bucket, _), sums) in &handed.sums {
         buckets.resize_with(*bucket as usize + 1, Vec::new);
         let slices = link::testing::sum(2, sums).unwrap();
@@ -392,7 +416,7 @@ fn handed_to_first() -> (Engine, Vec<Vec<Vec<Tensor>>>, Vec<Vec<Tensor>>) {
 
 #[test]
 fn sums_that_replicas_send_are_checked() {
-    let refused = |change: &dyn Fn(&mut Vec<Vec<Vec<Tensor>>>), said: &str| {
+    let refused = |change: &dyn Fn(&mut Buckets), said: &str| {
         let (mut engine, mut buckets, statistics) = handed_to_first();
         change(&mut buckets);
         let error = engine.reduce(1, buckets, statistics).unwrap_err().to_string();
