@@ -8,7 +8,7 @@ use pipeline::boss::Request;
 pub(crate) const EVERY: u64 = 100;
 
 impl BossMan {
-    /// Compares the weights and buffers of all replicas, by their SHA-256. [`BossMan::train_step`] does it by itself every
+    /// Compares the trained parameters of all replicas, by their SHA-256. [`BossMan::train_step`] does it by itself every
     /// 100 optimizer steps.
     ///
     /// # Errors

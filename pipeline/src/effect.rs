@@ -123,7 +123,7 @@ pub struct Answer {
     pub spans: Vec<WorkerSpan>,
     /// After a measurement: for each worker, ascending, what each layer takes there.
     pub measured: Vec<(WorkerId, Vec<LayerTimes>)>,
-    /// A SHA-256 of the parameters and buffers of each stage of each worker.
+    /// A SHA-256 of the trained parameters of each stage of each worker.
     pub digests: Vec<(WorkerId, StageId, [u8; 32])>,
     /// What each worker said last of its links: to another worker, or to the boss.
     pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,

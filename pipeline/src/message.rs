@@ -83,7 +83,7 @@ pub enum Head {
         /// The sums.
         squares: Vec<(LayerId, u32, f64)>,
     },
-    /// Worker to boss, before the answer to [`Command::Digest`]: a SHA-256 of the parameters and buffers of each of its
+    /// Worker to boss, before the answer to [`Command::Digest`]: a SHA-256 of the trained parameters of each of its
     /// stages. Replicas of a stage have the same.
     Digests {
         /// Which command.
@@ -269,7 +269,7 @@ pub enum Command {
     Measure(Vec<LayerProbe>),
     /// Send parameters and buffers as [`Head::State`].
     SendState,
-    /// Say what the parameters and buffers of each stage come to, with [`Head::Digests`].
+    /// Say what the trained parameters of each stage come to, with [`Head::Digests`].
     Digest,
     /// Take parameters and buffers, which come as [`Head::Load`].
     LoadState {

@@ -129,7 +129,7 @@ pub enum Task<T> {
     },
     /// Hand out parameters and buffers.
     Snapshot,
-    /// Find a SHA-256 of the parameters and buffers of each stage; answered by [`Outcome::Digests`].
+    /// Find a SHA-256 of the trained parameters of each stage; answered by [`Outcome::Digests`].
     Digest,
     /// Replace parameters and buffers.
     Load {

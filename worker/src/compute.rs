@@ -253,11 +253,11 @@ impl StageCompute {
     }
 }
 
-/// A SHA-256 of all parameters and buffers, what they are called, and how large they are.
+/// A SHA-256 of all trained parameters, what they are called, and how large they are.
 fn digest(engine: &Engine) -> Result<[u8; 32], Failure> {
     let mut hash = Sha256::new();
-    for (name, value) in engine.state().map_err(explain)? {
-        let payload = to_payload(&value).map_err(plain)?;
+    for (name, value) in engine.trained() {
+        let payload = to_payload(value).map_err(plain)?;
         hash.update(format!("{name} {}\n", payload.meta));
         hash.update(&payload.bytes);
     }

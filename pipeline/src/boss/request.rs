@@ -55,7 +55,7 @@ pub enum Request {
     Links,
     /// Gather parameters and buffers.
     SendState,
-    /// Gather what the parameters and buffers of every stage of every worker come to.
+    /// Gather what the trained parameters of every stage of every worker come to.
     Digest,
     /// Replace parameters and buffers: for each its worker, name and tensor.
     LoadState(Vec<(WorkerId, String, Slot)>),

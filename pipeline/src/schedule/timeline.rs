@@ -432,18 +432,18 @@ impl<'a> Player<'a> {
         if *left > 0 {
             return;
         }
-        self.to_replicas(now, (stage, replica), Need::Sum);
+        self.exchange(now, (stage, replica), Need::Sum);
         self.summed(now, (stage, replica));
     }
 
     /// Once the gradients of all replicas are there, each gives the sum of its part to the others.
     fn summed(&mut self, now: u64, (stage, replica): Place) {
         if self.left[stage][replica] == 0 && self.sums[stage][replica] == 0 {
-            self.to_replicas(now, (stage, replica), Need::Reduced);
+            self.exchange(now, (stage, replica), Need::Reduced);
         }
     }
 
-    fn to_replicas(&mut self, now: u64, (stage, replica): Place, need: fn(Place) -> Need) {
+    fn exchange(&mut self, now: u64, (stage, replica): Place, need: fn(Place) -> Need) {
         let replicas = self.left[stage].len();
         let all = self.costs.reduced_bytes.get(&StageId(stage as u16)).copied().unwrap_or(0);
         let from = self.worker((stage, replica)).0.into();

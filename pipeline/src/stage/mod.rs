@@ -184,11 +184,11 @@ impl StageSession {
                 self.arrive(from, key, stage, Item::Sum { bucket, node }, slots);
             }
             Head::Reduced { batch, stage, bucket } => {
-                let item = self.from_replica(from, stage, |replica| Item::Reduced { bucket, replica });
+                let item = self.item_of(from, stage, |replica| Item::Reduced { bucket, replica });
                 self.arrive(from, MicrobatchKey { batch, index: 0 }, stage, item, slots);
             }
             Head::Statistics { batch, stage } => {
-                let item = self.from_replica(from, stage, |replica| Item::Statistics { replica });
+                let item = self.item_of(from, stage, |replica| Item::Statistics { replica });
                 self.arrive(from, MicrobatchKey { batch, index: 0 }, stage, item, slots);
             }
             head if from == Peer::Boss => self.on_boss(now, head, slots),

@@ -120,7 +120,7 @@ impl StageSession {
     }
 
     /// The item that a frame of a replica is, by its sender.
-    pub(super) fn from_replica(&self, from: Peer, stage: StageId, item: impl Fn(usize) -> Item) -> Item {
+    pub(super) fn item_of(&self, from: Peer, stage: StageId, item: impl Fn(usize) -> Item) -> Item {
         // A stranger's is refused by `expects`.
         item(self.teams.get(&stage).and_then(|team| team.replica(from)).unwrap_or(usize::MAX))
     }

@@ -14,6 +14,12 @@ impl Engine {
         params.map(|param| Ok((param.name.clone(), copy(&param.tensor)?))).collect()
     }
 
+    /// The trained parameters that the stage owns, by name.
+    pub fn trained(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let own = self.params.all.iter().filter(|param| param.trained && param.lender.is_none());
+        own.map(|param| (param.name.as_str(), &param.tensor))
+    }
+
     /// Copies of the optimizer's state, named `<layer>.<name>.<state>`: `0.weight.exp_avg`. Empty
     /// before the first step.
     pub fn optimizer_state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
