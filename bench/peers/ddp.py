@@ -1,6 +1,6 @@
 """The encoder work in PyTorch, data parallel: one process, and two ranks under DistributedDataParallel over gloo.
 
-Prints one line of JSON: for each the seconds of every step, the bytes of the gradients, and the peak memory of every rank.
+Prints one line of JSON: for each the seconds of every step, and the peak memory of every rank.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def single(options):
 
 
 def rank(number, options):
-    """One rank's half of the batch: (seconds of every step, peak bytes)."""
+    """One rank's half of the batch; the first one prints."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(options.port))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -51,15 +51,11 @@ def rank(number, options):
     times = train(model, adam([model]), options.batch // RANKS, options.steps, dist.barrier)
     memory = [None] * RANKS
     dist.all_gather_object(memory, peak_bytes())
-    dist.destroy_process_group()
-    return times, memory
-
-
-def spawned(number, options, answers):
-    """A rank in a process of its own; the first one answers."""
-    done = rank(number, options)
     if number == 0:
-        answers.put(done)
+        print(json.dumps({"steps": options.alone | {"DDP": times}, "memory": memory}), flush=True)
+    dist.barrier()
+    del model
+    dist.destroy_process_group()
 
 
 def main():
@@ -70,17 +66,12 @@ def main():
     parser.add_argument("--rank", type=int, help="be this rank; the other runs elsewhere")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    steps, memory = {}, []
+    options.alone = {}
     if options.rank is None:
-        steps["single"] = single(options)
-        answers = mp.get_context("spawn").SimpleQueue()
-        context = mp.spawn(spawned, args=(options, answers), nprocs=RANKS, join=False)
-        steps["DDP"], memory = answers.get()
-        while not context.join():
-            pass
+        options.alone["single"] = single(options)
+        mp.spawn(rank, args=(options,), nprocs=RANKS)
     else:
-        steps["DDP"], memory = rank(options.rank, options)
-    print(json.dumps({"steps": steps, "memory": memory}))
+        rank(options.rank, options)
 
 
 if __name__ == "__main__":

@@ -208,6 +208,8 @@ fn mistakes_in_a_run_file_are_named() {
         ("lr_schedule: {step: {step_size: 5, gama: 0.5}}", "unknown argument `gama`; did you mean `gamma`?"),
         ("chunks: 1", "`chunks`: expected 2 or more stages a worker, found `1`"),
         ("chunks: 3", "`chunks` goes with `schedule: interleaved` only"),
+        ("replicas: many", "`replicas`: expected `auto`, a number of workers for each stage, or a list of such numbers, found `many`"),
+        ("replicas: [2, 0]", "`replicas`: expected a whole number, 1 or more, found `0`"),
         ("data: {trian: a.csv}", "unknown key `trian`; did you mean `train`?"),
         ("data: {train: [a.csv]}", "`train`: expected a path or a format (`Name`, or `Name: {argument: value}`), found a list"),
         ("data: {train: {idxx: {images: a}}}", "unknown format `idxx`; did you mean `idx`?"),

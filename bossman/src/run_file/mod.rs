@@ -239,7 +239,7 @@ fn replicas(run: &Mapping<'_>) -> Result<Option<Replicas>, Fault> {
     };
     match (node.as_text(), node.list("`replicas`", expected)) {
         (Some("auto"), _) => Ok(Some(Replicas::Auto)),
-        (_, Ok(list)) if list.is_empty() => Err(node.unexpected("`replicas`", expected)),
+        (_, Ok([])) => Err(node.unexpected("`replicas`", expected)),
         (_, Ok(list)) => Ok(Some(Replicas::Of(list.iter().map(number).collect::<Result<_, _>>()?))),
         (_, Err(_)) => number(node).map(Replicas::Each).map(Some).map_err(|_| node.unexpected("`replicas`", expected)),
     }

@@ -32,6 +32,13 @@ pub struct User<'g> {
     state: BTreeMap<String, u64>,
 }
 
+/// What a round brings with it and gives back.
+struct With {
+    data: bool,
+    loss: bool,
+    outputs: bool,
+}
+
 impl<'g> User<'g> {
     pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
         let (open, state) = (BTreeMap::new(), BTreeMap::new());
@@ -80,12 +87,13 @@ impl<'g> User<'g> {
                 let forward = |stage, microbatch| Action::Forward { stage, microbatch: last - microbatch };
                 let deal = self.deal();
                 let actions = self.actions(&deal, true, forward);
-                self.run(step, Mode::Eval, actions, deal, true, true, true)
+                self.run(step, Mode::Eval, actions, deal, With { data: true, loss: true, outputs: true })
             }
             Call::Forward(step) => {
                 let deal = self.deal();
                 let actions = self.actions(&deal, false, |stage, microbatch| Action::Forward { stage, microbatch });
-                let request = self.run(step, Mode::Train, actions, deal.clone(), true, false, true);
+                let request =
+                    self.run(step, Mode::Train, actions, deal.clone(), With { data: true, loss: false, outputs: true });
                 self.open.insert(step, (self.batch, deal));
                 request
             }
@@ -94,7 +102,8 @@ impl<'g> User<'g> {
             Call::OptimStep(step) => {
                 let actions = self.plan.layout().ending(self.ending());
                 let (batch, deal) = self.open[&step].clone();
-                let request = self.run(step, Mode::Train, actions, deal, false, false, false);
+                let request =
+                    self.run(step, Mode::Train, actions, deal, With { data: false, loss: false, outputs: false });
                 with_batch(request, batch)
             }
         };
@@ -141,7 +150,8 @@ impl<'g> User<'g> {
         let terms = Terms { ending, reduction, deal: Some(deal), ..Terms::new(self.kind, self.microbatches) };
         let schedule = self.plan.schedule_for(&terms).expect("a good schedule");
         let outputs = calls::wants_outputs(step);
-        let Request::Run(mut run) = self.run(step, Mode::Train, schedule.workers, schedule.deal, true, true, outputs)
+        let Request::Run(mut run) =
+            self.run(step, Mode::Train, schedule.workers, schedule.deal, With { data: true, loss: true, outputs })
         else {
             unreachable!()
         };
@@ -149,16 +159,8 @@ impl<'g> User<'g> {
         Request::Run(run)
     }
 
-    fn run(
-        &mut self,
-        step: u64,
-        mode: Mode,
-        actions: Vec<Vec<Action>>,
-        deal: Deal,
-        with_data: bool,
-        with_loss: bool,
-        outputs: bool,
-    ) -> Request {
+    fn run(&mut self, step: u64, mode: Mode, actions: Vec<Vec<Action>>, deal: Deal, with: With) -> Request {
+        let With { data: with_data, loss: with_loss, outputs } = with;
         self.batch += 1;
         let slots = &mut self.world.boss_slots;
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
@@ -215,7 +217,9 @@ impl<'g> User<'g> {
                 grads.push((microbatch, *value, given.into_iter().map(|g| slots.hold(g)).collect()));
             }
         }
-        let Request::Run(mut run) = self.run(step, Mode::Train, actions, deal, false, false, false) else {
+        let Request::Run(mut run) =
+            self.run(step, Mode::Train, actions, deal, With { data: false, loss: false, outputs: false })
+        else {
             unreachable!()
         };
         run.grads = Some(grads);
