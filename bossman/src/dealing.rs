@@ -3,7 +3,7 @@
 use crate::boss::BossMan;
 use crate::scheduling::Measured;
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::replicas::Deal;
+use pipeline::replicas::{Deal, Pace};
 
 /// Microbatches are dealt again where that makes the slowest worker so much faster: less is within what is observed from
 /// step to step.
@@ -19,9 +19,12 @@ impl BossMan {
         if self.settings.even {
             return Some(Deal::even(homes, microbatches));
         }
-        let time = |stage: StageId, worker: WorkerId| self.time(stage, worker);
-        let best = Deal::by_speed(homes, microbatches, time);
-        let longest = |deal: &Deal| deal.longest(homes, microbatches, time) as f64;
+        let pace = |stage: StageId, worker: WorkerId| Pace {
+            each: self.time(stage, worker),
+            once: self.scheduling.observed.once(stage, worker),
+        };
+        let best = Deal::by_speed(homes, microbatches, pace);
+        let longest = |deal: &Deal| deal.longest(homes, microbatches, pace) as f64;
         match now {
             Some(now) if longest(&best) >= longest(now) * WORTH_IT => Some(now.clone()),
             _ => Some(best),

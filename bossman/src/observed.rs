@@ -28,6 +28,7 @@ enum Kind {
     Backward,
     BackwardInput,
     BackwardWeight,
+    Reduce,
     OptimStep,
 }
 
@@ -44,6 +45,7 @@ impl Observed {
                 Action::Backward { .. } => Kind::Backward,
                 Action::BackwardInput { .. } => Kind::BackwardInput,
                 Action::BackwardWeight { .. } => Kind::BackwardWeight,
+                Action::Reduce { .. } => Kind::Reduce,
                 Action::OptimStep { .. } => Kind::OptimStep,
                 _ => continue,
             };
@@ -67,6 +69,8 @@ impl Observed {
                 Kind::BackwardInput => &mut times.backward_input,
                 Kind::BackwardWeight => &mut times.backward_weight,
                 Kind::OptimStep => &mut times.optim_step,
+                // It is predicted by the optimizer step's time.
+                Kind::Reduce => continue,
             };
             *place = mean(durations);
         }
@@ -78,6 +82,12 @@ impl Observed {
         let of = |kind| self.actions.get(&(stage, worker, kind)).map(mean);
         let halves = of(Kind::BackwardInput).map(|input| input + of(Kind::BackwardWeight).unwrap_or(0));
         Some(of(Kind::Forward)? + of(Kind::Backward).or(halves)?)
+    }
+
+    /// What a worker takes for a stage once a step, in nanoseconds.
+    pub(crate) fn once(&self, stage: StageId, worker: WorkerId) -> u64 {
+        let of = |kind| self.actions.get(&(stage, worker, kind)).map_or(0, mean);
+        of(Kind::Reduce) + of(Kind::OptimStep)
     }
 
     /// What a step takes beside the time from its first action to the end of its last, in nanoseconds.

@@ -112,7 +112,8 @@ impl Fleet {
     pub fn deal(&self, plan: &Plan, microbatches: u32) -> Deal {
         Deal::by_speed(&plan.homes, microbatches, |stage, worker| {
             let layers = plan.stages.iter().filter(|s| s.stage == stage).flat_map(|s| &s.layers);
-            layers.map(|layer| self.time(worker, layer.id)).map(|t| t.forward.saturating_add(t.backward)).sum()
+            let times = layers.map(|layer| self.time(worker, layer.id));
+            times.map(|t| t.forward.saturating_add(t.backward)).sum::<u64>()
         })
     }
 

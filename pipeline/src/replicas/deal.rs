@@ -6,6 +6,47 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+/// What a replica takes for its share of a batch, in any unit.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct Pace {
+    /// For each microbatch.
+    pub each: u64,
+    /// However many it takes: the optimizer step, say.
+    pub once: u64,
+}
+
+impl From<u64> for Pace {
+    fn from(each: u64) -> Self {
+        Pace { each, once: 0 }
+    }
+}
+
+impl Pace {
+    fn and(self, other: Pace) -> Pace {
+        Pace { each: self.each.saturating_add(other.each), once: self.once.saturating_add(other.once) }
+    }
+
+    fn slower(self, other: Pace) -> Pace {
+        Pace { each: self.each.max(other.each), once: self.once.max(other.once) }
+    }
+
+    fn time(self, microbatches: u32) -> u128 {
+        u128::from(self.once) + u128::from(self.each.max(1)) * u128::from(microbatches)
+    }
+
+    /// The pace of every worker over all its stages.
+    fn of_workers<P: Into<Pace>>(homes: &Homes, pace: impl Fn(StageId, WorkerId) -> P) -> BTreeMap<WorkerId, Pace> {
+        let mut of_worker: BTreeMap<WorkerId, Pace> = BTreeMap::new();
+        for (stage, workers) in homes.iter() {
+            for worker in workers {
+                let sum = of_worker.entry(*worker).or_default();
+                *sum = sum.and(pace(stage, *worker).into());
+            }
+        }
+        of_worker
+    }
+}
+
 /// For every stage which of its replicas takes each microbatch of a batch.
 ///
 /// Each replica takes whole branches of the [tree](super::Tree) along which gradients are summed, as far as its share
@@ -16,36 +57,29 @@ pub struct Deal(Vec<Vec<u16>>);
 impl Deal {
     /// Every replica takes as many, or one more.
     pub fn even(homes: &Homes, microbatches: u32) -> Self {
-        Self::by_speed(homes, microbatches, |_, _| 1)
+        Self::by_speed(homes, microbatches, |_, _| 1u64)
     }
 
-    /// Each replica takes as many as lets the slowest be done soonest. `time` is what a worker takes for one microbatch
-    /// through a stage, in any unit.
+    /// Each replica takes as many as lets the slowest be done soonest. `pace` is what a worker takes for a stage, of which a
+    /// number is the time for one microbatch.
     ///
     /// Where all stages have as many replicas, replica `r` of each takes the same microbatches, so that they form
     /// pipelines of their own.
-    pub fn by_speed(homes: &Homes, microbatches: u32, time: impl Fn(StageId, WorkerId) -> u64) -> Self {
-        let mut of_worker: BTreeMap<WorkerId, u64> = BTreeMap::new();
-        for (stage, workers) in homes.iter() {
-            for worker in workers {
-                let sum = of_worker.entry(*worker).or_insert(0);
-                *sum = sum.saturating_add(time(stage, *worker));
-            }
-        }
-        let times = |workers: &[WorkerId]| -> Vec<u64> {
-            workers.iter().map(|w| of_worker.get(w).copied().unwrap_or(1)).collect()
+    pub fn by_speed<P: Into<Pace>>(homes: &Homes, microbatches: u32, pace: impl Fn(StageId, WorkerId) -> P) -> Self {
+        let of_worker = Pace::of_workers(homes, pace);
+        let paces = |workers: &[WorkerId]| -> Vec<Pace> {
+            workers.iter().map(|w| of_worker.get(w).copied().unwrap_or_default()).collect()
         };
         let replicas = homes.of(StageId(0)).len();
         let lanes = homes.iter().all(|(_, workers)| workers.len() == replicas);
-        let slowest = |mut all: Vec<u64>, workers: &[WorkerId]| {
-            all.iter_mut().zip(times(workers)).for_each(|(slowest, time)| *slowest = time.max(*slowest));
-            all
+        let slowest = |all: Vec<Pace>, workers: &[WorkerId]| -> Vec<Pace> {
+            all.into_iter().zip(paces(workers)).map(|(slowest, pace)| slowest.slower(pace)).collect()
         };
-        let lane = homes.iter().fold(vec![1; replicas], |all, (_, workers)| slowest(all, workers));
+        let lane = homes.iter().fold(vec![Pace::default(); replicas], |all, (_, workers)| slowest(all, workers));
         let deal = |(_, workers): (StageId, &[WorkerId])| match (workers.len(), lanes) {
             (..=1, _) => Vec::new(),
             (_, true) => branches(microbatches, &shares(microbatches, &lane)),
-            (_, false) => branches(microbatches, &shares(microbatches, &times(workers))),
+            (_, false) => branches(microbatches, &shares(microbatches, &paces(workers))),
         };
         Deal(homes.iter().map(deal).collect())
     }
@@ -72,17 +106,19 @@ impl Deal {
         (0..microbatches).filter(move |m| self.worker(homes, stage, *m) == Some(worker))
     }
 
-    /// How long the slowest worker takes with its share, by `time` as for [`Deal::by_speed`].
-    pub fn longest(&self, homes: &Homes, microbatches: u32, time: impl Fn(StageId, WorkerId) -> u64) -> u64 {
-        let mut busy: BTreeMap<WorkerId, u64> = BTreeMap::new();
-        for (stage, workers) in homes.iter() {
-            for worker in workers {
-                let taken = self.taken(homes, stage, *worker, microbatches).count() as u64;
-                let sum = busy.entry(*worker).or_insert(0);
-                *sum = sum.saturating_add(time(stage, *worker).saturating_mul(taken));
-            }
-        }
-        busy.into_values().max().unwrap_or(0)
+    /// How long the slowest worker takes with its share, by `pace` as for [`Deal::by_speed`].
+    pub fn longest<P: Into<Pace>>(
+        &self,
+        homes: &Homes,
+        microbatches: u32,
+        pace: impl Fn(StageId, WorkerId) -> P,
+    ) -> u128 {
+        let taken = |worker: WorkerId| {
+            let stage = homes.stages_of(worker).next().unwrap_or(StageId(0));
+            self.taken(homes, stage, worker, microbatches).count() as u32
+        };
+        let times = Pace::of_workers(homes, pace).into_iter().map(|(worker, pace)| pace.time(taken(worker)));
+        times.max().unwrap_or(0)
     }
 
     /// Whether it deals to replicas that there are.
@@ -96,11 +132,11 @@ impl Deal {
 }
 
 /// How many microbatches each replica takes: each goes to who would be done with it first.
-fn shares(microbatches: u32, times: &[u64]) -> Vec<u32> {
-    let mut shares = vec![0u32; times.len()];
+fn shares(microbatches: u32, paces: &[Pace]) -> Vec<u32> {
+    let mut shares = vec![0u32; paces.len()];
     for _ in 0..microbatches {
-        let end = |replica: &usize| u128::from(times[*replica].max(1)) * u128::from(shares[*replica] + 1);
-        if let Some(next) = (0..times.len()).min_by_key(end) {
+        let end = |replica: &usize| paces[*replica].time(shares[*replica] + 1);
+        if let Some(next) = (0..paces.len()).min_by_key(end) {
             shares[next] += 1;
         }
     }
@@ -165,10 +201,19 @@ mod tests {
     }
 
     #[test]
+    fn what_a_replica_does_once_counts_too() {
+        let homes = homes(&[2]);
+        let pace = |_: StageId, worker: WorkerId| Pace { each: 10, once: if worker.0 == 1 { 40 } else { 0 } };
+        let deal = Deal::by_speed(&homes, 8, pace);
+        assert_eq!(deal.taken(&homes, StageId(0), WorkerId(1), 8).count(), 2);
+        assert_eq!((deal.longest(&homes, 8, pace), Deal::even(&homes, 8).longest(&homes, 8, pace)), (60, 80));
+    }
+
+    #[test]
     fn stages_with_as_many_replicas_form_pipelines() {
         // The second worker of the second stage is slow, and with it the second pipeline.
         let homes = homes(&[2, 2]);
-        let deal = Deal::by_speed(&homes, 8, |_, worker| if worker.0 == 3 { 3 } else { 1 });
+        let deal = Deal::by_speed(&homes, 8, |_, worker| if worker.0 == 3 { 3u64 } else { 1 });
         for m in 0..8 {
             assert_eq!(deal.replica(StageId(0), m), deal.replica(StageId(1), m));
         }

@@ -15,7 +15,7 @@ mod wanted;
 
 pub use bucket::{buckets, shard, Bucket, BucketBytes, Slice, Use};
 pub use columns::Columns;
-pub use deal::Deal;
+pub use deal::{Deal, Pace};
 pub use homes::Homes;
 pub use statistics::keeps_statistics;
 pub use tree::{nodes, Node, Tree};

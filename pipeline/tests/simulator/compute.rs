@@ -234,6 +234,9 @@ impl Stage {
         let half = self.halves.remove(&key);
         let half = half.ok_or_else(|| Failure::new(format!("{stage}: {key} backward without its first half")))?;
         self.reduced = false;
+        if self.buckets.is_empty() {
+            return Ok(()); // nothing to sum, in whatever order
+        }
         let Some(branch) = branch else {
             let last = self.last_backward.replace(key);
             assert!(last.is_none_or(|last| last < key), "{stage}: {key} backward after {last:?}");
@@ -241,7 +244,7 @@ impl Stage {
             return Ok(());
         };
         // Along a tree the order is free.
-        self.branching = !self.buckets.is_empty();
+        self.branching = true;
         for used in self.buckets.iter().flat_map(|bucket| &bucket.uses) {
             let (name, user) = self.params.named(used);
             let grad = half.iter().find(|(n, u, _)| (n, *u) == (&name, user)).map(|(.., grad)| *grad);
