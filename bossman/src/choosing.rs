@@ -11,6 +11,7 @@ use pipeline::auto::{choose, Choice, Wish};
 use pipeline::boss::Request;
 use pipeline::fleet::Fleet;
 use pipeline::ids::WorkerId;
+use pipeline::replicas::Replicas;
 use pipeline::schedule::{timeline, Ending, Interval, Link, Schedule, Terms, Timeline};
 use pipeline::task::LayerTimes;
 use pipeline::{Cuts, OptimizerSpec, ScheduleKind};
@@ -67,18 +68,26 @@ impl BossMan {
 
     /// Chooses the schedule where it was left to us, at the first step.
     pub(crate) async fn choose_schedule(&mut self, work: &Work, microbatches: u32) -> Result<(), BossManError> {
-        if self.scheduling.asked.is_some() && self.scheduling.measured.is_none() {
+        // With replicas, who has which stage is to be found too.
+        let to_find = self.scheduling.asked.is_none() || self.settings.replicas == Some(Replicas::Auto);
+        if !to_find && self.scheduling.measured.is_none() {
             // Layers need not be measured: what the steps take is observed, for the timelines. Links are.
             self.call(Request::Measure(Vec::new())).await?;
             return self.take_measured(Vec::new(), work).await;
         }
-        if self.scheduling.asked.is_some() || self.scheduling.chosen.is_some() {
+        if !to_find || self.scheduling.chosen.is_some() {
             return Ok(());
         }
         self.measure(work).await?;
         // Once anything was trained or loaded the stages stay where they are: moving them would lose it, gradients that
         // were gathered by hand among it.
         let settled = self.step > 0 || self.updates > 0 || self.loaded;
+        if settled && self.settings.replicas == Some(Replicas::Auto) {
+            return Err(BossManError::Usage(
+                "`replicas: auto` groups the workers before anything is trained or loaded; give `replicas` a number"
+                    .into(),
+            ));
+        }
         let cuts = if settled { self.current_cuts() } else { self.scheduling.cuts.clone() };
         let choice = self.predict(work, microbatches, cuts)?;
         let Some(best) = choice.best(|c| !settled || c.plan == self.plan) else {
@@ -165,7 +174,7 @@ impl BossMan {
             ending,
             reduction: self.settings.reduction(),
             optimizer: self.spec(),
-            kinds: Vec::new(),
+            kinds: self.scheduling.asked.into_iter().collect(),
         };
         Ok(choose(self.model.graph(), fleet, &wish)?)
     }

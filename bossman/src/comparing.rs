@@ -8,8 +8,8 @@ use pipeline::boss::Request;
 pub(crate) const EVERY: u64 = 100;
 
 impl BossMan {
-    /// Compares the trained parameters of all replicas, by their SHA-256. [`BossMan::train_step`] does it by itself every
-    /// 100 optimizer steps.
+    /// Compares the trained parameters of all replicas, by their SHA-256. It is done every 100 optimizer steps of
+    /// [`BossMan::train_step`], and before [`BossMan::state_dict`].
     ///
     /// # Errors
     /// Two replicas of a stage differ: a machine computes wrongly, or not as the others do. The error names both.
@@ -18,11 +18,11 @@ impl BossMan {
         for (worker, stage, digest) in &digests {
             let first = digests.iter().find(|(_, other, _)| other == stage);
             if let Some((other, ..)) = first.filter(|(_, _, first)| first != digest) {
-                return Err(BossManError::Usage(format!(
-                    "{stage} has other weights on {worker} than on {other} after {} optimizer steps: replicas must compute \
-                     alike, so take machines with the same kind of processor and as many threads, or leave one out",
-                    self.updates
-                )));
+                return Err(BossManError::Replicas {
+                    stage: *stage,
+                    workers: (*other, *worker),
+                    updates: self.updates,
+                });
             }
         }
         Ok(())

@@ -28,6 +28,19 @@ pub enum BossManError {
         /// What was expected and what was given.
         problem: String,
     },
+    /// Replicas of a stage have come apart: a machine computes wrongly, or not as the others do. The step is done.
+    #[error(
+        "{stage} has other weights on {} than on {} after {updates} optimizer steps: replicas must compute alike, so take \
+         machines with the same kind of processor and as many threads, or leave one out", workers.1, workers.0
+    )]
+    Replicas {
+        /// The stage.
+        stage: pipeline::ids::StageId,
+        /// Two workers that differ.
+        workers: (pipeline::ids::WorkerId, pipeline::ids::WorkerId),
+        /// How many optimizer steps there were.
+        updates: u64,
+    },
     /// Called in the wrong order, or with something missing.
     #[error("{0}")]
     Usage(String),

@@ -2,6 +2,7 @@
 
 use crate::run_file::RunFile;
 use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
+use pipeline::replicas::Replicas;
 use pipeline::{Cuts, Placement};
 
 /// Workers, and how they are reached.
@@ -24,6 +25,13 @@ pub struct FleetSettings {
 impl FleetSettings {
     /// How many workers the run has.
     pub(crate) fn count(&self, file: &RunFile) -> Result<usize, BossManError> {
+        let each = match &file.replicas {
+            Some(Replicas::Of(of)) if self.workers.is_none() && self.local == 0 => {
+                return Ok(of.iter().map(|replicas| usize::from(*replicas)).sum());
+            }
+            Some(Replicas::Each(each)) => usize::from(*each),
+            _ => 1,
+        };
         match (self.workers, self.local, &file.cuts) {
             (Some(workers), local, _) if workers == 0 || local > workers => Err(BossManError::Usage(format!(
                 "--workers {workers} --local {local}: --workers counts all workers, the local ones among them"
@@ -33,7 +41,7 @@ impl FleetSettings {
             (None, _, Cuts::At(names)) => {
                 let chunks = u16::try_from(file.chunks).unwrap_or(u16::MAX);
                 let stages_a_worker = file.schedule.map_or(1, |kind| Placement::of(kind, chunks).chunks());
-                Ok((names.len() + 1).div_ceil(stages_a_worker))
+                Ok((names.len() + 1).div_ceil(stages_a_worker) * each)
             }
             (None, _, Cuts::Auto) => Err(BossManError::Usage(
                 "how many workers? --local N starts N on this machine, --workers N waits for N on other machines"

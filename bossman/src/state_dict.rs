@@ -52,6 +52,9 @@ impl BossMan {
     /// # Ok(()) }
     /// ```
     pub async fn state_dict(&mut self) -> Result<StateDict, BossManError> {
+        if self.plan.homes.is_replicated() {
+            self.compare_replicas().await?;
+        }
         let answer = self.call(Request::SendState).await?;
         let mut tensors = BTreeMap::new();
         for (name, slot) in answer.state {

@@ -120,11 +120,11 @@ impl BossMan {
             _ => (f64::from(loss) * gathered.divisor / counted) as f32,
         };
         let time = preparing + began.elapsed();
+        self.scheduling.observed.step(&answer.spans, time);
+        self.last = Some(LastStep { schedule, spans: answer.spans });
         if updates {
             self.compare_now_and_then().await?;
         }
-        self.scheduling.observed.step(&answer.spans, time);
-        self.last = Some(LastStep { schedule, spans: answer.spans });
         let (lr, grad_norm) = (update.filter(|_| !skipped).map(|u| u.lr), answer.grad_norm);
         Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
     }

@@ -122,8 +122,8 @@ impl Fleet {
     /// Always there: for every parameter its value, and where it is trained its gradient and the optimizer's state
     /// (nothing for SGD, one copy with momentum, two for Adam); every buffer; and for every borrowed parameter its value
     /// and a gradient for each use. For every microbatch: what the stage's layers were measured to keep from forward to
-    /// backward, and from one half of backward to the other. Not counted: libtorch itself, tensors on their way, and
-    /// what one layer takes while it works.
+    /// backward, and from one half of backward to the other. Not counted: libtorch itself, tensors on their way,
+    /// what one layer takes while it works, and where there are replicas the sums that wait for their neighbours.
     pub fn bytes(&self, plan: &Plan, optimizer: &OptimizerSpec) -> Vec<StageBytes> {
         let of_stage = |stage: &StageSpec| {
             let home = plan.home(stage.stage).unwrap_or(WorkerId(0));

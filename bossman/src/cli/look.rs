@@ -112,7 +112,7 @@ fn candidates(report: &Candidates) -> Value {
         let refused = candidate.refused.as_ref().map(ToString::to_string);
         json!({"schedule": candidate.kind.to_string(), "stages": candidate.plan.stages.len(),
                "step_ms": candidate.step_time as f64 / 1e6, "bubble": candidate.bubble,
-               "peak_bytes": candidate.peak_bytes, "refused": refused,
+               "replicas": candidate.replicas, "peak_bytes": candidate.peak_bytes, "refused": refused,
                "taken": best.is_some_and(|best| std::ptr::eq(best, candidate))})
     };
     let link = |(from, to, link): &(

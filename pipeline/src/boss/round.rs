@@ -2,7 +2,7 @@
 
 use super::RunRequest;
 use crate::ids::{StageId, WorkerId};
-use crate::message::Failure;
+use crate::message::{Failure, MAX_MICROBATCHES};
 use crate::plan::{Plan, StageSpec};
 use crate::schedule::Action;
 use layerspec::ValueId;
@@ -28,6 +28,12 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
             };
             wanted.add(run, spec, action);
         }
+    }
+    if run.microbatches > MAX_MICROBATCHES {
+        return Err(Failure::new(format!(
+            "a batch of {} microbatches; at most {MAX_MICROBATCHES} are possible",
+            run.microbatches
+        )));
     }
     if !run.deal.fits(&plan.homes) {
         return Err(Failure::new("microbatches are dealt to replicas that there are not"));

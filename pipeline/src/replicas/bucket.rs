@@ -93,7 +93,8 @@ fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Ite
         false => !layer.frozen,
     };
     params.filter(move |(_, param)| is_trained(param.name)).map(move |(number, param)| {
-        let elements = param.shape.iter().product();
+        // Such a layer cannot be made; until that is found out nothing may overflow.
+        let elements = param.elements().unwrap_or(u64::MAX);
         Use { layer: place, number, elements }
     })
 }
@@ -109,14 +110,15 @@ pub fn shard(bucket: &Bucket, replica: u16, replicas: u16) -> Vec<Slice> {
         }
     };
     let mine = begin(replica)..begin(replica + 1);
-    let mut at = 0;
+    let mut at = 0u64;
     let mut slices = Vec::new();
     for (place, used) in bucket.uses.iter().enumerate() {
-        let (from, to) = (mine.start.clamp(at, at + used.elements), mine.end.clamp(at, at + used.elements));
+        let end = at.saturating_add(used.elements);
+        let (from, to) = (mine.start.clamp(at, end), mine.end.clamp(at, end));
         if from < to {
             slices.push(Slice { place, elements: from - at..to - at });
         }
-        at += used.elements;
+        at = end;
     }
     slices
 }
@@ -138,6 +140,14 @@ mod tests {
             }
             assert_eq!(next, elements);
         }
+    }
+
+    #[test]
+    fn what_cannot_be_in_memory_is_cut_without_a_panic() {
+        let uses = [u64::MAX, u64::MAX, 5].map(|elements| Use { layer: 0, number: 0, elements });
+        let bucket = Bucket { uses: uses.to_vec() };
+        assert!(shard(&bucket, 0, 3).len() + shard(&bucket, 2, 3).len() > 0);
+        assert_eq!(bucket.bytes(), u64::MAX);
     }
 
     #[test]

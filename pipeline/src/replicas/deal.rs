@@ -131,10 +131,12 @@ impl Deal {
     }
 }
 
-/// How many microbatches each replica takes: each goes to who would be done with it first.
+/// How many microbatches each replica takes: each goes to who would be done with it first. None is left without, where there
+/// are enough, for what it takes would not be known any more.
 fn shares(microbatches: u32, paces: &[Pace]) -> Vec<u32> {
-    let mut shares = vec![0u32; paces.len()];
-    for _ in 0..microbatches {
+    let least = u32::from(microbatches as usize >= paces.len());
+    let mut shares = vec![least; paces.len()];
+    for _ in least * paces.len() as u32..microbatches {
         let end = |replica: &usize| paces[*replica].time(shares[*replica] + 1);
         if let Some(next) = (0..paces.len()).min_by_key(end) {
             shares[next] += 1;
@@ -207,6 +209,14 @@ mod tests {
         let deal = Deal::by_speed(&homes, 8, pace);
         assert_eq!(deal.taken(&homes, StageId(0), WorkerId(1), 8).count(), 2);
         assert_eq!((deal.longest(&homes, 8, pace), Deal::even(&homes, 8).longest(&homes, 8, pace)), (60, 80));
+    }
+
+    #[test]
+    fn nobody_is_left_without() {
+        let homes = homes(&[3]);
+        let pace = |_: StageId, worker: WorkerId| if worker.0 == 1 { 1_000_000u64 } else { 1 };
+        let taken = |m| Deal::by_speed(&homes, m, pace).taken(&homes, StageId(0), WorkerId(1), m).count();
+        assert_eq!((taken(2), taken(3), taken(12)), (0, 1, 1));
     }
 
     #[test]

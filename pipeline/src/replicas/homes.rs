@@ -2,6 +2,10 @@
 
 use crate::ids::{StageId, WorkerId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// More workers than this do not share a stage.
+const MAX_REPLICAS: usize = 256;
 
 /// For every stage its replicas: the workers that have it, the first replica first.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -67,8 +71,27 @@ impl Homes {
         receivers.filter(|(number, _)| number % senders == usize::from(replica)).map(|(_, worker)| *worker).collect()
     }
 
+    /// Whether no stage has a worker twice, or more than can be.
+    pub fn are_possible(&self) -> bool {
+        let distinct = |workers: &Vec<WorkerId>| workers.iter().collect::<BTreeSet<_>>().len() == workers.len();
+        self.0.iter().all(|workers| workers.len() <= MAX_REPLICAS && distinct(workers))
+    }
+
     /// Whether some stage has more than one worker.
     pub fn is_replicated(&self) -> bool {
         self.0.iter().any(|workers| workers.len() > 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_twice_or_too_many_are_impossible() {
+        let of = |workers: Vec<u16>| Homes::new(vec![workers.into_iter().map(WorkerId).collect()]);
+        assert!(of(vec![0, 1]).are_possible());
+        assert!(!of(vec![1, 1]).are_possible());
+        assert!(!of((0..300).collect()).are_possible());
     }
 }

@@ -1,7 +1,7 @@
 //! Replicas that form pipelines of their own: the first workers of all stages one, the second ones the next, and so on.
 
 use super::work::Work;
-use super::{Costs, Layout};
+use super::{Costs, Layout, Process};
 use crate::ids::{StageId, WorkerId};
 use crate::replicas::Homes;
 use std::collections::BTreeMap;
@@ -48,11 +48,18 @@ fn lane(work: &Work<'_>, costs: &Costs, replica: usize) -> Lane {
         }
     }
     let stages = homes.iter().map(|(stage, replicas)| costs.stage(stage, replicas[replica]));
+    let renamed = |process: Process| match process {
+        Process::Boss => Some(process),
+        Process::Worker(w) => workers.iter().position(|other| *other == w).map(|number| Process::Worker(name(number))),
+    };
+    let machines = costs.machines.iter().filter_map(|(process, machine)| Some((renamed(*process)?, *machine)));
+    let boss_links = workers.iter().enumerate().map(|(number, w)| (name(number), costs.boss_link(*w)));
     let of_lane = Costs {
         links,
+        machines: machines.collect(),
+        boss_links: boss_links.collect(),
         stages: stages.collect(),
         replicas: BTreeMap::new(),
-        boss_links: BTreeMap::new(),
         ..costs.clone()
     };
     Lane {

@@ -19,8 +19,8 @@ pub(super) enum Item {
     TiedGrads { from: StageId },
     /// New values of parameters the stage borrows, from their owner.
     TiedValues { from: StageId },
-    /// Gradients of this worker's shard of a bucket, from any replica.
-    Sum { bucket: u32, node: Node },
+    /// Gradients of this worker's shard of a bucket, from a replica.
+    Sum { bucket: u32, node: Node, replica: usize },
     /// The sum over all microbatches of a replica's shard of a bucket.
     Reduced { bucket: u32, replica: usize },
     /// What a replica's batch norms saw.

@@ -181,7 +181,8 @@ impl StageSession {
             }
             Head::Sum { batch, stage, bucket, node } => {
                 let key = MicrobatchKey { batch, index: 0 };
-                self.arrive(from, key, stage, Item::Sum { bucket, node }, slots);
+                let item = self.item_of(from, stage, |replica| Item::Sum { bucket, node, replica });
+                self.arrive(from, key, stage, item, slots);
             }
             Head::Reduced { batch, stage, bucket } => {
                 let item = self.item_of(from, stage, |replica| Item::Reduced { bucket, replica });
@@ -247,6 +248,9 @@ impl StageSession {
 
     fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
         let Assignment { worker, stages, homes, buckets, peers, seed } = assignment;
+        if !homes.are_possible() {
+            return self.refuse(Peer::Boss, Vec::new(), "sent stages with replicas that cannot be".into());
+        }
         self.worker = Some(worker);
         self.teams = Team::of(&stages, &homes, worker, buckets);
         self.stages = stages.clone();

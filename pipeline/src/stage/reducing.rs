@@ -8,7 +8,7 @@ use super::inbox::Item;
 use super::{Job, StageSession};
 use crate::effect::{Destination, Effect, Micros, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::message::{Failure, Head, Mode, Round};
+use crate::message::{Failure, Head, Mode, Reduction, Round, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
 use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node};
 use crate::task::HandedOut;
@@ -60,7 +60,10 @@ impl Team {
             |bucket: u32, replica: usize| self.slices.get(bucket as usize).and_then(|s| s.get(replica)).copied();
         let Some(sender) = self.replica(from) else { return false };
         match item {
-            Item::Sum { bucket, .. } => slices(bucket, self.me) == Some(tensors),
+            Item::Sum { bucket, node, replica } => {
+                let possible = node.level <= MAX_MICROBATCHES.ilog2() && node.index < MAX_MICROBATCHES;
+                possible && replica == sender && slices(bucket, self.me) == Some(tensors)
+            }
             Item::Reduced { bucket, replica } => replica == sender && slices(bucket, sender) == Some(tensors),
             Item::Statistics { replica } => replica == sender && self.statistics,
             _ => false,
@@ -147,7 +150,7 @@ impl StageSession {
                         if wanted.unwrap_or(0) == 0 {
                             self.drop_slots(slots);
                         } else if replica == me {
-                            self.put_own(key, stage, Item::Sum { bucket, node }, slots);
+                            self.put_own(key, stage, Item::Sum { bucket, node, replica }, slots);
                         } else {
                             let to = self.links.to(workers[replica], Head::Sum { batch, stage, bucket, node });
                             self.effects.push_back(Effect::Send { to: vec![to], slots });
@@ -178,13 +181,16 @@ impl StageSession {
         let Some(Job::Round(running)) = &mut self.job else { return };
         let Some(reducing) = running.reducing.get_mut(&stage).filter(|_| !running.failed) else { return };
         let key = MicrobatchKey { batch: running.round.batch, index: 0 };
-        let nodes: Vec<Node> = reducing.nodes.iter().flatten().copied().collect();
+        let of_replica =
+            |(replica, nodes): (usize, &Vec<Node>)| nodes.iter().map(|node| (*node, replica)).collect::<Vec<_>>();
+        let nodes: Vec<(Node, usize)> = reducing.nodes.iter().enumerate().flat_map(of_replica).collect();
         let mut whole = Vec::new();
         for (bucket, asked) in reducing.asked.iter_mut().enumerate().filter(|(_, asked)| !**asked) {
-            let item = |node: &Node| Item::Sum { bucket: bucket as u32, node: *node };
-            if nodes.iter().all(|node| self.inbox.has(key, stage, item(node))) {
+            let item =
+                |(node, replica): &(Node, usize)| Item::Sum { bucket: bucket as u32, node: *node, replica: *replica };
+            if nodes.iter().all(|of| self.inbox.has(key, stage, item(of))) {
                 *asked = true;
-                let sums = nodes.iter().map(|node| (*node, self.inbox.take(key, stage, item(node)))).collect();
+                let sums = nodes.iter().map(|of| (of.0, self.inbox.take(key, stage, item(of)))).collect();
                 whole.push((bucket as u32, sums));
             }
         }
@@ -223,6 +229,6 @@ impl StageSession {
 
     /// Whether a stage's microbatches tell apart what batch norms see.
     pub(super) fn keeps_apart(round: &Round, spec: &StageSpec) -> bool {
-        round.mode == Mode::Train && round.reduction == crate::message::Reduction::Tree && spec.is_trained()
+        round.mode == Mode::Train && round.reduction == Reduction::Tree && spec.is_trained()
     }
 }

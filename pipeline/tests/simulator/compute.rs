@@ -255,10 +255,9 @@ impl Stage {
 
     fn reduce(&mut self, reduced: Vec<Vec<Vec<Fake>>>) -> Result<(), Failure> {
         // Where the last pass failed, this was already waiting behind it.
-        if !self.params.are_whole(!reduced.is_empty()) {
+        if !self.halves.is_empty() || !self.params.are_whole(!reduced.is_empty()) {
             return Err(Failure::new("a sum without some of its microbatches"));
         }
-        assert!(self.halves.is_empty(), "a reduction before the last gradient");
         self.branching = false;
         self.params.reduce(&self.buckets, reduced);
         Ok(())

@@ -96,7 +96,7 @@ impl Trees {
         }
     }
 
-    /// Whether sums are here.
+    /// Whether no sums are here.
     pub(super) fn are_empty(&self) -> bool {
         self.round.is_none()
     }

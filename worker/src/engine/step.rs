@@ -20,8 +20,8 @@ impl Engine {
         squares.map(|(layer, number, gradient)| Ok((layer, number, memory::sum_of_squares(&gradient)?))).collect()
     }
 
-    /// One step of the optimizer over the gradients so far, which are cleared (and nothing else, where it is skipped); a parameter without one is left alone,
-    /// as in PyTorch. `tied` is as for [`Engine::grad_norm`], and empty where that has been. In the result, the new
+    /// One step of the optimizer over the gradients so far, which are cleared (and nothing else, where it is skipped); a
+    /// parameter without one is left alone, as in PyTorch. `tied` is as for [`Engine::grad_norm`], and empty where that has been. In the result, the new
     /// values of the parameters that the stage lends, for every stage that uses some, descending.
     pub fn optim_step(&mut self, update: &Update, tied: ByStage) -> Result<ByStage, EngineError> {
         if self.optimizer.is_none() {
