@@ -1,5 +1,4 @@
 use super::*;
-use std::time::Instant;
 
 fn payload(numbers: &[f32]) -> Payload {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -75,37 +74,4 @@ fn what_does_not_fit_is_refused() {
     fails(1, vec![(left, given(meta(DType::Int32, &[1]), &[0; 4]))], "int32");
     fails(1, vec![(left, given(meta(DType::Float32, &[2]), &[0; 4]))], "in 4 bytes");
     fails(1, vec![(left, given(meta(DType::Float32, &[1, 1]), &[0; 4]))], "[1, 1]");
-}
-
-/// `cargo test --release -p link sums_go_at -- --ignored --nocapture`
-#[test]
-#[ignore = "a measurement"]
-fn sums_go_at_the_speed_of_memory() {
-    const LEN: usize = 25 << 18;
-    let pool = Pool::default();
-    for nodes in [2, 3, 4, 8] {
-        let all: Vec<_> = (0..nodes).map(|m| (Node::leaf(m), vec![payload(&term(m, LEN))])).collect();
-        let mut times: Vec<f64> = Vec::new();
-        for _ in 0..20 {
-            let begin = Instant::now();
-            let found = sum(nodes, &all, &pool).unwrap();
-            times.push(begin.elapsed().as_secs_f64());
-            drop(found);
-        }
-        times.sort_by(f64::total_cmp);
-        let bytes = (LEN * FLOAT * (nodes as usize + 1)) as f64;
-        println!(
-            "{nodes} terms of 25 MiB: {:.1} ms, {:.1} GB/s read and written",
-            times[10] * 1e3,
-            bytes / times[10] / 1e9
-        );
-    }
-    let (from, mut to) = (vec![1u8; LEN * FLOAT], vec![2u8; LEN * FLOAT]);
-    let begin = Instant::now();
-    for _ in 0..20 {
-        to.copy_from_slice(std::hint::black_box(&from));
-        std::hint::black_box(&mut to);
-    }
-    let time = begin.elapsed().as_secs_f64() / 20.0;
-    println!("a copy: {:.1} GB/s read and written", (2 * LEN * FLOAT) as f64 / time / 1e9);
 }
