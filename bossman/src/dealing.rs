@@ -36,8 +36,7 @@ impl BossMan {
     fn time(&self, stage: StageId, worker: WorkerId) -> u64 {
         let measured = || {
             let Measured { fleet, .. } = self.scheduling.measured.as_ref().filter(|m| !m.fleet.times.is_empty())?;
-            let layers = self.plan.stages.iter().filter(|s| s.stage == stage).flat_map(|s| &s.layers);
-            Some(layers.map(|layer| fleet.time(worker, layer.id)).map(|t| t.forward + t.backward).sum())
+            Some(fleet.microbatch(&self.plan, stage, worker))
         };
         let others = || {
             let others = self.plan.homes.of(stage).iter();

@@ -110,11 +110,14 @@ impl Fleet {
 
     /// Which replica takes which of so many microbatches, so that the slowest is done soonest.
     pub fn deal(&self, plan: &Plan, microbatches: u32) -> Deal {
-        Deal::by_speed(&plan.homes, microbatches, |stage, worker| {
-            let layers = plan.stages.iter().filter(|s| s.stage == stage).flat_map(|s| &s.layers);
-            let times = layers.map(|layer| self.time(worker, layer.id));
-            times.map(|t| t.forward.saturating_add(t.backward)).sum::<u64>()
-        })
+        Deal::by_speed(&plan.homes, microbatches, |stage, worker| self.microbatch(plan, stage, worker))
+    }
+
+    /// What one microbatch takes through a stage and back on a worker.
+    pub fn microbatch(&self, plan: &Plan, stage: StageId, worker: WorkerId) -> u64 {
+        let layers = plan.stages.iter().filter(|s| s.stage == stage).flat_map(|s| &s.layers);
+        let times = layers.map(|layer| self.time(worker, layer.id));
+        times.fold(0u64, |sum, t| sum.saturating_add(t.forward).saturating_add(t.backward))
     }
 
     /// The memory that a plan's stages take here.

@@ -88,19 +88,9 @@ impl<T> Tree<T> {
         Ok(())
     }
 
-    /// The sums that are here, from the lowest level up and from left to right; one where the tree is whole.
-    pub fn sums(&self) -> impl Iterator<Item = (Node, &T)> {
-        self.sums.iter().map(|(node, sum)| (*node, sum))
-    }
-
-    /// Hands the sums out.
+    /// Hands out the sums that are here, from the lowest level up and from left to right; one where the tree is whole.
     pub fn into_sums(self) -> impl Iterator<Item = (Node, T)> {
         self.sums.into_iter()
-    }
-
-    /// Whether nothing is here.
-    pub fn is_empty(&self) -> bool {
-        self.sums.is_empty()
     }
 
     /// The sum of all microbatches, where all are here.
@@ -111,7 +101,7 @@ impl<T> Tree<T> {
 }
 
 /// What remains of these microbatches, of so many, once they are summed as far as they go: the sums that whoever took
-/// them hands over. In the order of [`Tree::sums`].
+/// them hands over. In the order of [`Tree::into_sums`].
 pub fn nodes(microbatches: u32, taken: impl IntoIterator<Item = u32>) -> Vec<Node> {
     let mut tree = Tree::new(microbatches);
     for microbatch in taken {
@@ -157,7 +147,7 @@ mod tests {
                 for m in &taken {
                     own.put(Node::leaf(*m), m.to_string(), add).unwrap();
                 }
-                let handed: Vec<Node> = own.sums().map(|(node, _)| node).collect();
+                let handed: Vec<Node> = own.clone().into_sums().map(|(node, _)| node).collect();
                 assert_eq!(handed, nodes(microbatches, taken));
                 for (node, sum) in own.into_sums() {
                     all.put(node, sum, add).unwrap();

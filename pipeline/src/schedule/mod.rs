@@ -108,13 +108,9 @@ impl Schedule {
         let deal = terms.deal.clone().unwrap_or_else(|| Deal::even(&layout.homes, microbatches));
         let costs = terms.costs.clone().unwrap_or_else(|| Costs::unit(layout.stages()));
         let work = Work { layout, deal: &deal, microbatches };
-        let mut order = Order::Listed;
-        let passes = match kind {
-            ScheduleKind::Ready => {
-                order = ready::order(&work, &costs, terms.room.as_deref());
-                work.passes(true)
-            }
-            _ => listed(kind, &work, &costs),
+        let (passes, order) = match kind {
+            ScheduleKind::Ready => (work.passes(true), ready::order(&work, &costs, terms.room.as_deref())),
+            _ => (listed(kind, &work, &costs), Order::Listed),
         };
         let endings = layout.reduction(reduction).into_iter().zip(layout.ending(ending));
         let workers = passes.into_iter().zip(endings).map(|(passes, (sum, end))| [passes, sum, end].concat()).collect();
@@ -125,30 +121,31 @@ impl Schedule {
 /// The passes of a kind that fixes their order. Where replicas form pipelines of their own, each is a schedule of its
 /// own.
 fn listed(kind: ScheduleKind, work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
-    let Some(lanes) = lanes(work, costs) else {
-        return match kind {
-            ScheduleKind::GPipe => gpipe::actions(work),
-            ScheduleKind::OneFOneB => one_f_one_b::of_unequal(work, costs),
-            ScheduleKind::Interleaved => interleaved::of_unequal(work, costs),
-            ScheduleKind::ZbH1 => zb_h1::actions(work, costs),
-            ScheduleKind::ZbV | ScheduleKind::Ready => zb_v::actions(work, costs),
-        };
-    };
+    let Some(lanes) = lanes(work, costs) else { return of_kind(kind, work, costs, false) };
     let mut workers = vec![Vec::new(); work.layout.workers()];
     for lane in lanes {
         let deal = Deal::default();
         let of_lane = Work { layout: &lane.layout, deal: &deal, microbatches: lane.microbatches.len() as u32 };
-        let lists = match kind {
-            ScheduleKind::GPipe => gpipe::actions(&of_lane),
-            ScheduleKind::OneFOneB => one_f_one_b::actions(&of_lane),
-            ScheduleKind::Interleaved => interleaved::actions(&of_lane, &lane.costs),
-            ScheduleKind::ZbH1 => zb_h1::actions(&of_lane, &lane.costs),
-            ScheduleKind::ZbV | ScheduleKind::Ready => zb_v::actions(&of_lane, &lane.costs),
-        };
+        let lists = of_kind(kind, &of_lane, &lane.costs, true);
         for (worker, list) in lane.workers.iter().zip(lists) {
             let of_batch = |action: Action| action.on(|m| lane.microbatches.get(m as usize).copied().unwrap_or(m));
             workers[worker.0 as usize] = list.into_iter().map(of_batch).collect();
         }
     }
     workers
+}
+
+/// The same for one pipeline, or where it is not, for all workers together.
+fn of_kind(kind: ScheduleKind, work: &Work<'_>, costs: &Costs, is_pipeline: bool) -> Vec<Vec<Action>> {
+    match kind {
+        ScheduleKind::OneFOneB if is_pipeline => one_f_one_b::actions(work),
+        ScheduleKind::OneFOneB => one_f_one_b::of_unequal(work, costs),
+        ScheduleKind::Interleaved if is_pipeline => interleaved::actions(work, costs),
+        ScheduleKind::Interleaved => interleaved::of_unequal(work, costs),
+        ScheduleKind::ZbH1 => zb_h1::actions(work, costs),
+        ScheduleKind::ZbV => zb_v::actions(work, costs),
+        ScheduleKind::GPipe => gpipe::actions(work),
+        // Its order is free; any list does.
+        ScheduleKind::Ready => work.passes(true),
+    }
 }

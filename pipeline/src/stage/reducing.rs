@@ -143,11 +143,11 @@ impl StageSession {
                     return self.drop_slots(slots);
                 };
                 let (me, workers) = (team.me, team.workers.clone());
+                let slices = team.slices.get(bucket as usize).cloned().unwrap_or_default();
                 for (replica, sums) in shards.into_iter().enumerate() {
-                    let wanted =
-                        self.teams.get(&stage).and_then(|t| t.slices.get(bucket as usize)?.get(replica).copied());
+                    let is_empty = slices.get(replica).is_none_or(|slices| *slices == 0);
                     for (node, slots) in sums {
-                        if wanted.unwrap_or(0) == 0 {
+                        if is_empty {
                             self.drop_slots(slots);
                         } else if replica == me {
                             self.put_own(key, stage, Item::Sum { bucket, node, replica }, slots);

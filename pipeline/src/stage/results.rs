@@ -5,7 +5,6 @@ use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId};
 use crate::message::Head;
 use crate::plan::{StageOutput, StageSpec};
-use crate::replicas::Deal;
 use crate::schedule::Action;
 use crate::task::Outcome;
 
@@ -40,18 +39,17 @@ impl StageSession {
         let Some(spec) = self.stages.iter().find(|s| s.stage == action.stage()) else { return };
         let (id, batch) = (running.id, running.round.batch);
         let key = MicrobatchKey { batch, index: action.microbatch().unwrap_or(0) };
-        let deal = running.round.deal.clone();
         match outcome {
             Outcome::Forward { outputs, loss } => {
                 let to_boss = running.round.outputs;
                 let is_sent = |o: &&StageOutput| to_boss && o.model_output.is_some();
                 running.losses.extend(loss.map(|loss| (key.index, loss)));
                 running.sent += spec.outputs.iter().filter(is_sent).count() as u32;
-                let effects = self.forward_done(spec, key, &deal, outputs, to_boss);
+                let effects = self.forward_done(spec, key, outputs, to_boss);
                 self.effects.extend(effects);
             }
             Outcome::Backward { grads } => {
-                let effects = self.backward_done(spec, key, &deal, grads);
+                let effects = self.backward_done(spec, key, grads);
                 self.effects.extend(effects);
             }
             Outcome::Tied { tensors } => {
@@ -77,22 +75,16 @@ impl StageSession {
     }
 
     /// The way to the worker that takes a microbatch through a stage.
-    fn to(&self, stage: StageId, deal: &Deal, key: MicrobatchKey, head: Head) -> Option<Destination> {
-        deal.worker(&self.homes, stage, key.index).map(|worker| self.links.to(worker, head))
+    fn to(&self, stage: StageId, key: MicrobatchKey, head: Head) -> Option<Destination> {
+        let Some(Job::Round(running)) = &self.job else { return None };
+        running.round.deal.worker(&self.homes, stage, key.index).map(|worker| self.links.to(worker, head))
     }
 
-    fn forward_done(
-        &self,
-        spec: &StageSpec,
-        key: MicrobatchKey,
-        deal: &Deal,
-        outputs: Vec<Slot>,
-        to_boss: bool,
-    ) -> Vec<Effect> {
+    fn forward_done(&self, spec: &StageSpec, key: MicrobatchKey, outputs: Vec<Slot>, to_boss: bool) -> Vec<Effect> {
         let leaving = spec.outputs.iter().filter(|o| !o.to.is_empty() || (to_boss && o.model_output.is_some()));
         let gone = leaving.zip(outputs).map(|(output, slot)| {
             let value = output.value;
-            let users = output.to.iter().filter_map(|to| self.to(*to, deal, key, Head::Value { key, value, to: *to }));
+            let users = output.to.iter().filter_map(|to| self.to(*to, key, Head::Value { key, value, to: *to }));
             let boss = (to_boss && output.model_output.is_some()).then_some(Destination {
                 peer: Peer::Boss,
                 route: None,
@@ -103,11 +95,11 @@ impl StageSession {
         gone.collect()
     }
 
-    fn backward_done(&self, spec: &StageSpec, key: MicrobatchKey, deal: &Deal, grads: Vec<Vec<Slot>>) -> Vec<Effect> {
+    fn backward_done(&self, spec: &StageSpec, key: MicrobatchKey, grads: Vec<Vec<Slot>>) -> Vec<Effect> {
         let gone = spec.inputs.iter().zip(grads).map(|(input, slots)| {
             let maker = input.from.filter(|_| input.needs_grad);
             let head = |to| Head::Gradient { key, value: input.value, from: Some(spec.stage), to };
-            (maker.and_then(|maker| self.to(maker, deal, key, head(maker))), slots)
+            (maker.and_then(|maker| self.to(maker, key, head(maker))), slots)
         });
         // What nobody wants has no slots either.
         gone.filter(|(to, slots)| to.is_some() || !slots.is_empty()).map(|(to, slots)| send(to, slots)).collect()
