@@ -11,7 +11,7 @@
 //! shorter then.
 
 use super::list::shortest;
-use super::timeline::play;
+use super::player::play;
 use super::work::Work;
 use super::{Action, Costs, Layout, Order, Picker};
 use crate::ids::{StageId, WorkerId};

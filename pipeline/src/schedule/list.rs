@@ -1,6 +1,6 @@
 //! List scheduling: a fixed list for each worker, made by playing greedy workers under given costs and limits.
 
-use super::timeline::play;
+use super::player::play;
 use super::work::Work;
 use super::{Action, Costs, Order, Picker};
 

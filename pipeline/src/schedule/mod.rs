@@ -15,6 +15,7 @@ mod one_f_one_b;
 mod picker;
 mod picture;
 mod placement;
+mod player;
 mod ready;
 mod timeline;
 mod work;
