@@ -106,3 +106,8 @@ pub use under_way::BatchId;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// The pool's Rust code, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/pool.md")]
+struct PoolPage;

@@ -1,5 +1,6 @@
 //! QUIC endpoints: one UDP socket each, for listening and dialling.
 
+use crate::connection::DONE;
 use crate::error::LinkError;
 use crate::identity::Identity;
 use crate::path::Path;
@@ -12,6 +13,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+/// Last words are given so long to get out.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// A silent boss or worker counts as gone after this long.
 const IDLE: Duration = Duration::from_secs(3);
 /// The same between workers: longer, so that the boss is the first to miss a worker and can say which
@@ -149,4 +152,21 @@ pub fn own_address() -> Option<IpAddr> {
     // 192.0.2.1 is kept for documentation (RFC 5737); connecting a UDP socket only picks a route.
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
     socket.local_addr().ok().map(|address| address.ip())
+}
+
+/// The end of all connections of an endpoint, so that whoever is at their other ends knows at once.
+#[derive(Clone)]
+pub struct Farewell(Endpoint);
+
+impl Farewell {
+    /// Of this endpoint.
+    pub fn of(endpoint: &Endpoint) -> Self {
+        Farewell(endpoint.clone())
+    }
+
+    /// Closes the connections and gives the word some time to get out.
+    pub async fn say(self, reason: &str) {
+        self.0.close(DONE, reason.as_bytes());
+        tokio::time::timeout(LAST_WORDS, self.0.wait_idle()).await.ok();
+    }
 }

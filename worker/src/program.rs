@@ -6,8 +6,9 @@ use crate::every_gpu;
 use crate::options::Options;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
-use link::{ComputeThread, LinkError, Ticket, WorkerInfo};
+use link::{ComputeThread, Farewell, LinkError, Ticket, WorkerInfo};
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tch::Device;
 
@@ -19,6 +20,9 @@ const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
 /// Exit code after Ctrl-C, as shells have it.
 const INTERRUPTED: i32 = 130;
+
+/// How to take leave of the boss and the other workers, while there is a connection to them.
+type OnLeaving = Mutex<Option<Farewell>>;
 
 /// The program with its arguments.
 pub(crate) fn main(own: OwnLayers) -> ! {
@@ -44,10 +48,18 @@ pub(crate) fn main(own: OwnLayers) -> ! {
 fn start(options: &Options, own: OwnLayers) -> Result<()> {
     // One thread for the network: the cores are for the compute thread.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let farewell = OnLeaving::default();
     runtime.block_on(async {
         tokio::select! {
-            result = run(options, own) => result,
-            () = interrupted() => leave(INTERRUPTED),
+            result = run(options, own, &farewell) => result,
+            () = interrupted() => {
+                // The others go on at once, and do not wait until this worker has been silent for long.
+                let farewell = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(farewell) = farewell {
+                    farewell.say("the worker was told to leave").await;
+                }
+                leave(INTERRUPTED)
+            }
         }
     })
 }
@@ -60,7 +72,7 @@ fn leave(code: i32) -> ! {
 }
 
 /// Works for one run after another until a boss says stop. Errors that waiting cannot mend end it.
-async fn run(options: &Options, own: OwnLayers) -> Result<()> {
+async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<()> {
     tensor::memory::keep_freed_memory();
     let device = device(options)?;
     if let Some(threads) = options.threads {
@@ -76,7 +88,7 @@ async fn run(options: &Options, own: OwnLayers) -> Result<()> {
     let mut wait = FIRST_WAIT;
     let mut said = String::new();
     loop {
-        match work(options, device, &info, own.clone()).await {
+        match work(options, device, &info, own.clone(), farewell).await {
             Ok(()) => {
                 println!("the run is over");
                 return Ok(());
@@ -110,7 +122,13 @@ enum Trouble {
 }
 
 /// One membership, from dialling to the end of the run.
-async fn work(options: &Options, device: Device, info: &WorkerInfo, own: OwnLayers) -> Result<(), Trouble> {
+async fn work(
+    options: &Options,
+    device: Device,
+    info: &WorkerInfo,
+    own: OwnLayers,
+    farewell: &OnLeaving,
+) -> Result<(), Trouble> {
     let trouble = |worked: bool| {
         move |e: LinkError| {
             if e.may_pass() {
@@ -126,6 +144,7 @@ async fn work(options: &Options, device: Device, info: &WorkerInfo, own: OwnLaye
     };
     let boss = link::resolve(&options.model_host, options.model_port).await.map_err(trouble(false))?;
     let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
+    *farewell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Farewell::of(&endpoint));
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
     println!("joined the boss at {boss} as {}", membership.worker);
     let membership = membership.transport(options.transport);
