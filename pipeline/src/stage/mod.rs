@@ -10,16 +10,16 @@ mod reducing;
 mod results;
 mod round;
 
-use crate::effect::{Destination, Effect, Frame, Micros, Peer};
+use crate::effect::{Destination, Effect, Frame, Micros, Peer, Residuals};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::message::{Assignment, Command, Failure, Head, LinkReport, Reduction, Round, Span, MAX_MICROBATCHES};
+use crate::message::{Assignment, Command, Failure, Head, LinkReport, Round, Span, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
 use crate::replicas::Homes;
 use crate::schedule::{Action, Order};
 use crate::task::{LayerTimes, Outcome, Task};
 use inbox::{Inbox, Item};
 use links::Links;
-use reducing::Team;
+use reducing::{Asked, Team};
 use round::Running;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -41,8 +41,8 @@ pub struct StageSession {
     inbox: Inbox,
     job: Option<Job>,
     tasks: BTreeMap<Ticket, Purpose>,
-    /// Sums that are being taken beside the compute thread: for which command, stage and bucket.
-    sums: BTreeMap<Ticket, (u64, StageId, u32)>,
+    /// Sums that are being taken beside the compute thread.
+    sums: BTreeMap<Ticket, Asked>,
     next_ticket: u64,
     /// Tensors to load, which may arrive before the command that wants them.
     loads: BTreeMap<u64, Vec<(String, Slot)>>,
@@ -224,7 +224,10 @@ impl StageSession {
         self.received = now;
         match body {
             Command::Assign(assignment) => self.assign(now, id, *assignment),
-            Command::SetOptimizer(spec) => self.single(id, Task::SetOptimizer(spec)),
+            Command::SetOptimizer(spec) => {
+                self.residuals(Residuals::Forget);
+                self.single(id, Task::SetOptimizer(spec));
+            }
             Command::Discard { batch } => self.single(id, Task::Discard { batch, gradients: false }),
             Command::Measure(probes) => {
                 self.job = Some(Job::Measure { id, times: None });
@@ -251,6 +254,7 @@ impl StageSession {
         if !homes.are_possible() {
             return self.refuse(Peer::Boss, Vec::new(), "sent stages with replicas that cannot be".into());
         }
+        self.residuals(Residuals::Forget);
         self.worker = Some(worker);
         self.teams = Team::of(&stages, &homes, worker, buckets);
         self.stages = stages.clone();
@@ -330,7 +334,7 @@ impl StageSession {
         if !round.deal.fits(&self.homes) {
             return Err("microbatches for replicas that there are not".into());
         }
-        if !self.teams.is_empty() && round.reduction != Reduction::Tree {
+        if !self.teams.is_empty() && !round.reduction.is_apart() {
             return Err("a round that sums gradients in a way that replicas cannot".into());
         }
         match &round.order {
@@ -361,6 +365,11 @@ impl StageSession {
             if running.all_started() && self.tasks.is_empty() {
                 let (id, losses, sent) = (running.id, std::mem::take(&mut running.losses), running.sent);
                 let spans = std::mem::take(&mut running.spans);
+                match running.uses_compressed() {
+                    Some(true) => self.residuals(Residuals::Keep),
+                    Some(false) => self.residuals(Residuals::Restore),
+                    None => {}
+                }
                 self.done(id, losses, sent, spans);
             }
         }
@@ -445,6 +454,9 @@ impl StageSession {
         if let Some(batch) = batch {
             let slots = self.inbox.cancel(batch);
             self.drop_slots(slots);
+        }
+        if gradients {
+            self.residuals(Residuals::Restore);
         }
         // The compute thread works in order: when this is done, all that was given to it before is.
         self.answered = self.answered.max(id);
