@@ -52,12 +52,18 @@ def goals():
         Goal("N", "QUIC's bandwidth at 4 MiB, of gloo's", of(quic_large, gloo_large), least=1.0),
         Goal("N", "shared memory's at 256 KiB, of gloo's", of(shared, gloo), least=3.0),
         Goal("N", "shared memory's at 4 MiB, of gloo's", of(shared_large, gloo_large), least=3.0),
-        *(Goal("A", f"{mib} MiB among {count}, of gloo's speed", summed("shared memory", count, mib), least=1.0) for count, mib in sums),
-        *(Goal("A", f"{mib} MiB among {count} over QUIC, of gloo's speed", summed("quic", count, mib), least=1.0) for count, mib in sums),
+        *(sums_goal("shared memory", "", *of) for of in sums),
+        *(sums_goal("quic", " over QUIC", *of) for of in sums),
         Goal("D-slow", "throughput with `compress: int8`, of DDP's", of("pytorch DDP", "bossman int8"), least=3.0),
         Goal("D-slow", "loss after 200 steps, int8, of float32's", of("loss int8", "loss f32"), most=1.01),
         Goal("H20", "throughput, of PyTorch's best schedule, 20 ms each way", throughput, least=1.3),
     ]
+
+
+def sums_goal(who, how, count, mib):
+    """That gradients of this size are summed among so many processes as fast as gloo does it."""
+    value = of(f"gloo {count} {mib}", f"{who} {count} {mib}")
+    return Goal("A", f"gradients of {mib} MiB summed among {count}{how}, of gloo's speed", value, least=1.0)
 
 
 def series(pairs, who):
@@ -101,11 +107,6 @@ def of(above, below):
         return ratio([pair[above] for pair in pairs], [pair[below] for pair in pairs])
 
     return value
-
-
-def summed(who, count, mib):
-    """What gives the speed of a sum among processes over that of gloo."""
-    return of(f"gloo {count} {mib}", f"{who} {count} {mib}")
 
 
 def text(results):

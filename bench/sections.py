@@ -161,7 +161,8 @@ def steps_table(name, pairs):
     parts = [table(["", "ms a step", "from, to", "samples a second", "predicted ms"], rows)]
     if "line round_trip" in pairs:
         trip, band = median(pairs["line round_trip"]), median(pairs["line bandwidth"])
-        sent = [f"{median(values) / 2**20:.1f} MiB ({sender(key)})" for key, values in pairs.items() if key.startswith("sent ")]
+        counted = {key: values for key, values in pairs.items() if key.startswith("sent ")}
+        sent = [f"{median(values) / 2**20:.1f} MiB ({sender(key)})" for key, values in counted.items()]
         line = f"{ms(trip)} ms there and back, {band * 8 / 1e6:.0f} Mbit/s over a new TCP connection"
         over = f"Over it went, both ways together, a mean of {', '.join(sent[:-1])} and {sent[-1]} a step."
         parts.append(wrapped(f"The line itself: {line}. {over}"))

@@ -155,7 +155,7 @@ fn put_int8(numbers: &mut [f32], bytes: &mut [u8]) {
     let (scale, inverse) = match most.is_finite() {
         false => (f32::NAN, 0.0),
         true if most < SMALLEST => (0.0, 0.0),
-        true => (most / LARGEST, LARGEST / most),
+        true => (scale(most), LARGEST / most),
     };
     let Some((head, bytes)) = bytes.split_first_chunk_mut::<SCALE>() else { return };
     *head = scale.to_le_bytes();
@@ -166,6 +166,15 @@ fn put_int8(numbers: &mut [f32], bytes: &mut [u8]) {
     }
     if !most.is_finite() {
         numbers.fill(0.0);
+    }
+}
+
+/// What the largest number is 127 times; rounded up, that product could be an infinity.
+fn scale(most: f32) -> f32 {
+    let nearest = most / LARGEST;
+    match (nearest * LARGEST).is_finite() {
+        true => nearest,
+        false => nearest.next_down(),
     }
 }
 

@@ -9,8 +9,9 @@ use pipeline::message::Reduction;
 use pipeline::replicas::{Columns, Compress};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::collections::BTreeMap;
+use std::path::Path;
 use tch::Tensor;
-use tests::programs::by_hand;
+use tests::programs::{by_hand, Place};
 use tests::{left, one_process, put, step_request, train, Case, Fleet, Memory, Reach, Sockets, Steps, Training, STEPS};
 
 const FORMS: [Compress; 2] = [Compress::Bf16, Compress::Int8];
@@ -54,7 +55,8 @@ fn every_way(case: fn() -> Case) {
             for order in 1..4 {
                 first.assert_same(&trained(case, replicas, memory(order)), &what);
             }
-            assert!(first.losses_differ_by_at_most(&exact, 0.05), "{what}: far from what it is in float32");
+            // Adam's first steps are as large for small gradients as for large ones.
+            assert!(first.losses_differ_by_at_most(&exact, 0.25), "{what}: far from what it is in float32");
             assert!(!first.losses_differ_by_at_most(&exact, 0.0), "{what}: nothing was compressed");
         }
         for reach in [Reach::SharedMemory, Reach::Quic, Reach::Relayed] {
@@ -160,5 +162,41 @@ fn in_processes() {
     let tree = Steps { reduction: Reduction::Tree, ..case.steps };
     let exact = one_process(&Case::residual().with(tree), 4);
     exact.assert_same(&run("compress: f32"), &"not compressed");
-    assert!(run("compress: int8").losses_differ_by_at_most(&exact, 0.05), "far from what it is in float32");
+    assert!(run("compress: int8").losses_differ_by_at_most(&exact, 0.25), "far from what it is in float32");
+}
+
+/// The mean loss of the last of 200 steps on the digits, each replica with one of two microbatches.
+fn learned(form: &str) -> f64 {
+    let place = Place::new();
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits");
+    let (run, metrics) = (place.file("run.yaml"), place.file("metrics.jsonl"));
+    let text = format!(
+        "model: {digits}/digits.yaml\ndata: {{train: {digits}/digits-train.csv.gz}}\n\
+         loss: {{CrossEntropyLoss: {{label_smoothing: 0.1}}}}\noptimizer: {{Adam: {{lr: 3e-3}}}}\n\
+         batch_size: 32\nmicrobatches: 2\nsteps: 200\nschedule: gpipe\nreplicas: 2\ncompress: {form}\n",
+        digits = digits.display()
+    );
+    std::fs::write(&run, text).unwrap();
+    let arguments = ["train", run.to_str().unwrap(), "--local", "2", "--metrics", metrics.to_str().unwrap()];
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { place.start("bossman", &arguments).end().await.well() });
+    let losses: Vec<f64> = std::fs::read_to_string(metrics).unwrap().lines().map(loss).collect();
+    assert_eq!(losses.len(), 200);
+    losses[180..].iter().sum::<f64>() / 20.0
+}
+
+fn loss(line: &str) -> f64 {
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    line["loss"].as_f64().unwrap()
+}
+
+/// After 200 steps the loss is within 1 % of what it is in float32.
+#[test]
+fn as_much_is_learned() {
+    let exact = learned("f32");
+    for form in FORMS {
+        let found = learned(&form.to_string());
+        println!("{form}: loss {found:.5}, {exact:.5} in float32");
+        assert!((found / exact - 1.0).abs() < 0.01, "{form}: loss {found} instead of {exact}");
+    }
 }
