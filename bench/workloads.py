@@ -23,7 +23,7 @@ TINY_STEPS, TINY_WARM_UP = 220, 20
 TRANSPORT = re.compile(r"(?P<name>.+) (?P<kib>\d+) KiB (?P<unit>GB/s|round trip p50 us)")
 MICROBATCHES = {"P": 8, "P32": 32}
 REPLICAS = (2, 4)
-ALL_REDUCED = {4: 40, 64: 12}  # rounds for each size in MiB
+ALL_REDUCED = {4: 20, 64: 8}  # rounds for each size in MiB
 ROUNDS_TO_WARM_UP = 3
 
 
