@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use crate::run_file::{Length, RunFile};
 use crate::trace::Trace;
 use crate::translate::Translator;
-use crate::{BossManError, Model, StateDict};
+use crate::{BossManError, Model, Replicas, StateDict, StepReport};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,7 +33,12 @@ pub struct Settings {
     pub no_shuffle: bool,
     /// What is said of progress goes to standard error, whose lines nobody parses.
     pub quiet: bool,
+    /// Whoever holds the ticket may join and leave while it goes on (`bossman serve`).
+    pub pool: bool,
 }
+
+/// Microbatches of a pool's batches, where the run file does not say: as many workers can share a batch.
+const MICROBATCHES_OF_POOL: u32 = 8;
 
 /// How a run ended.
 #[derive(Clone, Debug)]
@@ -53,6 +58,18 @@ pub struct Outcome {
 /// # Errors
 /// Anything in the files, the workers or the network; see [`BossManError`].
 pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossManError> {
+    run_with(file, settings, |_| {}).await
+}
+
+/// The same, and after every step `on_step` is told how it went.
+///
+/// # Errors
+/// As for [`run`].
+pub async fn run_with(
+    file: &RunFile,
+    settings: &Settings,
+    mut on_step: impl FnMut(&StepReport),
+) -> Result<Outcome, BossManError> {
     let model = Model::from_file(&file.model)?;
     for warning in model.graph().warnings() {
         eprintln!("warning: {}: {warning}", file.model.display());
@@ -62,20 +79,33 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
         Translator::new(&model, texts)?;
     }
-    let workers = settings.fleet.count(file)?;
-    let builder = file.builder(model);
+    let workers = match settings.pool {
+        true => settings.fleet.at_first(file),
+        false => settings.fleet.count(file)?,
+    };
+    let mut builder = file.builder(model);
+    if settings.pool {
+        builder = builder.replicas(file.replicas.clone().unwrap_or(Replicas::Of(vec![workers as u16])));
+        if file.microbatches == 0 {
+            builder = builder.microbatches(MICROBATCHES_OF_POOL);
+        }
+    }
     builder.check(workers)?;
     if let Some(path) = &settings.save {
         StateDict::can_save(path)?;
         StateDict::can_save(&best_path(path))?;
     }
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
-    let mut boss = builder.build(settings.fleet.host(workers).on_stderr(settings.quiet).wait().await?)?;
+    let host = settings.fleet.host(workers).on_stderr(settings.quiet).open(settings.pool);
+    let mut boss = builder.build(host.wait().await?)?;
     boss.distribute_model().await?;
     if let Some(weights) = weights {
         weights.load(&mut boss).await?;
     }
     boss.send_optimizer(file.optimizer).await?;
+    if settings.pool {
+        boss.open_pool().await?;
+    }
 
     let steps = steps(file, train.samples());
     let left = steps % u64::from(file.accumulate);
@@ -92,6 +122,7 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     for step in 1..=steps {
         let report = boss.train_step(&batches.next_batch().await?).await?;
         progress.step(&report);
+        on_step(&report);
         if let Some(metrics) = &mut metrics {
             metrics.write(&report)?;
         }

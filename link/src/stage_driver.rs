@@ -16,7 +16,7 @@ use crate::sum_thread::SumThread;
 use crate::ticket::Ticket;
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
 use pipeline::ids::{Slot, WorkerId};
-use pipeline::message::LinkReport;
+use pipeline::message::{LinkReport, Progress};
 use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
 use quinn::{Endpoint, RecvStream, SendStream};
@@ -148,7 +148,8 @@ impl Driver {
                 }
                 Effect::Finish => return ControlFlow::Break(Ok(())),
                 Effect::Notice(text) => eprintln!("{text}"),
-                Effect::Reply { .. } => {} // only a boss's session replies
+                Effect::Progress(progress) => say(&progress),
+                Effect::Reply { .. } | Effect::Dismiss { .. } => {} // only a boss's session does that
             }
         }
         ControlFlow::Continue(())
@@ -218,7 +219,7 @@ impl Driver {
                 }
             }
             Hello::Peer { .. } => arrival.refuse("this worker is in another run".into(), false),
-            Hello::Join(_) => {
+            Hello::Join(_) | Hello::Look => {
                 arrival.refuse("this is a worker, not a boss; check MODEL_HOST and MODEL_PORT".into(), false)
             }
         }
@@ -279,6 +280,13 @@ impl Driver {
         });
         self.session.on_link_report(peer, report);
     }
+}
+
+/// One line for whoever looks at a worker of a pool.
+fn say(progress: &Progress) {
+    let Progress { step, loss, steps, samples, share, bytes_per_second } = progress;
+    let link = bytes_per_second.map_or(String::new(), |rate| format!(", link {:.1} MB/s", rate as f64 / 1e6));
+    println!("step {step}, loss {loss:.4}; here {steps} steps, {samples} samples, share {:.0} %{link}", share * 100.0);
 }
 
 fn broken(peer: &str, reason: String) -> LinkError {
