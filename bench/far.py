@@ -23,23 +23,23 @@ def pair(bench, ms):
     """One pair over a line of this delay."""
     with namespaces.line(ms, MBIT):
         found = {f"line {kind}": value for kind, value in namespaces.check().items()}
-        done, found["sent pytorch"] = over_the_line(lambda: pytorch(bench), len(PYTORCH))
+        done, found["sent pytorch"] = over_the_line(lambda: pytorch(bench), STEPS * len(PYTORCH), 2 * BATCH_BYTES)
         for name, times in done["steps"].items():
             found[f"pytorch {name}"] = settled(times, WARM_UP)
         for name in bench.pick(*FAR) or bench.pick("1f1b"):
-            done, found["sent bossman"] = over_the_line(lambda name=name: bossman(bench, name), 1)
+            done, found["sent bossman"] = over_the_line(lambda name=name: bossman(bench, name), STEPS, 2 * BATCH_BYTES)
             found[f"bossman {name}"] = settled(done["steps"], WARM_UP)
             if done.get("predicted_s") is not None:
                 found[f"predicted {name}"] = done["predicted_s"]
         return found
 
 
-def over_the_line(run, schedules):
-    """What `run` gives, and how many bytes of each step crossed the line; those of the batch must have, both ways."""
+def over_the_line(run, steps, least):
+    """What `run` gives, and how many bytes of each of its steps crossed the line, both ways; so many must have."""
     before = namespaces.crossed()
     done = run()
-    each = (namespaces.crossed() - before) / (STEPS * schedules)
-    if each < 2 * BATCH_BYTES:
+    each = (namespaces.crossed() - before) / steps
+    if each < least:
         raise Problem(f"only {each:.0f} bytes a step crossed the line: the processes have another way to each other")
     return done, each
 
@@ -47,10 +47,15 @@ def over_the_line(run, schedules):
 def pytorch(bench):
     """The report of rank 0, with rank 1 at the other end."""
     shape = ("--schedules", ",".join(PYTORCH), "--steps", STEPS, "--microbatches", MICROBATCHES["P"])
+    return ranks(bench, lambda number: peer("pipe", *map(str, shape), "--rank", str(number)))
+
+
+def ranks(bench, command):
+    """The report of rank 0, with rank 1 at the other end; `command` gives that of each."""
 
     def rank(number):
         gloo = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": ENDS[number]}
-        return inside(number, peer("pipe", *map(str, shape), "--rank", str(number))), bench.torch | gloo
+        return inside(number, command(number)), bench.torch | gloo
 
     other = start(*rank(1))
     try:
@@ -62,8 +67,13 @@ def pytorch(bench):
 
 def bossman(bench, schedule):
     """The report of a boss that shares its end with the first worker; the second is at the other."""
+    return on_both_ends(bench, "--schedule", schedule, "--steps", STEPS, "--microbatches", MICROBATCHES["P"])
+
+
+def on_both_ends(bench, *shape):
+    """The report of a boss of the encoder work that shares its end with the first worker; the second is at the other."""
     # The workers share a machine, though not a network: shared memory would be a way around the line.
-    shape = ("--schedule", schedule, "--transport", "quic", "--steps", STEPS, "--microbatches", MICROBATCHES["P"])
+    shape = ("--transport", "quic", *shape)
     with contextlib.ExitStack() as undo:
         boss = start(inside(0, [built("steps"), ENCODER, *shape, "--wait", PORT]), bench.bossman)
         undo.enter_context(boss)

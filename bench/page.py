@@ -4,7 +4,7 @@ from statistics import median
 
 import sections
 from figures import best, perfect_1f1b, ratio
-from workloads import MICROBATCHES
+from workloads import ALL_REDUCED, MICROBATCHES, REPLICAS
 
 INTRODUCTION = """\
 # Performance
@@ -38,6 +38,7 @@ def goals():
     """All figures to reach, as the issue has them."""
     quic, shared, gloo = (f"{who} bandwidth {256 << 10}" for who in ("quic", "shared memory", "gloo"))
     quic_large, shared_large, gloo_large = (f"{who} bandwidth {4 << 20}" for who in ("quic", "shared memory", "gloo"))
+    sums = [(count, mib) for mib in ALL_REDUCED for count in REPLICAS]
     memory = "peak memory of the largest worker, of PyTorch's largest rank"
     return [
         Goal("P", "throughput, of PyTorch's best schedule", throughput, least=1.10),
@@ -51,8 +52,18 @@ def goals():
         Goal("N", "QUIC's bandwidth at 4 MiB, of gloo's", of(quic_large, gloo_large), least=1.0),
         Goal("N", "shared memory's at 256 KiB, of gloo's", of(shared, gloo), least=3.0),
         Goal("N", "shared memory's at 4 MiB, of gloo's", of(shared_large, gloo_large), least=3.0),
+        *(sums_goal("shared memory", "", *of) for of in sums),
+        *(sums_goal("quic", " over QUIC", *of) for of in sums),
+        Goal("D-slow", "throughput with `compress: int8`, of DDP's", of("pytorch DDP", "bossman int8"), least=3.0),
+        Goal("D-slow", "loss after 200 steps, int8, of float32's", of("loss int8", "loss f32"), most=1.01),
         Goal("H20", "throughput, of PyTorch's best schedule, 20 ms each way", throughput, least=1.3),
     ]
+
+
+def sums_goal(who, how, count, mib):
+    """That gradients of this size are summed among so many processes as fast as gloo does it."""
+    value = of(f"gloo {count} {mib}", f"{who} {count} {mib}")
+    return Goal("A", f"gradients of {mib} MiB summed among {count}{how}, of gloo's speed", value, least=1.0)
 
 
 def series(pairs, who):

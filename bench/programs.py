@@ -47,6 +47,16 @@ def report(command, env=None):
 
 def report_of(process, limit=LIMIT):
     """Waits for a started program to end: what its last line says."""
+    return last_json(output_of(process, limit))
+
+
+def finish(command, env=None):
+    """Runs a program to its end."""
+    output_of(start(command, env, stderr=subprocess.PIPE))
+
+
+def output_of(process, limit=LIMIT):
+    """Waits for a started program to end: what it said."""
     try:
         output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -56,7 +66,7 @@ def report_of(process, limit=LIMIT):
     if process.returncode != 0:
         last = "\n".join((errors or "").strip().splitlines()[-12:])
         raise Problem(f"{shown(process.args)} ended with {process.returncode}:\n{last}")
-    return last_json(output)
+    return output
 
 
 def last_json(output):

@@ -17,6 +17,7 @@ import machine
 import namespaces
 import page
 import pictures
+import slow
 import torch_libraries
 import workloads
 from programs import CHECKOUT, Problem, target
@@ -29,7 +30,7 @@ PAGE = CHECKOUT / "docs" / "performance.md"
 def measures():
     """For every workload what makes one pair of it."""
     distant = {f"H{ms}": (lambda bench, ms=ms: far.pair(bench, ms)) for ms in far.DELAYS}
-    return workloads.WORKLOADS | distant
+    return workloads.WORKLOADS | {"D-slow": slow.pair} | distant
 
 
 def chosen(text, known):
@@ -47,7 +48,7 @@ def chosen(text, known):
 
 def measure(name, pair, bench, count):
     """`count` pairs of a workload; where one cannot be made, why."""
-    reason = namespaces.possible() if name.startswith("H") else None
+    reason = namespaces.possible() if name.startswith("H") or name == "D-slow" else None
     result = {"machine": machine.describe(), "when": datetime.date.today().isoformat(), "pairs": [], "load": []}
     try:
         for number in range(count):

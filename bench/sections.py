@@ -5,9 +5,20 @@ from statistics import median
 
 import far
 import pictures
+import slow
 from figures import perfect_1f1b, ratio, spread
 from programs import CHECKOUT
-from workloads import MICROBATCHES, SLOWED_STEPS, SLOWED_WARM_UP, STEPS, TINY_STEPS, TINY_WARM_UP, WARM_UP
+from workloads import (
+    ALL_REDUCED,
+    MICROBATCHES,
+    ROUNDS_TO_WARM_UP,
+    SLOWED_STEPS,
+    SLOWED_WARM_UP,
+    STEPS,
+    TINY_STEPS,
+    TINY_WARM_UP,
+    WARM_UP,
+)
 
 NOTES = CHECKOUT / "bench" / "notes"  # what a reader should know of a workload's figures, written by hand
 BATCH = 32
@@ -43,6 +54,16 @@ TITLES = {
         "The layers of P on two replicas, each bound to a core of its own; on the second one's core another program counts. "
         f"Batch {BATCH} in 12 microbatches, {SLOWED_STEPS} steps of which the first {SLOWED_WARM_UP} do not count.",
     ),
+    "A": (
+        "A: gradients summed among processes of this machine",
+        "BossMan's is the exchange of replicas in a training step whose layers take no time (`bench/src/bin/all_reduce.rs`): "
+        "from the first gradient that the compute thread hands out to the copy of the last sum where the optimizer finds it, "
+        "through sessions, connections and the thread that sums; tensors go through shared memory, which is what workers "
+        "of one machine do, or over QUIC, encrypted. gloo's is `all_reduce` after a barrier, over plain TCP. Each round counts as "
+        "what it took the slowest process; "
+        + " and ".join(f"{rounds} rounds of {mib} MiB" for mib, rounds in ALL_REDUCED.items())
+        + f", of which the first {ROUNDS_TO_WARM_UP} do not count.",
+    ),
     "S": (
         "S and M: start and memory",
         "From the command to the end of the first step of P, all files in the system's cache: PyTorch's script starts its "
@@ -53,6 +74,14 @@ TITLES = {
     "N": (
         "N: transport between two processes on this machine",
         "One tensor after another in one direction, and there and back. gloo sends plain TCP; QUIC is encrypted.",
+    ),
+    "D-slow": (
+        "D-slow: encoder layers, data parallel over a slow line",
+        f"The work of D, the two replicas or ranks in network namespaces joined by a line of {slow.MBIT} Mbit/s each way, "
+        f"{slow.STEPS} steps of which the first does not count. BossMan's are shown with `compress: f32`, `bf16` and `int8`; DDP "
+        "is as it comes, without a communication hook. BossMan's boss is on the first replica's side, so the second one's half "
+        "of each batch crosses the line within the step; DDP's ranks make their own. What is learned is the mean loss of the "
+        f"last {slow.LAST} of {slow.LEARNED} steps of `examples/digits` on two replicas without a line.",
     ),
 } | {
     f"H{ms}": (
@@ -132,11 +161,18 @@ def steps_table(name, pairs):
     parts = [table(["", "ms a step", "from, to", "samples a second", "predicted ms"], rows)]
     if "line round_trip" in pairs:
         trip, band = median(pairs["line round_trip"]), median(pairs["line bandwidth"])
-        sent = [f"{median(pairs[f'sent {who}']) / 2**20:.1f} MiB ({name})" for who, name in WHO.items()]
+        counted = {key: values for key, values in pairs.items() if key.startswith("sent ")}
+        sent = [f"{median(values) / 2**20:.1f} MiB ({sender(key)})" for key, values in counted.items()]
         line = f"{ms(trip)} ms there and back, {band * 8 / 1e6:.0f} Mbit/s over a new TCP connection"
-        over = f"Over it went, both ways together, a mean of {' and '.join(sent)} a step."
+        over = f"Over it went, both ways together, a mean of {', '.join(sent[:-1])} and {sent[-1]} a step."
         parts.append(wrapped(f"The line itself: {line}. {over}"))
     return "\n\n".join(parts)
+
+
+def sender(key):
+    """Who sent what was counted under this key."""
+    who = key.removeprefix("sent ")
+    return WHO.get(who) or f"BossMan {who}"
 
 
 def predicted(key, pairs):
@@ -184,6 +220,30 @@ def transport_table(_, pairs):
     return table(["", "", "median", "from, to"], rows, words=2)
 
 
+def summed_table(_, pairs):
+    """What sums among processes took."""
+    rows = []
+    for key, values in pairs.items():
+        who, count, mib = key.rsplit(" ", 2)
+        low, high = spread(values)
+        times = f"{ms(low)} to {ms(high)}"
+        of_gloo = "" if who == "gloo" else f"{ratio(pairs[f'gloo {count} {mib}'], values):.2f}"
+        rows.append([f"{mib} MiB among {count}", who, ms(median(values)), times, of_gloo])
+    return table(["", "", "ms", "from, to", "of gloo's speed"], rows, words=2)
+
+
+def slow_table(name, pairs):
+    """Steps over the slow line, and what was learned."""
+    losses = {key.removeprefix("loss "): values for key, values in pairs.items() if key.startswith("loss ")}
+    rows = []
+    for form, values in losses.items():
+        low, high = spread(values)
+        off = ratio(values, losses["f32"]) - 1
+        rows.append([f"BossMan {form}", f"{median(values):.4f}", f"{low:.4f} to {high:.4f}", f"{off:+.2%}"])
+    learned = table(["", "loss", "from, to", "off that of f32"], rows)
+    return "\n\n".join([steps_table(name, pairs), learned])
+
+
 def timelines(spent):
     """Where the time of a step of P went, as measured and as predicted, and the pictures of it."""
     rows = []
@@ -204,4 +264,4 @@ def columns(times):
     return [f"{value * 1e3:.0f}" for value in (*seconds, sum(times.values()))]
 
 
-TABLES = {"S": start_table, "N": transport_table}
+TABLES = {"A": summed_table, "S": start_table, "N": transport_table, "D-slow": slow_table}

@@ -22,6 +22,9 @@ SLOWED_STEPS, SLOWED_WARM_UP = 14, 6  # speeds are learned in the first ones
 TINY_STEPS, TINY_WARM_UP = 220, 20
 TRANSPORT = re.compile(r"(?P<name>.+) (?P<kib>\d+) KiB (?P<unit>GB/s|round trip p50 us)")
 MICROBATCHES = {"P": 8, "P32": 32}
+REPLICAS = (2, 4)
+ALL_REDUCED = {4: 20, 64: 8}  # rounds for each size in MiB
+ROUNDS_TO_WARM_UP = 3
 
 
 class Bench:
@@ -134,6 +137,20 @@ def work_n(bench):
     return pair
 
 
+def work_a(bench):
+    """A: gradients summed among processes on this machine."""
+    pair = {}
+    for count in REPLICAS:
+        for mib, rounds in ALL_REDUCED.items():
+            shape = ("--mib", mib, "--rounds", rounds)
+            done = {"gloo": bench.pytorch("all_reduce", "--ranks", count, *shape)}
+            for name, transport in (("shared memory", "auto"), ("quic", "quic")):
+                command = [built("all_reduce"), "--workers", count, *shape, "--transport", transport]
+                done[name] = report(list(map(str, command)))
+            pair |= {f"{name} {count} {mib}": settled(of["seconds"], ROUNDS_TO_WARM_UP) for name, of in done.items()}
+    return pair
+
+
 def work_d(bench):
     """D: the encoder layers on two replicas of one thread each, a batch of 32 cut in two."""
     done = bench.pytorch("ddp", "--steps", STEPS)
@@ -192,4 +209,13 @@ def transports():
     return list(found.items())
 
 
-WORKLOADS = {"P": work_p, "P32": work_p32, "T": work_t, "D": work_d, "U": work_u, "S": work_s, "N": work_n}
+WORKLOADS = {
+    "P": work_p,
+    "P32": work_p32,
+    "T": work_t,
+    "D": work_d,
+    "U": work_u,
+    "A": work_a,
+    "S": work_s,
+    "N": work_n,
+}

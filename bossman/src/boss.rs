@@ -16,7 +16,7 @@ use pipeline::lr_schedule::LrSchedule;
 use pipeline::message::Mode;
 use pipeline::message::Reduction;
 use pipeline::plan::PlanError;
-use pipeline::replicas::{BucketBytes, Columns, Replicas};
+use pipeline::replicas::{BucketBytes, Columns, Compress, Replicas};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind, TensorMeta};
 use tokio::process::ChildStdin;
 
@@ -70,6 +70,8 @@ pub(crate) struct Settings {
     pub(crate) replicas: Option<Replicas>,
     /// Replicas take as many microbatches each, whatever their speed.
     pub(crate) even: bool,
+    /// In what form replicas exchange gradients, where that is not float32.
+    pub(crate) compress: Option<Compress>,
 }
 
 /// How a model is cut and trained; every setting has a default.
@@ -218,6 +220,16 @@ impl Builder {
         self
     }
 
+    /// In what form replicas exchange gradients; by default float32. It is for networks that are slow beside the computers:
+    /// [`Compress::Int8`] sends about a quarter of the bytes, [`Compress::Bf16`] half. What rounding loses is added to what
+    /// is sent next, and all replicas have the same weights to the bit; but the result is no longer the same for any
+    /// number of replicas, nor whoever takes which microbatch. It goes with [`Builder::replicas`].
+    #[must_use]
+    pub fn compress(mut self, compress: impl Into<Option<Compress>>) -> Self {
+        self.settings.compress = compress.into();
+        self
+    }
+
     /// The loss of [`BossMan::train_step`], computed on the worker that has the model's first output.
     #[must_use]
     pub fn loss(mut self, loss: LossSpec) -> Self {
@@ -262,6 +274,11 @@ impl Builder {
         if let Some(max_norm) = self.settings.max_norm.filter(|norm| norm.is_nan() || *norm < 0.0) {
             return Err(BossManError::Usage(format!("clip_grad_norm({max_norm}): expected a number of at least 0")));
         }
+        if let (Some(compress), None) = (self.settings.compress, &self.settings.replicas) {
+            return Err(BossManError::Usage(format!(
+                "compress({compress}): without replicas no gradients are exchanged; set `replicas`"
+            )));
+        }
         let Workers { lobby, local, runtime, count, quiet } = workers;
         let plan = self.plan(count)?;
         let Builder { model, cuts, seed, schedule: asked, mut settings, .. } = self;
@@ -278,7 +295,7 @@ impl Builder {
                 eprintln!("{text}");
             }
         };
-        let handle = lobby.start(plan.clone(), BucketBytes::default(), seed, settings.in_flight, notice)?;
+        let handle = lobby.start(plan.clone(), settings.buckets(), seed, settings.in_flight, notice)?;
         let local = local.map(|local| local.watch(handle.clone())).unwrap_or_default();
         Ok(BossMan {
             model,
@@ -320,11 +337,21 @@ impl Settings {
         }
     }
 
-    /// In which order gradients are summed.
+    /// How gradients are summed.
     pub(crate) fn reduction(&self) -> Reduction {
-        match self.replicas {
-            None => Reduction::Sequential,
-            Some(_) => Reduction::Tree,
+        match (&self.replicas, self.compress) {
+            (None, _) => Reduction::Sequential,
+            (Some(_), None) => Reduction::Tree,
+            (Some(_), Some(compress)) => Reduction::Compressed(compress),
+        }
+    }
+
+    /// How large the buckets of gradients are. Whoever compresses has a slow network, which is to have something to send as
+    /// soon as there is something, and for which a message more is little.
+    pub(crate) fn buckets(&self) -> BucketBytes {
+        match self.compress {
+            None => BucketBytes::default(),
+            Some(_) => BucketBytes { other: 2 << 20, ..BucketBytes::default() },
         }
     }
 }
@@ -350,6 +377,7 @@ impl BossMan {
             in_flight: IN_FLIGHT,
             replicas: None,
             even: false,
+            compress: None,
         };
         Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: 2, settings }
     }

@@ -202,7 +202,9 @@ impl BossMan {
     /// What is known of the fleet: layers, where they were measured, memory, and the ways between workers.
     async fn take_measured(&mut self, times: Vec<Vec<LayerTimes>>, work: &Work) -> Result<(), BossManError> {
         let links = self.call(Request::Links).await?.links;
-        let mut fleet = Fleet { times, per_action: PER_ACTION_NANOS, memory: self.memory(), ..Fleet::default() };
+        let compress = self.settings.compress;
+        let (per_action, memory) = (PER_ACTION_NANOS, self.memory());
+        let mut fleet = Fleet { times, per_action, memory, compress, ..Fleet::default() };
         for (from, to, report) in &links {
             if report.bytes_per_second == 0 {
                 continue;

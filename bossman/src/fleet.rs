@@ -80,6 +80,7 @@ impl RunFile {
         let builder = BossMan::builder(model)
             .cuts(self.cuts.clone())
             .replicas(self.replicas.clone())
+            .compress(self.compress)
             .schedule(self.schedule)
             .chunks(self.chunks as usize)
             .microbatches(self.microbatches)

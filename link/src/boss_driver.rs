@@ -312,6 +312,7 @@ impl Driver {
                 // A boss computes nothing, dials nobody and has no boss.
                 Effect::Compute { .. }
                 | Effect::Sum { .. }
+                | Effect::Residuals(_)
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }
                 | Effect::Progress(_)

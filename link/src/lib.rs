@@ -6,6 +6,8 @@
 
 mod boss_driver;
 mod clock;
+mod compressed;
+mod compression;
 mod compute;
 mod connection;
 mod door;
@@ -24,10 +26,12 @@ mod payload;
 mod pool;
 mod probe;
 mod report;
+mod residuals;
 mod socket;
 mod stage_driver;
 mod sum_thread;
 mod summing;
+mod sums;
 #[doc(hidden)]
 pub mod testing;
 mod ticket;
@@ -36,6 +40,7 @@ mod wire;
 mod word;
 
 pub use boss_driver::{Handle, PoolEvent};
+pub use compression::decompressed;
 pub use compute::{Compute, ComputeThread};
 pub use endpoint::{own_address, worker_endpoint, Farewell};
 pub use error::LinkError;

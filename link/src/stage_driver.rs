@@ -128,13 +128,14 @@ impl Driver {
                         }
                     }
                 }
-                Effect::Sum { ticket, microbatches, sums } => {
+                Effect::Sum { ticket, summing, sums } => {
                     let take = |(node, slots): (Node, Vec<Slot>)| Ok((node, outgoing::take(&self.slots, &slots)?));
                     let given = sums.into_iter().map(take).collect::<Result<_, String>>();
-                    if let Err(reason) = given.and_then(|sums| self.sums.give(ticket, microbatches, sums)) {
+                    if let Err(reason) = given.and_then(|sums| self.sums.give(ticket, summing, sums)) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
+                Effect::Residuals(residuals) => self.sums.settle(residuals),
                 Effect::Dial { peer, address } => self.dial(peer, address),
                 Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
                 Effect::Hangup { peer: Peer::Boss, reason } => {

@@ -1,8 +1,8 @@
 //! The thread that sums gradients of replicas, beside the compute thread.
 
 use crate::payload::Payload;
-use crate::pool::Pool;
-use crate::summing::sum;
+use crate::sums::Sums;
+use pipeline::effect::{Residuals, Summing};
 use pipeline::ids::Ticket;
 use pipeline::message::Failure;
 use pipeline::replicas::Node;
@@ -10,9 +10,13 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use tokio::sync::mpsc as results;
 
 /// For each node of a tree its slices.
-type Sums = Vec<(Node, Vec<Payload>)>;
-type Todo = (Ticket, u32, Sums);
+type Slices = Vec<(Node, Vec<Payload>)>;
 type Done = (Ticket, Result<Vec<Payload>, Failure>);
+
+enum Todo {
+    Sum(Ticket, Summing, Slices),
+    Settle(Residuals),
+}
 
 /// A thread that begins with the first sum, and ends some time after this is dropped.
 #[derive(Default)]
@@ -24,13 +28,21 @@ struct Running {
 }
 
 impl SumThread {
-    /// Has the slices of each node summed along the tree over so many microbatches.
-    pub(crate) fn give(&mut self, ticket: Ticket, microbatches: u32, sums: Sums) -> Result<(), String> {
+    /// Has the slices of each node summed.
+    pub(crate) fn give(&mut self, ticket: Ticket, summing: Summing, sums: Slices) -> Result<(), String> {
         let running = match &mut self.0 {
             Some(running) => running,
             none => none.insert(start().map_err(|e| format!("cannot start a thread for sums: {e}"))?),
         };
-        running.todo.send((ticket, microbatches, sums)).map_err(|_| "the thread for sums has ended".into())
+        running.todo.send(Todo::Sum(ticket, summing, sums)).map_err(|_| "the thread for sums has ended".into())
+    }
+
+    /// Says what becomes of what was lost in the sums that were asked for so far.
+    pub(crate) fn settle(&self, residuals: Residuals) {
+        // Where nothing was summed nothing was lost; a thread that has ended is told of by the next sum.
+        if let Some(running) = &self.0 {
+            running.todo.send(Todo::Settle(residuals)).ok();
+        }
     }
 
     /// The next result; never, where none has been asked for. Cancel safe.
@@ -43,12 +55,19 @@ fn start() -> std::io::Result<Running> {
     let (sender, todo) = std::sync::mpsc::channel::<Todo>();
     let (done, receiver) = results::unbounded_channel();
     std::thread::Builder::new().name("sum".into()).spawn(move || {
-        let pool = Pool::default();
-        for (ticket, microbatches, sums) in todo {
-            let result = catch_unwind(AssertUnwindSafe(|| sum(microbatches, &sums, &pool)));
+        let mut sums = Sums::default();
+        for todo in todo {
+            let (ticket, summing, slices) = match todo {
+                Todo::Sum(ticket, summing, slices) => (ticket, summing, slices),
+                Todo::Settle(residuals) => {
+                    sums.settle(residuals);
+                    continue;
+                }
+            };
+            let result = catch_unwind(AssertUnwindSafe(|| sums.take(summing, &slices)));
             let result = result.unwrap_or_else(|_| Err(Failure::new("the sum thread panicked; please report it")));
             // Frees what came before the sums are sent.
-            drop(sums);
+            drop(slices);
             if done.send((ticket, result)).is_err() {
                 return;
             }

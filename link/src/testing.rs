@@ -12,7 +12,7 @@ use crate::pool::Pool;
 use crate::report::PathReport;
 use crate::ticket::Ticket;
 use crate::tls::SERVER_NAME;
-use pipeline::effect::{Destination, Peer};
+use pipeline::effect::{Destination, Peer, Residuals, Summing};
 use pipeline::message::{Failure, Head};
 use pipeline::replicas::Node;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
@@ -45,6 +45,22 @@ pub fn listen(identity: &Identity, address: SocketAddr) -> Result<Endpoint, Link
 /// Sums slices for each node along the tree over so many microbatches, as a worker does for its shards.
 pub fn sum(microbatches: u32, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
     crate::summing::sum(microbatches, sums, &Pool::default())
+}
+
+/// What a worker has summed beside its compute thread, and what it remembers of that.
+#[derive(Default)]
+pub struct Sums(crate::sums::Sums);
+
+impl Sums {
+    /// Carries out an [`Effect::Sum`](pipeline::effect::Effect::Sum).
+    pub fn take(&mut self, summing: Summing, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
+        self.0.take(summing, sums)
+    }
+
+    /// Carries out an [`Effect::Residuals`](pipeline::effect::Effect::Residuals).
+    pub fn settle(&mut self, what: Residuals) {
+        self.0.settle(what);
+    }
 }
 
 /// A connection as a run uses it, without a run: frames with tensors go out and come in.

@@ -4,7 +4,7 @@
 use crate::frame::Route;
 use crate::ids::{Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, LinkReport, Progress};
-use crate::replicas::Node;
+use crate::replicas::{Compress, Node};
 use crate::schedule::Action;
 use crate::task::{LayerTimes, Task};
 use std::fmt;
@@ -69,16 +69,17 @@ pub enum Effect {
         /// The work.
         task: Task<Slot>,
     },
-    /// Sum these gradients along the tree over so many microbatches, beside the compute thread, and give the sum of
-    /// each slice to `on_summed`.
+    /// Sum these gradients beside the compute thread, and give the sum of each slice to `on_summed`.
     Sum {
         /// Names the result.
         ticket: Ticket,
-        /// How many microbatches the batch has.
-        microbatches: u32,
+        /// How.
+        summing: Summing,
         /// For each node its slices; every node has as many, those of shape `[0]` count for nothing.
         sums: Vec<(Node, Vec<Slot>)>,
     },
+    /// What becomes of what was lost when sums were compressed, once all that was asked for before is summed.
+    Residuals(Residuals),
     /// Connect to a worker, and say how it went with `on_link_up` or `on_link_down`.
     Dial {
         /// Which worker.
@@ -115,6 +116,38 @@ pub enum Effect {
         /// How it went.
         result: Result<Answer, Failure>,
     },
+}
+
+/// How gradients are summed beside the compute thread.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Summing {
+    /// Along the tree over so many microbatches, of which the nodes are all.
+    Tree(u32),
+    /// One node after the other, each in whatever form it came, and then what was lost the last time; the sum in this
+    /// form. What that loses is kept for the next time.
+    Compressed(Compress, Part),
+}
+
+/// What a replica compresses: what it lost of one of these has nothing to do with any other.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Part {
+    /// Of which stage.
+    pub stage: StageId,
+    /// Which bucket.
+    pub bucket: u32,
+    /// Whose shard of it: another replica's, which is sent this one's share, or its own, which is sent to all.
+    pub replica: u16,
+}
+
+/// What becomes of what was lost when sums were compressed.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Residuals {
+    /// Parameters have changed by what was sent: it stays as it is.
+    Keep,
+    /// What was sent since parameters last changed is void: it becomes again what it was then.
+    Restore,
+    /// There are other parameters, other replicas or a fresh optimizer: there is none any more.
+    Forget,
 }
 
 /// What a request to the boss session brings.

@@ -4,7 +4,7 @@
 use crate::ids::{StageId, WorkerId};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
-use crate::replicas::{buckets, Bucket, BucketBytes, Deal};
+use crate::replicas::{buckets, Bucket, BucketBytes, Compress, Deal};
 use crate::schedule::{Costs, Link, Process, StageBytes, StageTimes};
 use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, Role, ValueId};
@@ -27,6 +27,8 @@ pub struct Fleet {
     pub per_action: u64,
     /// For every worker the bytes it may take, where that is known.
     pub memory: Vec<Option<u64>>,
+    /// In what form replicas exchange gradients, where that is not float32.
+    pub compress: Option<Compress>,
 }
 
 impl Fleet {
@@ -71,7 +73,8 @@ impl Fleet {
             for worker in plan.homes.of(stage.stage).iter().skip(1) {
                 costs.replicas.insert((stage.stage, *worker), self.stage_times(stage, *worker));
             }
-            let gradients = buckets(stage, BucketBytes::default()).iter().map(Bucket::bytes).sum();
+            let bytes = |bucket: &Bucket| self.compress.map_or(bucket.bytes(), |form| form.bytes(bucket.elements()));
+            let gradients = buckets(stage, BucketBytes::default()).iter().map(bytes).sum();
             costs.reduced_bytes.insert(stage.stage, gradients);
         }
         costs.links.clone_from(&self.links);

@@ -5,7 +5,7 @@ use crate::ids::{MicrobatchKey, StageId, WorkerId};
 use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{Deal, Node};
+use crate::replicas::{Compress, Deal, Node};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
 use layerspec::LayerId;
@@ -16,7 +16,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -186,7 +186,8 @@ pub enum Head {
     },
     /// Sums of gradients over some of a batch's microbatches, on their way to the replica of the stage that sums this
     /// part of them for all: one tensor for each slice of its [shard](crate::replicas::shard) of the bucket, of shape
-    /// `[0]` where no gradient came.
+    /// `[0]` where no gradient came. float32; or where the round [compresses](Reduction::Compressed) what travels,
+    /// bfloat16, or bytes: for each [block](Compress::BLOCK) its scale and then its numbers.
     Sum {
         /// The batch of the round.
         batch: u64,
@@ -194,10 +195,12 @@ pub enum Head {
         stage: StageId,
         /// Which of the stage's buckets.
         bucket: u32,
-        /// Which microbatches.
+        /// Which microbatches; where the round compresses what travels, the first of several such sums, which are then
+        /// sent as one.
         node: Node,
     },
-    /// The sums over all microbatches of the sender's shard of a bucket, on their way to the stage's other replicas.
+    /// The sums over all microbatches of the sender's shard of a bucket, on their way to the stage's other replicas, in
+    /// the same form.
     Reduced {
         /// The batch of the round.
         batch: u64,
@@ -385,7 +388,7 @@ pub struct Round {
     pub update: Option<RoundUpdate>,
 }
 
-/// In which order the gradients of a batch's microbatches are summed.
+/// How the gradients of a batch's microbatches are summed.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Reduction {
     /// One after the other. It takes the least memory, and replicas cannot share it.
@@ -393,6 +396,24 @@ pub enum Reduction {
     Sequential,
     /// Along a [tree](crate::replicas::Tree), whose branches replicas can take.
     Tree,
+    /// Along the tree by each replica, and then replica by replica, what travels between these in fewer bits. The result
+    /// depends on who took which microbatch.
+    Compressed(Compress),
+}
+
+impl Reduction {
+    /// Whether every microbatch's gradients are made apart and summed at the end.
+    pub fn is_apart(self) -> bool {
+        self != Reduction::Sequential
+    }
+
+    /// In what form gradients travel, where that is not float32.
+    pub fn compress(self) -> Option<Compress> {
+        match self {
+            Reduction::Compressed(compress) => Some(compress),
+            Reduction::Sequential | Reduction::Tree => None,
+        }
+    }
 }
 
 /// How a round's gradients change parameters.

@@ -33,13 +33,19 @@ pub fn train(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32, fl
             answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap()
         })
         .collect();
+    left(fleet, &losses)
+}
+
+/// What a training leaves that had these losses.
+pub fn left(fleet: &mut impl Fleet, losses: &[f32]) -> Training {
     let state = fleet.call(Request::SendState).unwrap().state;
     let weights: Vec<_> = state.into_iter().map(|(name, slot)| (name, take(fleet.slots(), slot))).collect();
     assert!(fleet.slots().is_empty(), "tensors were left behind");
-    Training::new(&losses, weights.iter().map(|(name, tensor)| (name.as_str(), tensor)))
+    Training::new(losses, weights.iter().map(|(name, tensor)| (name.as_str(), tensor)))
 }
 
-fn step_request(
+/// A training step of a case, counted from 0.
+pub fn step_request(
     case: &Case,
     plan: &Plan,
     kind: ScheduleKind,
@@ -88,7 +94,8 @@ fn step_request(
     }
 }
 
-fn put(slots: &Slots, tensor: &Tensor) -> Slot {
+/// Holds a tensor for a request.
+pub fn put(slots: &Slots, tensor: &Tensor) -> Slot {
     let shape = tensor.size().into_iter().map(i64::unsigned_abs).collect();
     let meta = TensorMeta { dtype: tensor::dtype_of(tensor).unwrap(), shape };
     slots.put(Payload { meta, bytes: payload::to_bytes(tensor).unwrap() })

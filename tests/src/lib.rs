@@ -13,7 +13,7 @@ mod sockets;
 mod training;
 
 pub use case::{Case, Steps};
-pub use fleet::{train, Fleet};
+pub use fleet::{left, put, step_request, train, Fleet};
 pub use memory::Memory;
 pub use reference::one_process;
 pub use sockets::{Reach, Sockets};

@@ -2,9 +2,10 @@
 //! handed over in an order drawn from a seed.
 
 use crate::Fleet;
+use link::testing::Sums;
 use link::{Compute, Payload, Slots};
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
-use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
+use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, Residuals, Summing};
 use pipeline::ids::{Slot, Ticket, WorkerId};
 use pipeline::message::Failure;
 use pipeline::replicas::{BucketBytes, Node};
@@ -26,6 +27,8 @@ pub struct Memory {
     /// Frames on their way, oldest first.
     frames: Vec<OnItsWay>,
     next_request: u64,
+    /// Sums that were taken.
+    summed: u64,
     random: u64,
 }
 
@@ -33,11 +36,15 @@ struct Worker {
     session: StageSession,
     compute: StageCompute,
     tasks: VecDeque<(Ticket, Task<Payload>)>,
-    sums: VecDeque<Sum>,
+    todo: VecDeque<Todo>,
+    sums: Sums,
 }
 
-/// A sum that is asked for: of how many microbatches, and what there is of it.
-type Sum = (Ticket, u32, Vec<(Node, Vec<Payload>)>);
+/// What a sum thread is asked for.
+enum Todo {
+    Sum(Ticket, Summing, Vec<(Node, Vec<Payload>)>),
+    Settle(Residuals),
+}
 
 struct OnItsWay {
     from: Peer,
@@ -51,7 +58,7 @@ enum Next {
     Arrives(usize),
     /// This worker's oldest task is done.
     Computed(usize),
-    /// This worker's oldest sum is taken.
+    /// This worker's sum thread does what it was asked for first.
     Summed(usize),
 }
 
@@ -64,7 +71,8 @@ impl Memory {
             session: StageSession::new(),
             compute: StageCompute::new(Device::Cpu),
             tasks: VecDeque::new(),
-            sums: VecDeque::new(),
+            todo: VecDeque::new(),
+            sums: Sums::default(),
         };
         Memory {
             boss: BossSession::new(Setup {
@@ -79,8 +87,14 @@ impl Memory {
             slots: Slots::default(),
             frames: Vec::new(),
             next_request: 0,
+            summed: 0,
             random: order,
         }
+    }
+
+    /// How many sums were taken so far.
+    pub fn summed(&self) -> u64 {
+        self.summed
     }
 
     /// Does what the sessions want, until they want nothing more.
@@ -100,11 +114,12 @@ impl Memory {
                         let task = task.try_map(|slot| self.slots.take(slot).ok_or(slot)).unwrap();
                         self.workers[number].tasks.push_back((ticket, task));
                     }
-                    Effect::Sum { ticket, microbatches, sums } => {
+                    Effect::Sum { ticket, summing, sums } => {
                         let take = |slots: Vec<Slot>| slots.into_iter().map(|s| self.slots.take(s).unwrap()).collect();
                         let sums = sums.into_iter().map(|(node, slots)| (node, take(slots))).collect();
-                        self.workers[number].sums.push_back((ticket, microbatches, sums));
+                        self.workers[number].todo.push_back(Todo::Sum(ticket, summing, sums));
                     }
+                    Effect::Residuals(what) => self.workers[number].todo.push_back(Todo::Settle(what)),
                     Effect::Dial { peer, .. } => {
                         self.workers[number].session.on_link_up(NOW, peer);
                         self.workers[peer.0 as usize].session.on_link_up(NOW, me);
@@ -139,7 +154,7 @@ impl Memory {
         };
         let arrivals = (0..self.frames.len()).filter(first_of_its_lane).map(Next::Arrives);
         let busy = (0..self.workers.len()).filter(|w| !self.workers[*w].tasks.is_empty());
-        let summing = (0..self.workers.len()).filter(|w| !self.workers[*w].sums.is_empty());
+        let summing = (0..self.workers.len()).filter(|w| !self.workers[*w].todo.is_empty());
         arrivals.chain(busy.map(Next::Computed)).chain(summing.map(Next::Summed)).collect()
     }
 
@@ -166,10 +181,15 @@ impl Memory {
             }
             Next::Summed(number) => {
                 let worker = &mut self.workers[number];
-                let (ticket, microbatches, sums) = worker.sums.pop_front().unwrap();
-                let result = link::testing::sum(microbatches, &sums);
-                let result = result.map(|sums| sums.into_iter().map(|sum| self.slots.put(sum)).collect());
-                worker.session.on_summed(NOW, ticket, result);
+                match worker.todo.pop_front().unwrap() {
+                    Todo::Settle(what) => worker.sums.settle(what),
+                    Todo::Sum(ticket, summing, sums) => {
+                        self.summed += 1;
+                        let result = worker.sums.take(summing, &sums);
+                        let result = result.map(|sums| sums.into_iter().map(|sum| self.slots.put(sum)).collect());
+                        worker.session.on_summed(NOW, ticket, result);
+                    }
+                }
             }
         }
     }

@@ -34,7 +34,7 @@ pub fn one_process(case: &Case, microbatches: u32) -> Training {
                 loss.backward();
                 net.add_rows();
                 let loss = loss.double_value(&[]) as f32;
-                if case.steps.reduction == Along::Tree {
+                if case.steps.reduction.is_apart() {
                     net.add_leaf(microbatch as u32, microbatches);
                 }
                 loss
@@ -191,7 +191,7 @@ impl<'a> Net<'a> {
     /// The gradient of a leaf, over all microbatches so far.
     fn grad(&self, name: &String, leaf: &Tensor) -> Tensor {
         match self.along {
-            Along::Tree => self.sums[name].shallow_clone(),
+            Along::Tree | Along::Compressed(_) => self.sums[name].shallow_clone(),
             Along::Sequential => self.tables.get(name).map_or_else(|| leaf.grad(), Tensor::copy),
         }
     }

@@ -1,7 +1,7 @@
 //! What the compute thread does: tasks in, libtorch at work, outcomes out.
 
 use crate::engine::{measure, Along, Engine, LossTask, Mode, OwnLayers, Pass, StageInput, StageModel};
-use crate::payloads::{by_stage, explain, handed, payloads, plain, tensor, tensors, tied, to_payload};
+use crate::payloads::{by_stage, explain, handed, payloads, plain, sums, tensor, tensors, tied, to_payload};
 use crate::place::Place;
 use bytes::Bytes;
 use layerspec::Precision;
@@ -225,9 +225,11 @@ impl StageCompute {
             }
             Task::BackwardWeight { stage, key, branch } => self.backward_weight(stage, key, (branch, out))?,
             Task::Reduce { stage, batch, buckets, statistics } => {
-                let lists = |lists: &[Vec<Payload>]| lists.iter().map(|list| tensors(list)).collect::<Result<_, _>>();
-                let buckets = buckets.iter().map(|shards| lists(shards)).collect::<Result<_, _>>()?;
-                self.stage(stage)?.reduce(batch, buckets, lists(&statistics)?).map_err(explain)?;
+                let shards =
+                    |shards: &Vec<Vec<Payload>>| shards.iter().map(|list| sums(list)).collect::<Result<_, _>>();
+                let buckets = buckets.iter().map(shards).collect::<Result<_, _>>()?;
+                let statistics = statistics.iter().map(|list| tensors(list)).collect::<Result<_, _>>()?;
+                self.stage(stage)?.reduce(batch, buckets, statistics).map_err(explain)?;
             }
             Task::TiedGrads { stage } => return tied(&self.stage(stage)?.tied_grads().map_err(explain)?),
             Task::GradNorm { stage, tied } => {

@@ -31,6 +31,12 @@ pub(crate) fn payloads(tensors: &[Tensor]) -> Result<Vec<Payload>, Failure> {
     tensors.iter().map(to_payload).collect::<Result<_, _>>().map_err(plain)
 }
 
+/// Sums of gradients, which may have come compressed.
+pub(crate) fn sums(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
+    let sum = |payload| tensor(&link::decompressed(payload).map_err(Failure::new)?).map_err(plain);
+    payloads.iter().map(sum).collect()
+}
+
 /// What an engine hands out, as it travels.
 pub(crate) fn handed(out: HandedOut<Tensor>) -> Result<HandedOut<Payload>, TensorError> {
     let mut problem = None;

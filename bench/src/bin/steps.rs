@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use bench::memory;
 use bossman::trace::Trace;
-use bossman::{Batch, BossMan, Loss, Model, Optimizer, Replicas, ScheduleKind, Transport, Variables};
+use bossman::{Batch, BossMan, Compress, Loss, Model, Optimizer, Replicas, ScheduleKind, Transport, Variables};
 use clap::{Parser, ValueEnum};
 use layerspec::{Bindings, ValueId};
 use serde::Serialize;
@@ -45,6 +45,9 @@ struct Options {
     /// How many workers get the same stages; by default each has its own.
     #[arg(long)]
     replicas: Option<u16>,
+    /// In what form replicas exchange gradients: `bf16`, `int8`, or `f32`.
+    #[arg(long, default_value = "f32")]
+    compress: Form,
     /// Deal microbatches to replicas evenly, whatever their speed.
     #[arg(long)]
     even: bool,
@@ -67,6 +70,18 @@ impl FromStr for Asked {
 
     fn from_str(text: &str) -> Result<Self, String> {
         Ok(Asked(if text == AUTO { None } else { Some(text.parse()?) }))
+    }
+}
+
+/// A form in which gradients travel, or nothing for float32.
+#[derive(Clone)]
+struct Form(Option<Compress>);
+
+impl FromStr for Form {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Form(if text == "f32" { None } else { Some(text.parse()?) }))
     }
 }
 
@@ -111,7 +126,7 @@ async fn main() -> Result<()> {
     };
     let builder = BossMan::builder(model).schedule(options.schedule.0).microbatches(options.microbatches);
     let builder = builder.replicas(options.replicas.map(Replicas::Each)).deal_evenly(options.even);
-    let mut boss = builder.loss(Loss::MSELoss).build(host.wait().await?)?;
+    let mut boss = builder.compress(options.compress.0).loss(Loss::MSELoss).build(host.wait().await?)?;
     boss.distribute_model().await?;
     boss.send_optimizer(Optimizer::adam(options.lr)).await?;
 

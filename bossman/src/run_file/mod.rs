@@ -12,7 +12,7 @@ use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION,
 use layerspec::{Fault, Precision, Recompute};
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
-use pipeline::replicas::Replicas;
+use pipeline::replicas::{Compress, Replicas};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, ScheduleKind};
 use std::path::{Path, PathBuf};
 
@@ -61,6 +61,8 @@ pub struct RunFile {
     pub cuts: Cuts,
     /// How many workers get the same stages; nothing for one each, and gradients summed one after the other.
     pub replicas: Option<Replicas>,
+    /// In what form replicas exchange gradients, where that is not float32.
+    pub compress: Option<Compress>,
     /// Weights to start from.
     pub weights: Option<Weights>,
     /// Whether texts of about one length are trained on together.
@@ -87,7 +89,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 21] = [
+const KEYS: [&str; 22] = [
     "model",
     "data",
     "loss",
@@ -104,6 +106,7 @@ const KEYS: [&str; 21] = [
     "chunks",
     "cuts",
     "replicas",
+    "compress",
     "recompute",
     "precision",
     "weights",
@@ -148,6 +151,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         chunks: chunks(&run)?,
         cuts: cuts(&run)?,
         replicas: replicas(&run)?,
+        compress: compress(&run)?,
         weights: weights(&run, folder)?,
         group_by_length: group_by_length(&run)?,
         translate: translate(&run)?,
@@ -242,6 +246,19 @@ fn replicas(run: &Mapping<'_>) -> Result<Option<Replicas>, Fault> {
         (_, Ok([])) => Err(node.unexpected("`replicas`", expected)),
         (_, Ok(list)) => Ok(Some(Replicas::Of(list.iter().map(number).collect::<Result<_, _>>()?))),
         (_, Err(_)) => number(node).map(Replicas::Each).map(Some).map_err(|_| node.unexpected("`replicas`", expected)),
+    }
+}
+
+/// Only replicas exchange gradients.
+fn compress(run: &Mapping<'_>) -> Result<Option<Compress>, Fault> {
+    let Some(node) = run.get("compress") else { return Ok(None) };
+    let name = node.as_text();
+    let form = Compress::NAMES.iter().find(|(form, _)| name == Some(form)).map(|(_, form)| *form);
+    match (form, name, run.get("replicas")) {
+        (None, Some("f32"), _) => Ok(None),
+        (None, ..) => Err(node.unexpected("`compress`", "`f32`, `bf16` or `int8`")),
+        (Some(_), _, None) => Err(Fault::new(node.place, "`compress` goes with `replicas` only")),
+        (form, ..) => Ok(form),
     }
 }
 

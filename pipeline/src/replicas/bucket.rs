@@ -57,7 +57,8 @@ pub struct Slice {
 }
 
 impl Bucket {
-    fn elements(&self) -> u64 {
+    /// How many numbers it has.
+    pub fn elements(&self) -> u64 {
         self.uses.iter().fold(0u64, |sum, used| sum.saturating_add(used.elements))
     }
 

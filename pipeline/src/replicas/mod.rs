@@ -6,6 +6,7 @@
 
 mod bucket;
 mod columns;
+mod compress;
 mod deal;
 mod homes;
 mod statistics;
@@ -15,6 +16,7 @@ mod wanted;
 
 pub use bucket::{buckets, shard, Bucket, BucketBytes, Slice, Use};
 pub use columns::Columns;
+pub use compress::Compress;
 pub use deal::{Deal, Pace};
 pub use homes::Homes;
 pub use statistics::keeps_statistics;

@@ -62,7 +62,7 @@ impl Layout {
     pub fn reduction(&self, reduction: Reduction) -> Vec<Vec<Action>> {
         let list = |worker: u16| {
             let stages = self.stages_of(WorkerId(worker)).filter(|stage| self.is_trained(*stage));
-            stages.filter(|_| reduction == Reduction::Tree).map(|stage| Action::Reduce { stage }).collect()
+            stages.filter(|_| reduction.is_apart()).map(|stage| Action::Reduce { stage }).collect()
         };
         (0..self.workers() as u16).map(list).collect()
     }

@@ -105,7 +105,10 @@ impl Schedule {
             stages: layout.stages(),
             workers: layout.workers(),
         })?;
-        let reduction = if layout.homes.is_replicated() { Reduction::Tree } else { terms.reduction };
+        let reduction = match terms.reduction {
+            Reduction::Sequential if layout.homes.is_replicated() => Reduction::Tree,
+            wanted => wanted,
+        };
         let deal = terms.deal.clone().unwrap_or_else(|| Deal::even(&layout.homes, microbatches));
         let costs = terms.costs.clone().unwrap_or_else(|| Costs::unit(layout.stages()));
         let work = Work { layout, deal: &deal, microbatches };

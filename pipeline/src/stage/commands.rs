@@ -2,7 +2,7 @@
 
 use super::regroup::ReplicaState;
 use super::{Job, Purpose, StageSession, Team};
-use crate::effect::{Effect, Micros, Peer};
+use crate::effect::{Effect, Micros, Peer, Residuals};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Assignment, Command, Head, PeerAddress};
 use crate::task::Task;
@@ -59,7 +59,10 @@ impl StageSession {
         match body {
             Command::Assign(assignment) => self.assign(now, id, *assignment),
             Command::Regroup(regroup) => self.regroup(now, id, *regroup),
-            Command::SetOptimizer(spec) => self.single(id, Task::SetOptimizer(spec)),
+            Command::SetOptimizer(spec) => {
+                self.residuals(Residuals::Forget);
+                self.single(id, Task::SetOptimizer(spec));
+            }
             Command::Discard { batch } => self.single(id, Task::Discard { batch, gradients: false }),
             Command::Measure(probes) => {
                 self.job = Some(Job::Measure { id, times: None });
@@ -88,6 +91,7 @@ impl StageSession {
         }
         let over = self.early.cancel_until(u64::MAX);
         self.drop_slots(over);
+        self.residuals(Residuals::Forget);
         self.worker = Some(worker);
         self.teams = Team::of(&stages, &homes, &[], worker, buckets);
         self.stages = stages.clone();
@@ -175,6 +179,9 @@ impl StageSession {
         if let Some(Job::Regroup(regrouping)) = &mut self.job {
             let copied = regrouping.give_up();
             self.drop_slots(copied);
+        }
+        if gradients {
+            self.residuals(Residuals::Restore);
         }
         // The compute thread works in order: when this is done, all that was given to it before is.
         self.answered = self.answered.max(id);

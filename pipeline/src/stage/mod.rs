@@ -13,9 +13,9 @@ mod regroup;
 mod results;
 mod round;
 
-use crate::effect::{Destination, Effect, Frame, Micros, Peer};
+use crate::effect::{Destination, Effect, Frame, Micros, Peer, Residuals};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::message::{Failure, Head, LinkReport, Reduction, Round, Span, MAX_MICROBATCHES};
+use crate::message::{Failure, Head, LinkReport, Round, Span, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
 use crate::replicas::{BucketBytes, Homes};
 use crate::schedule::{Action, Order};
@@ -24,7 +24,7 @@ use commands::Waiting;
 use early::Early;
 use inbox::{Inbox, Item};
 use links::Links;
-use reducing::Team;
+use reducing::{Asked, Team};
 use regroup::{Regrouping, ReplicaState};
 use round::Running;
 use std::collections::{BTreeMap, VecDeque};
@@ -52,8 +52,8 @@ pub struct StageSession {
     waiting: VecDeque<Waiting>,
     early: Early,
     tasks: BTreeMap<Ticket, Purpose>,
-    /// Sums that are being taken beside the compute thread: for which command, stage and bucket.
-    sums: BTreeMap<Ticket, (u64, StageId, u32)>,
+    /// Sums that are being taken beside the compute thread.
+    sums: BTreeMap<Ticket, Asked>,
     next_ticket: u64,
     /// Tensors to load, which may arrive before the command that wants them.
     loads: BTreeMap<u64, Vec<(String, Slot)>>,
@@ -260,7 +260,7 @@ impl StageSession {
         if !round.deal.fits(&self.homes) {
             return Err("microbatches for replicas that there are not".into());
         }
-        if !self.teams.is_empty() && round.reduction != Reduction::Tree {
+        if !self.teams.is_empty() && !round.reduction.is_apart() {
             return Err("a round that sums gradients in a way that replicas cannot".into());
         }
         match &round.order {
@@ -291,7 +291,13 @@ impl StageSession {
             if running.all_started() && self.tasks.is_empty() {
                 let (id, losses, sent) = (running.id, std::mem::take(&mut running.losses), running.sent);
                 let spans = std::mem::take(&mut running.spans);
-                let over = self.early.cancel_until(running.round.batch);
+                let (used, batch) = (running.uses_compressed(), running.round.batch);
+                match used {
+                    Some(true) => self.residuals(Residuals::Keep),
+                    Some(false) => self.residuals(Residuals::Restore),
+                    None => {}
+                }
+                let over = self.early.cancel_until(batch);
                 self.drop_slots(over);
                 self.done(id, losses, sent, spans);
             }

@@ -3,12 +3,15 @@
 //! What a replica's microbatches came to is handed out by the compute thread, bucket by bucket. Each part goes to the
 //! replica whose shard it is in, which sums what all have sent, and gives the sum to all. So every byte goes to and fro
 //! once, as in a ring, but the sum is taken in the order of the [tree](crate::replicas::Tree), which a ring would not do.
+//!
+//! Where what travels is compressed, a replica first adds up all that its microbatches came to, for the tree's order is lost
+//! anyway, and sends that; and the one that sums them gives the compressed sum to itself, too, so that all have the same.
 
 use super::inbox::Item;
 use super::{Job, StageSession};
-use crate::effect::{Destination, Effect, Micros, Peer};
+use crate::effect::{Destination, Effect, Micros, Part, Peer, Residuals, Summing};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::message::{Failure, Head, Mode, Reduction, Round, MAX_MICROBATCHES};
+use crate::message::{Failure, Head, Mode, Round, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
 use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node};
 use crate::task::HandedOut;
@@ -84,6 +87,16 @@ impl Team {
     }
 }
 
+/// What a sum was asked for.
+pub(super) struct Asked {
+    /// By which command.
+    id: u64,
+    stage: StageId,
+    bucket: u32,
+    /// Whose shard it is of.
+    replica: usize,
+}
+
 /// How far a round has come with the gradients of one stage.
 pub(super) struct Reducing {
     /// For every replica the sums that it hands over.
@@ -95,7 +108,13 @@ pub(super) struct Reducing {
 impl Reducing {
     pub(super) fn new(stage: StageId, team: &Team, round: &Round, homes: &Homes) -> Self {
         let taken = |worker: &WorkerId| round.deal.taken(homes, stage, *worker, round.microbatches);
-        let nodes = team.workers.iter().map(|worker| nodes(round.microbatches, taken(worker)));
+        // Compressed, what others send is one sum each.
+        let most = |replica| if replica == team.me || round.reduction.compress().is_none() { usize::MAX } else { 1 };
+        let of_worker = |(replica, worker)| {
+            let nodes = nodes(round.microbatches, taken(worker));
+            nodes.into_iter().take(most(replica)).collect()
+        };
+        let nodes = team.workers.iter().enumerate().map(of_worker);
         let sums_none = |of: &Vec<usize>| of.get(team.me).is_none_or(|slices| *slices == 0);
         Reducing { nodes: nodes.collect(), asked: team.slices.iter().map(sums_none).collect() }
     }
@@ -145,8 +164,8 @@ impl StageSession {
     /// The compute thread hands something out while it is at work.
     pub fn on_handed_out(&mut self, now: Micros, handed: HandedOut<Slot>) {
         self.now = now;
-        let batch = match &self.job {
-            Some(Job::Round(running)) if !running.failed => running.round.batch,
+        let (batch, compress) = match &self.job {
+            Some(Job::Round(running)) if !running.failed => (running.round.batch, running.round.reduction.compress()),
             _ => return self.drop_slots(handed.into_tensors()),
         };
         let key = MicrobatchKey { batch, index: 0 };
@@ -160,6 +179,10 @@ impl StageSession {
                 let slices = team.slices.get(bucket as usize).cloned().unwrap_or_default();
                 for (replica, sums) in shards.into_iter().enumerate() {
                     let is_empty = slices.get(replica).is_none_or(|slices| *slices == 0);
+                    if compress.is_some() && replica != me && !is_empty {
+                        self.ask_for_sum(stage, bucket, replica, sums);
+                        continue;
+                    }
                     for (node, slots) in sums {
                         if is_empty {
                             self.drop_slots(slots);
@@ -209,19 +232,34 @@ impl StageSession {
                 whole.push((bucket as u32, sums));
             }
         }
-        let (id, microbatches) = (running.id, running.round.microbatches);
-        for (bucket, sums) in whole {
-            let ticket = Ticket(self.next_ticket);
-            self.next_ticket += 1;
-            self.sums.insert(ticket, (id, stage, bucket));
-            self.effects.push_back(Effect::Sum { ticket, microbatches, sums });
+        let Some(me) = self.teams.get(&stage).map(|team| team.me) else { return };
+        whole.into_iter().for_each(|(bucket, sums)| self.ask_for_sum(stage, bucket, me, sums));
+    }
+
+    /// Has what is here of a replica's shard summed: of another's, what this one is to send it.
+    fn ask_for_sum(&mut self, stage: StageId, bucket: u32, replica: usize, sums: Vec<(Node, Vec<Slot>)>) {
+        let Some(Job::Round(running)) = &self.job else { return };
+        let summing = match running.round.reduction.compress() {
+            Some(compress) => Summing::Compressed(compress, Part { stage, bucket, replica: replica as u16 }),
+            None => Summing::Tree(running.round.microbatches),
+        };
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.sums.insert(ticket, Asked { id: running.id, stage, bucket, replica });
+        self.effects.push_back(Effect::Sum { ticket, summing, sums });
+    }
+
+    /// Says what becomes of what was lost when sums were compressed.
+    pub(super) fn residuals(&mut self, what: Residuals) {
+        if !self.teams.is_empty() {
+            self.effects.push_back(Effect::Residuals(what));
         }
     }
 
     /// What [`Effect::Sum`] asked for is summed.
     pub fn on_summed(&mut self, now: Micros, ticket: Ticket, result: Result<Vec<Slot>, Failure>) {
         self.now = now;
-        let Some((id, stage, bucket)) = self.sums.remove(&ticket) else { return };
+        let Some(Asked { id, stage, bucket, replica }) = self.sums.remove(&ticket) else { return };
         match result {
             Ok(slots) if !self.is_active(id) => self.drop_slots(slots),
             Err(_) if !self.is_active(id) => {}
@@ -229,6 +267,19 @@ impl StageSession {
             Ok(slots) => {
                 let Some(Job::Round(running)) = &self.job else { return self.drop_slots(slots) };
                 let batch = running.round.batch;
+                let Some(team) = self.teams.get(&stage) else { return self.drop_slots(slots) };
+                if replica != team.me {
+                    let node = running.reducing.get(&stage).and_then(|reducing| reducing.nodes.get(team.me)?.first());
+                    let to =
+                        team.workers.get(replica).zip(node).map(|(worker, node)| {
+                            self.links.to(*worker, Head::Sum { batch, stage, bucket, node: *node })
+                        });
+                    match to {
+                        Some(to) => self.effects.push_back(Effect::Send { to: vec![to], slots }),
+                        None => self.drop_slots(slots),
+                    }
+                    return;
+                }
                 let head = Head::Reduced { batch, stage, bucket };
                 let followers = self.teams.get(&stage).map_or(&[][..], |team| &team.followers);
                 let workers = self.homes.of(stage).iter().chain(followers);
@@ -245,6 +296,6 @@ impl StageSession {
 
     /// Whether a stage's microbatches tell apart what batch norms see.
     pub(super) fn keeps_apart(round: &Round, spec: &StageSpec) -> bool {
-        round.mode == Mode::Train && round.reduction == Reduction::Tree && spec.is_trained()
+        round.mode == Mode::Train && round.reduction.is_apart() && spec.is_trained()
     }
 }

@@ -1,7 +1,7 @@
 //! Stages stay where they are, and those who share them change: workers join, and take the state of those who are here.
 
 use super::{Job, Purpose, StageSession, Team};
-use crate::effect::{Effect, Micros, Peer};
+use crate::effect::{Effect, Micros, Peer, Residuals};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Head, Regroup};
 use crate::task::Task;
@@ -51,6 +51,8 @@ impl StageSession {
         let Some(me) = self.worker.filter(|_| homes.are_possible() && homes.stages() == self.homes.stages()) else {
             return self.refuse(Peer::Boss, Vec::new(), "sent other workers for stages that are not here".into());
         };
+        // Other shards: what was lost of the old ones is nobody's.
+        self.residuals(Residuals::Forget);
         self.teams = Team::of(&self.stages, &homes, &followers, me, self.buckets);
         self.homes = homes;
         let gives = !give.is_empty();

@@ -5,7 +5,7 @@ use super::needs::{gradients, loss_output, max_norm, needs};
 use super::reducing::{Reducing, Team};
 use super::StageSession;
 use crate::ids::{MicrobatchKey, Slot, StageId};
-use crate::message::{Reduction, Round, Span, MAX_SPANS};
+use crate::message::{Round, RoundUpdate, Span, MAX_SPANS};
 use crate::plan::{StageOutput, StageSpec};
 use crate::replicas::{Homes, Turns};
 use crate::schedule::{Action, Picker};
@@ -84,6 +84,19 @@ impl Running {
         self.picker.is_done()
     }
 
+    /// Whether parameters change by what replicas have sent each other since they last did; nothing where that is left to a
+    /// later round, or nothing was compressed.
+    pub(super) fn uses_compressed(&self) -> Option<bool> {
+        self.round.reduction.compress()?;
+        let steps = |action: &Action| matches!(action, Action::OptimStep { .. });
+        let update = self.round.update.filter(|_| self.round.actions.iter().any(steps))?;
+        Some(!self.skips(&update))
+    }
+
+    fn skips(&self, update: &RoundUpdate) -> bool {
+        update.skip_infinite && self.norm.is_some_and(|norm| !norm.is_finite())
+    }
+
     /// The next action with its work, once all its tensors are there. `busy` says that the compute thread has work: then
     /// nothing is chosen that something still to come would go before.
     pub(super) fn next_task(
@@ -146,7 +159,7 @@ impl Running {
         };
         let replicas = teams.get(&stage).map(Team::replicas).filter(|_| last && self.reducing.contains_key(&stage));
         let branch = Branch { microbatches: self.round.microbatches, hand_out: replicas };
-        (self.round.reduction == Reduction::Tree).then_some(branch)
+        self.round.reduction.is_apart().then_some(branch)
     }
 
     fn task(
@@ -183,7 +196,7 @@ impl Running {
             Action::OptimStep { .. } => {
                 let update = self.round.update?;
                 let clip = self.norm.map_or(1.0, |norm| update.clip(norm));
-                let skip = update.skip_infinite && self.norm.is_some_and(|norm| !norm.is_finite());
+                let skip = self.skips(&update);
                 let update = Update { lr: update.lr, scale: update.scale, clip, skip };
                 Task::OptimStep { stage, update, tied: tied(needs(&self.round, spec, &action)) }
             }

@@ -10,7 +10,7 @@ use pipeline::frame::Envelope;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, RoundLoss};
 use pipeline::plan::StageSpec;
-use pipeline::replicas::Deal;
+use pipeline::replicas::{Compress, Deal};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{HandedOut, LayerTimes, Outcome, Task};
@@ -152,7 +152,11 @@ impl StageDriver {
                     sums.iter().for_each(|(_, slots)| self.slots.give_up(slots));
                     self.sums.push((ticket, sums.first().map_or(0, |(_, slots)| slots.len())));
                 }
-                Effect::Dial { .. } | Effect::Hangup { .. } | Effect::Progress(_) | Effect::Finish => {}
+                Effect::Residuals(_)
+                | Effect::Dial { .. }
+                | Effect::Hangup { .. }
+                | Effect::Progress(_)
+                | Effect::Finish => {}
                 Effect::Notice(_) | Effect::Reply { .. } | Effect::Dismiss { .. } => {
                     panic!("a worker wants {effect:?}")
                 }
@@ -299,7 +303,7 @@ impl BossDriver {
             order: Order::Listed,
             deal: Deal::default(),
             microbatches: 1,
-            reduction: Reduction::Tree,
+            reduction: *random.pick(&[Reduction::Tree, Reduction::Compressed(Compress::Int8)]),
             update: None,
             loss: (!backward).then_some(loss),
             outputs: random.chance(20),
@@ -333,6 +337,7 @@ impl BossDriver {
                 Effect::Notice(_) | Effect::Hangup { .. } | Effect::Dismiss { .. } => {}
                 Effect::Compute { .. }
                 | Effect::Sum { .. }
+                | Effect::Residuals(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)
                 | Effect::Finish => panic!("the boss wants {effect:?}"),

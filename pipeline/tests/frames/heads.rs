@@ -11,7 +11,7 @@ use pipeline::message::{
     Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Progress, Reduction, Regroup, Round, RoundLoss,
     RoundUpdate, Span,
 };
-use pipeline::replicas::{BucketBytes, Columns, Deal, Node};
+use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
@@ -233,7 +233,7 @@ fn round(random: &mut Random) -> Round {
         grads_from_boss: random.chance(50),
         deal: Deal::by_speed(&PLAN.homes, 3, |_, worker| 1 + u64::from(worker.0)),
         microbatches: *random.pick(&[3, 3, 3, 1]),
-        reduction: *random.pick(&[Reduction::Tree, Reduction::Tree, Reduction::Sequential]),
+        reduction: *random.pick(&[Reduction::Tree, Reduction::Compressed(Compress::Bf16), Reduction::Sequential]),
         order: match random.chance(50) {
             true => Order::Listed,
             false => Order::Ready {

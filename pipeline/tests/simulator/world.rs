@@ -14,7 +14,7 @@ use crate::{
 };
 use layerspec::DType;
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
-use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, WorkerSpan};
+use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, Summing, WorkerSpan};
 use pipeline::frame::{decode, encode, head_len, Envelope};
 use pipeline::ids::{Slot, Ticket, WorkerId};
 use pipeline::message::{Failure, Head};
@@ -425,6 +425,7 @@ impl World {
                 }
                 Effect::Compute { .. }
                 | Effect::Sum { .. }
+                | Effect::Residuals(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)
                 | Effect::Finish => panic!("the boss wants {effect:?}"),
@@ -475,11 +476,14 @@ impl World {
                         self.network.compute(id, &worker.tasks[0].1);
                     }
                 }
-                Effect::Sum { ticket, microbatches, sums } => {
+                Effect::Sum { ticket, summing, sums } => {
+                    let Summing::Tree(microbatches) = summing else { panic!("{id} compresses: {summing:?}") };
                     let sums = sums.into_iter().map(|(node, slots)| (node, worker.slots.give_up_all(slots)));
                     let sums = sum_slices(microbatches, sums.collect());
                     self.network.sum(id, ticket, sums);
                 }
+                // Nothing is compressed here, so nothing is lost.
+                Effect::Residuals(_) => {}
                 Effect::Dial { peer, .. } => self.network.dial(id, peer),
                 Effect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
                 Effect::Finish => (worker.alive, worker.finished) = (false, true),

@@ -1,0 +1,101 @@
+//! What was lost when gradients were compressed, to be added the next time.
+//!
+//! It goes with the optimizer's steps: where a step is void, so is what was lost on the way to it, and the step done again
+//! sends the same bytes. For that it is kept twice from the first exchange of a step to its end.
+
+use pipeline::effect::{Part, Residuals as What};
+use std::collections::HashMap;
+
+/// By what was compressed, one for each slice.
+#[derive(Default)]
+pub(crate) struct Residuals(HashMap<Part, Vec<Residual>>);
+
+/// Of one slice.
+#[derive(Default)]
+pub(crate) struct Residual {
+    /// After the last optimizer step.
+    kept: Vec<f32>,
+    /// Now, where something was sent since; else memory for that.
+    now: Vec<f32>,
+    sent: bool,
+}
+
+impl Residuals {
+    /// Of so many slices.
+    pub(crate) fn of(&mut self, part: Part, slices: usize) -> &mut [Residual] {
+        let residuals = self.0.entry(part).or_default();
+        residuals.resize_with(slices, Residual::default);
+        residuals
+    }
+
+    pub(crate) fn settle(&mut self, what: What) {
+        match what {
+            What::Forget => self.0.clear(),
+            What::Keep | What::Restore => {
+                for residual in self.0.values_mut().flatten().filter(|residual| residual.sent) {
+                    if what == What::Keep {
+                        std::mem::swap(&mut residual.kept, &mut residual.now);
+                    }
+                    residual.sent = false;
+                }
+            }
+        }
+    }
+}
+
+impl Residual {
+    /// What was lost of so many numbers, to be replaced by what is lost now.
+    pub(crate) fn take(&mut self, len: usize) -> &mut [f32] {
+        if !self.sent {
+            self.kept.resize(len, 0.0);
+            self.now.clone_from(&self.kept);
+        }
+        self.sent = true;
+        self.now.resize(len, 0.0);
+        &mut self.now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipeline::ids::StageId;
+
+    const PART: Part = Part { stage: StageId(0), bucket: 1, replica: 1 };
+
+    fn lose(residuals: &mut Residuals, lost: f32) -> f32 {
+        let residual = residuals.of(PART, 1)[0].take(3);
+        let before = residual[0];
+        residual.fill(lost);
+        before
+    }
+
+    #[test]
+    fn what_a_void_step_lost_is_forgotten() {
+        let mut residuals = Residuals::default();
+        assert_eq!(lose(&mut residuals, 1.0), 0.0);
+        residuals.settle(What::Keep);
+        assert_eq!(lose(&mut residuals, 2.0), 1.0);
+        residuals.settle(What::Restore);
+        // Gathered over several rounds.
+        assert_eq!(lose(&mut residuals, 3.0), 1.0, "as before the void step");
+        assert_eq!(lose(&mut residuals, 4.0), 3.0);
+        residuals.settle(What::Restore);
+        assert_eq!(lose(&mut residuals, 5.0), 1.0);
+        residuals.settle(What::Keep);
+        // Nothing was sent in between.
+        residuals.settle(What::Restore);
+        residuals.settle(What::Keep);
+        assert_eq!(lose(&mut residuals, 6.0), 5.0);
+        residuals.settle(What::Forget);
+        assert_eq!(lose(&mut residuals, 7.0), 0.0);
+    }
+
+    #[test]
+    fn parts_have_nothing_to_do_with_each_other() {
+        let mut residuals = Residuals::default();
+        lose(&mut residuals, 1.0);
+        let other = Part { replica: 0, ..PART };
+        assert_eq!(residuals.of(other, 2)[1].take(5), [0.0; 5]);
+    }
+}

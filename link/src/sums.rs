@@ -1,0 +1,35 @@
+//! What the sum thread is asked for, and what it remembers from one time to the next.
+
+use crate::compressed::sum_compressed;
+use crate::payload::Payload;
+use crate::pool::Pool;
+use crate::residuals::Residuals;
+use crate::summing::sum;
+use pipeline::effect::{Residuals as What, Summing};
+use pipeline::message::Failure;
+use pipeline::replicas::Node;
+
+/// Sums of gradients, in the order in which they are asked for.
+#[derive(Default)]
+pub(crate) struct Sums {
+    pool: Pool,
+    residuals: Residuals,
+}
+
+impl Sums {
+    /// Sums the slices of each node, as [`Effect::Sum`](pipeline::effect::Effect::Sum) says.
+    pub(crate) fn take(&mut self, summing: Summing, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
+        match summing {
+            Summing::Tree(microbatches) => sum(microbatches, sums, &self.pool),
+            Summing::Compressed(compress, part) => {
+                let slices = sums.first().map_or(0, |(_, slices)| slices.len());
+                sum_compressed(compress, sums, self.residuals.of(part, slices), &self.pool)
+            }
+        }
+    }
+
+    /// As [`Effect::Residuals`](pipeline::effect::Effect::Residuals) says.
+    pub(crate) fn settle(&mut self, what: What) {
+        self.residuals.settle(what);
+    }
+}

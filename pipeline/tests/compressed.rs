@@ -1,0 +1,173 @@
+//! What a session sends and keeps where replicas exchange gradients compressed.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use layerspec::LayerGraph;
+use pipeline::effect::{Effect, Frame, Micros, Part, Peer, Residuals, Summing};
+use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
+use pipeline::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundUpdate};
+use pipeline::replicas::{nodes, BucketBytes, Columns, Compress, Deal, Node};
+use pipeline::schedule::{Action, Order};
+use pipeline::stage::StageSession;
+use pipeline::task::{HandedOut, Outcome};
+use pipeline::{Cuts, Placement, Plan};
+
+const NOW: Micros = Micros(0);
+const STAGE: StageId = StageId(0);
+const OTHER: WorkerId = WorkerId(1);
+const FORM: Compress = Compress::Int8;
+const BATCH: u64 = 9;
+
+/// The first of two replicas, with a driver that counts slots.
+struct Replica {
+    session: StageSession,
+    slots: u64,
+}
+
+impl Replica {
+    /// One that has its stage, and is told what to do with three of four microbatches.
+    fn at_work(update: bool) -> Self {
+        let yaml = "{inputs: {x: [batch, 32]}, layers: [Linear: {in_features: 32, out_features: 32, bias: false}]}";
+        let graph = LayerGraph::from_yaml(yaml, "one").unwrap();
+        let plan = Plan::new(&graph, &Cuts::Auto, Columns::of(&[2]), Placement::Plain).unwrap();
+        let mut replica = Replica { session: StageSession::new(), slots: 0 };
+        let address = Some(([127, 0, 0, 1], 1024).into());
+        let assignment = Assignment {
+            worker: WorkerId(0),
+            stages: plan.stages_of(WorkerId(0)),
+            homes: plan.homes.clone(),
+            buckets: BucketBytes::default(),
+            peers: vec![PeerAddress { worker: OTHER, address, dial: true }],
+            seed: 0,
+        };
+        replica.command(1, Command::Assign(Box::new(assignment)));
+        replica.session.on_link_up(NOW, OTHER);
+        assert!(matches!(replica.work()[..], [Effect::Dial { .. }, Effect::Send { .. }]));
+        let actions = [Action::Reduce { stage: STAGE }, Action::OptimStep { stage: STAGE }];
+        let round = Round {
+            batch: BATCH,
+            step: 1,
+            mode: Mode::Train,
+            cached: None,
+            actions: actions[..if update { 2 } else { 1 }].to_vec(),
+            order: Order::Listed,
+            deal: Deal::by_speed(&plan.homes, 4, |_, worker| 1 + 2 * u64::from(worker.0)),
+            microbatches: 4,
+            reduction: Reduction::Compressed(FORM),
+            loss: None,
+            outputs: false,
+            grads_from_boss: false,
+            update: update.then_some(RoundUpdate { lr: 0.1, scale: 1.0, max_norm: None, skip_infinite: false }),
+        };
+        replica.command(2, Command::Run(Box::new(round)));
+        replica
+    }
+
+    fn slot(&mut self) -> Vec<Slot> {
+        self.slots += 1;
+        vec![Slot(self.slots)]
+    }
+
+    fn hear(&mut self, from: Peer, head: Head) {
+        let slots = if head.is_data() { self.slot() } else { Vec::new() };
+        self.session.on_frame(NOW, from, Frame { route: None, head, slots });
+    }
+
+    fn command(&mut self, id: u64, body: Command) {
+        self.hear(Peer::Boss, Head::Command { id, body });
+    }
+
+    /// Hands the only bucket out, as what three microbatches came to.
+    fn hand_out(&mut self) -> Vec<Node> {
+        let nodes = nodes(4, 0..3);
+        assert_eq!(nodes.len(), 2);
+        let shards = (0..2).map(|_| nodes.iter().map(|node| (*node, self.slot())).collect()).collect();
+        self.session.on_handed_out(NOW, HandedOut::Sums { stage: STAGE, bucket: 0, shards });
+        nodes
+    }
+
+    /// What it wants; the compute thread does its work at once, and what it sends itself arrives.
+    fn work(&mut self) -> Vec<Effect> {
+        let mut wanted = Vec::new();
+        while let Some(effect) = self.session.poll_effect() {
+            match effect {
+                Effect::Compute { ticket, .. } => self.session.on_done(NOW, ticket, Ok(Outcome::Done), (NOW, NOW)),
+                other => wanted.push(other),
+            }
+        }
+        wanted
+    }
+
+    fn summed(&mut self, ticket: Ticket) {
+        let sum = self.slot();
+        self.session.on_summed(NOW, ticket, Ok(sum));
+    }
+}
+
+/// The sum that is asked for, and of how many nodes.
+fn asked(effects: &[Effect]) -> (Ticket, u16, usize) {
+    let [Effect::Sum { ticket, summing, sums }] = effects else { panic!("{effects:?}") };
+    let Summing::Compressed(FORM, Part { stage: STAGE, bucket: 0, replica }) = *summing else { panic!("{summing:?}") };
+    (*ticket, replica, sums.len())
+}
+
+/// To whom something is sent, and what.
+fn sent(effects: &[Effect]) -> Vec<(Peer, Head)> {
+    let [Effect::Send { to, .. }] = effects else { panic!("{effects:?}") };
+    to.iter().map(|to| (to.peer, to.head.clone())).collect()
+}
+
+/// Until the sums of all are there.
+fn exchanged(update: bool) -> Replica {
+    let mut replica = Replica::at_work(update);
+    assert!(replica.work().is_empty());
+    let own = replica.hand_out();
+    let (ticket, of, terms) = asked(&replica.work());
+    assert_eq!((of, terms), (1, 2), "all that is the other's, added up before it is sent");
+    replica.summed(ticket);
+    let node = own[0];
+    let sum = Head::Sum { batch: BATCH, stage: STAGE, bucket: 0, node };
+    assert_eq!(sent(&replica.work()), [(Peer::Worker(OTHER), sum)]);
+
+    let node = nodes(4, [3])[0];
+    replica.hear(Peer::Worker(OTHER), Head::Sum { batch: BATCH, stage: STAGE, bucket: 0, node });
+    let (ticket, of, terms) = asked(&replica.work());
+    assert_eq!((of, terms), (0, 3), "its own two as they are, and the other's one");
+    replica.summed(ticket);
+    let reduced = Head::Reduced { batch: BATCH, stage: STAGE, bucket: 0 };
+    let to_both = [0, 1].map(|worker| (Peer::Worker(WorkerId(worker)), reduced.clone()));
+    assert_eq!(sent(&replica.work()), to_both, "it uses what the other gets");
+    for (from, reduced) in to_both {
+        replica.hear(from, reduced);
+    }
+    replica
+}
+
+#[test]
+fn what_was_lost_is_kept_with_the_step() {
+    let mut replica = exchanged(true);
+    let effects = replica.work();
+    assert_eq!(effects[0], Effect::Residuals(Residuals::Keep));
+    assert!(matches!(sent(&effects[1..])[..], [(Peer::Boss, Head::Done { id: 2, .. })]));
+    replica.command(3, Command::SetOptimizer(pipeline::OptimizerSpec::adam(0.1)));
+    assert_eq!(replica.work()[0], Effect::Residuals(Residuals::Forget));
+}
+
+#[test]
+fn a_round_without_a_step_leaves_that_open() {
+    let effects = exchanged(false).work();
+    assert!(matches!(sent(&effects)[..], [(Peer::Boss, Head::Done { id: 2, .. })]));
+}
+
+#[test]
+fn what_was_lost_in_a_void_step_is_forgotten() {
+    let mut replica = Replica::at_work(true);
+    replica.work();
+    replica.hand_out();
+    let (ticket, ..) = asked(&replica.work());
+    replica.hear(Peer::Boss, Head::Abort { id: 2, batch: Some(BATCH), gradients: true });
+    let effects = replica.work();
+    assert!(effects.contains(&Effect::Residuals(Residuals::Restore)), "{effects:?}");
+    replica.summed(ticket);
+    assert!(matches!(replica.work()[..], [Effect::Drop(_)]), "a sum that nobody wants any more");
+}

@@ -1,0 +1,202 @@
+//! Replicas that exchange gradients in fewer bits: all have the same weights to the bit, whatever arrives first and on
+//! whatever way, and a step that fails leaves no trace.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use pipeline::boss::Request;
+use pipeline::ids::StageId;
+use pipeline::message::Reduction;
+use pipeline::replicas::{Columns, Compress};
+use pipeline::{Cuts, Placement, Plan, ScheduleKind};
+use std::collections::BTreeMap;
+use std::path::Path;
+use tch::Tensor;
+use tests::programs::{by_hand, Place};
+use tests::{left, one_process, put, step_request, train, Case, Fleet, Memory, Reach, Sockets, Steps, Training, STEPS};
+
+const FORMS: [Compress; 2] = [Compress::Bf16, Compress::Int8];
+
+fn compressed(case: Case, form: Compress) -> Case {
+    let steps = Steps { reduction: Reduction::Compressed(form), ..case.steps };
+    case.with(steps)
+}
+
+fn plan(case: &Case, replicas: &[u16]) -> Plan {
+    Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), Placement::Plain).unwrap()
+}
+
+/// Panics where replicas of a stage differ.
+fn assert_alike(fleet: &mut impl Fleet, what: &str) {
+    let digests = fleet.call(Request::Digest).unwrap().digests;
+    let mut of_stages: BTreeMap<StageId, Vec<[u8; 32]>> = BTreeMap::new();
+    digests.into_iter().for_each(|(_, stage, digest)| of_stages.entry(stage).or_default().push(digest));
+    for (stage, digests) in of_stages {
+        assert!(digests.iter().all(|digest| *digest == digests[0]), "{what}: replicas of {stage} differ");
+    }
+}
+
+fn trained(case: &Case, replicas: &[u16], mut fleet: impl Fleet) -> Training {
+    let training = train(case, &plan(case, replicas), ScheduleKind::Ready, 5, &mut fleet);
+    assert_alike(&mut fleet, &format!("{} on {replicas:?}", case.name));
+    training
+}
+
+/// The same on every way, frames and sums in any order; and near what it is without compression.
+fn every_way(case: fn() -> Case) {
+    tensor::threads::set_count(1);
+    let steps = Steps { reduction: Reduction::Tree, ..case().steps };
+    let exact = one_process(&case().with(steps), 5);
+    for form in FORMS {
+        let case = &compressed(case(), form);
+        for replicas in [&[2][..], &[3], &[2, 2], &[3, 1], &[1, 2]] {
+            let memory = |order| Memory::new(plan(case, replicas), case.seed, order);
+            let first = trained(case, replicas, memory(0));
+            let what = format!("{} on {replicas:?}, {form}", case.name);
+            for order in 1..4 {
+                first.assert_same(&trained(case, replicas, memory(order)), &what);
+            }
+            // Adam's first steps are as large for small gradients as for large ones.
+            assert!(first.losses_differ_by_at_most(&exact, 0.25), "{what}: far from what it is in float32");
+            assert!(!first.losses_differ_by_at_most(&exact, 0.0), "{what}: nothing was compressed");
+        }
+        for reach in [Reach::SharedMemory, Reach::Quic, Reach::Relayed] {
+            let over = trained(case, &[2, 2], Sockets::new(plan(case, &[2, 2]), case.seed, reach));
+            let first = trained(case, &[2, 2], Memory::new(plan(case, &[2, 2]), case.seed, 0));
+            first.assert_same(&over, &format!("{} over {reach:?}, {form}", case.name));
+        }
+    }
+}
+
+#[test]
+fn residual() {
+    every_way(Case::residual);
+}
+
+#[test]
+fn convnet() {
+    every_way(Case::convnet);
+}
+
+#[test]
+fn tied() {
+    every_way(Case::tied);
+}
+
+/// Gradients of several steps, clipped: what is lost on the way to a step is taken up within it.
+#[test]
+fn gathered_and_clipped() {
+    tensor::threads::set_count(1);
+    for form in FORMS {
+        let steps = Steps { accumulate: 3, max_norm: Some(0.05), ..Case::residual().steps };
+        let case = &compressed(Case::residual().with(steps), form);
+        let first = trained(case, &[2, 1], Memory::new(plan(case, &[2, 1]), case.seed, 0));
+        first.assert_same(&trained(case, &[2, 1], Memory::new(plan(case, &[2, 1]), case.seed, 1)), &form);
+    }
+}
+
+/// One replica exchanges nothing.
+#[test]
+fn one_replica_loses_nothing() {
+    tensor::threads::set_count(1);
+    let tree = Steps { reduction: Reduction::Tree, ..Case::residual().steps };
+    let exact = one_process(&Case::residual().with(tree), 5);
+    for form in FORMS {
+        let case = &compressed(Case::residual(), form);
+        for replicas in [&[1][..], &[1, 1]] {
+            exact.assert_same(&trained(case, replicas, Memory::new(plan(case, replicas), case.seed, 0)), &form);
+        }
+    }
+}
+
+/// A step fails after some gradients have been sent, or before, and is done again.
+#[test]
+fn a_step_that_fails_leaves_no_trace() {
+    tensor::threads::set_count(1);
+    for form in FORMS {
+        let case = &compressed(Case::convnet(), form);
+        let plan = plan(case, &[2]);
+        let exact = trained(case, &[2], Memory::new(plan.clone(), case.seed, 0));
+        let mut after_sending = 0;
+        for order in 0..12 {
+            let mut fleet = Memory::new(plan.clone(), case.seed, order);
+            let slots = fleet.slots().clone();
+            fleet.call(Request::Distribute).unwrap();
+            fleet.call(Request::SetOptimizer(case.optimizer)).unwrap();
+            let mut losses = Vec::new();
+            for step in 0..STEPS {
+                let request = |batch| {
+                    let run = step_request(case, &plan, ScheduleKind::Ready, 5, step, &slots);
+                    pipeline::boss::RunRequest { batch, ..run }
+                };
+                let (voided, done) = (2 * step as u64 + 1, 2 * step as u64 + 2);
+                if step % 3 == 1 {
+                    let mut run = request(voided);
+                    let of_bad = [0, 4][order as usize % 2];
+                    let bad = run.targets.iter_mut().find(|(index, _)| *index == of_bad).unwrap();
+                    slots.take(bad.1).unwrap();
+                    bad.1 = put(&slots, &Tensor::from_slice(&vec![1000i64; if of_bad == 0 { 7 } else { 6 }]));
+                    let before = fleet.summed();
+                    fleet.call(Request::Run(Box::new(run))).unwrap_err();
+                    after_sending += u32::from(fleet.summed() > before);
+                }
+                let answer = fleet.call(Request::Run(Box::new(request(done)))).unwrap();
+                losses.push(answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap());
+            }
+            assert_alike(&mut fleet, "after failures");
+            exact.assert_same(&left(&mut fleet, &losses), &format!("{form}, order {order}"));
+        }
+        assert!(after_sending > 0, "{form}: no step failed after gradients were sent");
+    }
+}
+
+/// The programs themselves.
+#[test]
+fn in_processes() {
+    tensor::threads::set_count(1);
+    let case = &compressed(Case::residual(), Compress::Int8);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let run = |more: &str| {
+        let settings = format!("microbatches: 4\nreplicas: 2\n{more}");
+        runtime.block_on(by_hand(case, 2, &settings, &[])).training
+    };
+    let tree = Steps { reduction: Reduction::Tree, ..case.steps };
+    let exact = one_process(&Case::residual().with(tree), 4);
+    exact.assert_same(&run("compress: f32"), &"not compressed");
+    assert!(run("compress: int8").losses_differ_by_at_most(&exact, 0.25), "far from what it is in float32");
+}
+
+/// The mean loss of the last of 200 steps on the digits, each replica with one of two microbatches.
+fn learned(form: &str) -> f64 {
+    let place = Place::new();
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits");
+    let (run, metrics) = (place.file("run.yaml"), place.file("metrics.jsonl"));
+    let text = format!(
+        "model: {digits}/digits.yaml\ndata: {{train: {digits}/digits-train.csv.gz}}\n\
+         loss: {{CrossEntropyLoss: {{label_smoothing: 0.1}}}}\noptimizer: {{Adam: {{lr: 3e-3}}}}\n\
+         batch_size: 32\nmicrobatches: 2\nsteps: 200\nschedule: gpipe\nreplicas: 2\ncompress: {form}\n",
+        digits = digits.display()
+    );
+    std::fs::write(&run, text).unwrap();
+    let arguments = ["train", run.to_str().unwrap(), "--local", "2", "--metrics", metrics.to_str().unwrap()];
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { place.start("bossman", &arguments).end().await.well() });
+    let losses: Vec<f64> = std::fs::read_to_string(metrics).unwrap().lines().map(loss).collect();
+    assert_eq!(losses.len(), 200);
+    losses[180..].iter().sum::<f64>() / 20.0
+}
+
+fn loss(line: &str) -> f64 {
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    line["loss"].as_f64().unwrap()
+}
+
+/// After 200 steps the loss is within 1 % of what it is in float32.
+#[test]
+fn as_much_is_learned() {
+    let exact = learned("f32");
+    for form in FORMS {
+        let found = learned(&form.to_string());
+        println!("{form}: loss {found:.5}, {exact:.5} in float32");
+        assert!((found / exact - 1.0).abs() < 0.01, "{form}: loss {found} instead of {exact}");
+    }
+}
