@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
