@@ -21,6 +21,7 @@ use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
 use quinn::{Endpoint, RecvStream, SendStream};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use tokio::sync::mpsc;
@@ -146,7 +147,8 @@ impl Driver {
                     }
                 }
                 Effect::Finish => return ControlFlow::Break(Ok(())),
-                Effect::Notice(text) => eprintln!("{text}"),
+                // Nobody may read it any more, and work goes on.
+                Effect::Notice(text) => drop(writeln!(std::io::stderr(), "{text}")),
                 Effect::Reply { .. } => {} // only a boss's session replies
             }
         }

@@ -4,6 +4,7 @@ use crate::compute::StageCompute;
 use crate::engine::OwnLayers;
 use crate::every_gpu;
 use crate::options::Options;
+use crate::output;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use link::{ComputeThread, LinkError, Ticket, WorkerInfo};
@@ -35,7 +36,7 @@ pub(crate) fn main(own: OwnLayers) -> ! {
     match result {
         Ok(()) => leave(SUCCESS),
         Err(e) => {
-            eprintln!("worker: {e:#}");
+            output::warn(&format!("worker: {e:#}"));
             leave(FAILURE)
         }
     }
@@ -71,14 +72,14 @@ async fn run(options: &Options, own: OwnLayers) -> Result<()> {
     }
     let info = info(options, device);
     let memory = info.memory_bytes.map_or_else(String::new, |b| format!(", {:.1} GiB memory", b as f64 / GIB));
-    println!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads);
+    output::line(&format!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads));
 
     let mut wait = FIRST_WAIT;
     let mut said = String::new();
     loop {
         match work(options, device, &info, own.clone()).await {
             Ok(()) => {
-                println!("the run is over");
+                output::line("the run is over");
                 return Ok(());
             }
             Err(Trouble::Fatal(e)) => return Err(e),
@@ -88,7 +89,7 @@ async fn run(options: &Options, own: OwnLayers) -> Result<()> {
                 }
                 let line = format!("waiting for the boss at {}:{} ({reason})", options.model_host, options.model_port);
                 if line != said {
-                    println!("{line}");
+                    output::line(&line);
                     said = line;
                 }
                 tokio::time::sleep(wait).await;
@@ -127,7 +128,7 @@ async fn work(options: &Options, device: Device, info: &WorkerInfo, own: OwnLaye
     let boss = link::resolve(&options.model_host, options.model_port).await.map_err(trouble(false))?;
     let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
-    println!("joined the boss at {boss} as {}", membership.worker);
+    output::line(&format!("joined the boss at {boss} as {}", membership.worker));
     let membership = membership.transport(options.transport);
     let compute =
         ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");
