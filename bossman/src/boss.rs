@@ -3,6 +3,7 @@
 use crate::gathered::Gathered;
 use crate::host::Workers;
 use crate::output;
+use crate::pool::Pool;
 use crate::scheduling::{LastStep, Scheduling};
 use crate::under_way::UnderWay;
 use crate::{BossManError, Model};
@@ -49,6 +50,10 @@ pub struct BossMan {
     pub(crate) loaded: bool,
     /// The last whole step.
     pub(crate) last: Option<LastStep>,
+    /// Who comes and goes, where workers may.
+    pub(crate) pool: Option<Pool>,
+    /// Nothing is printed.
+    pub(crate) quiet: bool,
     /// Keeps local workers running.
     _local: Vec<ChildStdin>,
 }
@@ -293,6 +298,8 @@ impl Builder {
             scheduling: Scheduling::new(asked, cuts),
             loaded: false,
             last: None,
+            pool: None,
+            quiet,
             _local: local,
         })
     }
@@ -361,16 +368,21 @@ impl BossMan {
 
     /// Sends every worker the files that layers are made from.
     async fn send_files(&self) -> Result<(), BossManError> {
-        let payload = |bytes: &Bytes| Payload {
-            meta: TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] },
-            bytes: bytes.clone(),
-        };
-        let files: Vec<_> =
-            self.model.files().map(|(hash, bytes)| (hash.clone(), self.handle.slots.put(payload(bytes)))).collect();
+        let files = self.file_payloads().into_iter();
+        let files: Vec<_> = files.map(|(hash, payload)| (hash, self.handle.slots.put(payload))).collect();
         match files.is_empty() {
             true => Ok(()),
             false => self.call(Request::SendFiles(files)).await.map(drop),
         }
+    }
+
+    /// The files that layers are made from, by their SHA-256.
+    pub(crate) fn file_payloads(&self) -> Vec<(String, Payload)> {
+        let payload = |bytes: &Bytes| Payload {
+            meta: TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] },
+            bytes: bytes.clone(),
+        };
+        self.model.files().map(|(hash, bytes)| (hash.clone(), payload(bytes))).collect()
     }
 
     /// Sets the optimizer on every worker, with fresh state.

@@ -68,6 +68,10 @@ impl BossMan {
 
     /// Chooses the schedule where it was left to us, at the first step.
     pub(crate) async fn choose_schedule(&mut self, work: &Work, microbatches: u32) -> Result<(), BossManError> {
+        // Where workers come and go, what they take is observed alone.
+        if self.pool.is_some() {
+            return Ok(());
+        }
         // With replicas, who has which stage is to be found too.
         let to_find = self.scheduling.asked.is_none() || self.settings.replicas == Some(Replicas::Auto);
         if !to_find && self.scheduling.measured.is_none() {
@@ -118,6 +122,8 @@ impl BossMan {
     pub(crate) fn schedule_of_step(&mut self, microbatches: u32, updates: bool) -> Result<Arc<Schedule>, BossManError> {
         let ending = match (updates, self.settings.max_norm) {
             (false, _) => Ending::Gather,
+            // Whoever leaves then leaves the others with all they need, or with nothing changed.
+            (true, _) if self.pool.is_some() => Ending::CommittedStep,
             (true, None) => Ending::Step,
             (true, Some(_)) => Ending::ClippedStep,
         };

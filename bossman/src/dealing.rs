@@ -33,7 +33,7 @@ impl BossMan {
 
     /// What a worker takes for a microbatch through a stage and back, in nanoseconds: as observed, else as measured, else
     /// as long as any other.
-    fn time(&self, stage: StageId, worker: WorkerId) -> u64 {
+    pub(crate) fn time(&self, stage: StageId, worker: WorkerId) -> u64 {
         let measured = || {
             let Measured { fleet, .. } = self.scheduling.measured.as_ref().filter(|m| !m.fleet.times.is_empty())?;
             Some(fleet.microbatch(&self.plan, stage, worker))

@@ -35,14 +35,25 @@ impl<'a> Epochs<'a> {
         // Saved before anything can fail that is not training.
         let weights = match self.save {
             Some(path) => {
-                let weights = boss.state_dict().await?;
+                let weights = loop {
+                    match boss.state_dict().await {
+                        Err(error) if boss.can_mend(&error) => boss.tend().await?,
+                        other => break other?,
+                    }
+                };
                 weights.save(path)?;
                 Some((path, weights))
             }
             None => None,
         };
         let looked = match &self.validation {
-            Some(data) => Some(look(boss, self.file, Part::Validation, data).await?),
+            // Where a worker leaves meanwhile, those who are left begin again.
+            Some(data) => loop {
+                match look(boss, self.file, Part::Validation, data).await {
+                    Err(error) if boss.can_mend(&error) => boss.tend().await?,
+                    other => break Some(other?),
+                }
+            },
             None => None,
         };
         let best = looked.as_ref().is_some_and(|look| match &self.best {

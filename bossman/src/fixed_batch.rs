@@ -48,6 +48,19 @@ impl FixedBatch {
         Ok(())
     }
 
+    /// Whether workers that come and go can share such a batch out among them.
+    pub(crate) fn check_pool(&self) -> Result<(), BossManError> {
+        match self.first {
+            true => Err(BossManError::Usage(format!(
+                "workers that come and go share out a batch's microbatches, but the model's input {}, which cannot be cut; train \
+                 with a fixed number of workers, {}",
+                self.input,
+                self.instead()
+            ))),
+            false => Ok(()),
+        }
+    }
+
     /// Whether all batches of these samples are whole.
     pub(crate) fn check_whole(&self, what: &str, samples: u64) -> Result<(), BossManError> {
         let left = samples % self.samples;

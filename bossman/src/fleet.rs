@@ -50,6 +50,16 @@ impl FleetSettings {
         }
     }
 
+    /// How many workers a pool begins with: one, where nothing is said.
+    pub(crate) fn at_first(&self, file: &RunFile) -> usize {
+        let each = match &file.replicas {
+            Some(Replicas::Of(of)) => of.iter().map(|replicas| usize::from(*replicas)).sum(),
+            Some(Replicas::Each(each)) => usize::from(*each),
+            _ => 1,
+        };
+        self.workers.unwrap_or(if self.local > 0 { self.local } else { each }).max(1)
+    }
+
     /// What waits for them.
     pub(crate) fn host(&self, workers: usize) -> Host {
         let mut host = Host::new(workers).local(self.local).transport(self.transport);

@@ -24,6 +24,7 @@ pub struct Host {
     allow_torchscript: bool,
     quiet: bool,
     on_stderr: bool,
+    open: bool,
 }
 
 /// Workers that have joined.
@@ -67,6 +68,7 @@ impl Host {
             allow_torchscript: false,
             quiet: false,
             on_stderr: false,
+            open: false,
         }
     }
 
@@ -114,6 +116,14 @@ impl Host {
         self
     }
 
+    /// Whether others may join the run after it has begun ([`BossMan::open_pool`]); they are then told how, and it listens
+    /// to more than this machine.
+    #[must_use]
+    pub fn open(mut self, open: bool) -> Self {
+        self.open = open;
+        self
+    }
+
     /// Prints nothing.
     #[must_use]
     pub fn quiet(mut self) -> Self {
@@ -132,7 +142,7 @@ impl Host {
         }
         let identity = Identity::load_or_create()?;
         let all_local = self.local == self.workers;
-        let address = self.address(all_local)?;
+        let address = self.address(all_local && !self.open)?;
         let mut lobby = Lobby::open(&identity, address, self.workers)?.transport(self.transport);
         let listening = lobby.address();
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
@@ -154,10 +164,17 @@ impl Host {
                 output::note(&printable(&text));
             }
         };
-        if !all_local {
+        if !all_local || self.open {
             let host = link::own_address().map_or("<this machine's address>".into(), |ip| ip.to_string());
             let missing = self.workers - self.local;
-            say(format!("waiting for {missing} worker(s) on port {}; on each machine run", listening.port()));
+            let (port, open) = (listening.port(), self.open);
+            say(match missing {
+                0 => format!("listening on port {port}; to join or leave at any moment, on each machine run"),
+                _ if open => format!(
+                    "waiting for {missing} worker(s) on port {port}, and for more at any moment; on each machine run"
+                ),
+                _ => format!("waiting for {missing} worker(s) on port {port}; on each machine run"),
+            });
             say(format!(
                 "  MODEL_HOST={host} MODEL_PORT={} MODEL_TICKET={} target/release/worker",
                 listening.port(),

@@ -11,11 +11,13 @@ use crate::BossManError;
 use layerspec::ValueId;
 use link::Payload;
 use pipeline::boss::RunRequest;
+use pipeline::effect::Answer;
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::message::{Mode, RoundLoss, RoundUpdate};
 use pipeline::replicas::Deal;
-use pipeline::schedule::{Action, Order};
+use pipeline::schedule::{Action, Order, Schedule};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What a training step did.
@@ -71,7 +73,40 @@ impl BossMan {
 
     async fn carry_out(&mut self, prepared: Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
         let began = Instant::now();
-        let Prepared { samples, tokens, counts, inputs, targets, microbatches, .. } = prepared;
+        let Prepared { samples, tokens, .. } = prepared;
+        let Attempt { schedule, answer, update, divisor, counted } = self.until_done(&prepared).await?;
+        let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
+        let skipped = update.is_some() && self.after_update(answer.grad_norm)?;
+        let loss = match self.settings {
+            Settings { accumulate: 1, loss_scale: None, .. } => loss,
+            _ => (f64::from(loss) * divisor / counted) as f32,
+        };
+        let time = preparing + began.elapsed();
+        self.scheduling.observed.step(&answer.spans, time);
+        self.last = Some(LastStep { schedule, spans: answer.spans });
+        self.after_step(loss, samples, answer.behind);
+        if update.is_some() {
+            self.compare_now_and_then().await?;
+        }
+        let grad_norm = answer.grad_norm.filter(|_| self.settings.max_norm.is_some());
+        let lr = update.filter(|_| !skipped).map(|u| u.lr);
+        Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
+    }
+
+    /// The step, with the workers that are here; where some leave in the midst of it, again with those that are left.
+    async fn until_done(&mut self, prepared: &Prepared) -> Result<Attempt, BossManError> {
+        loop {
+            self.tend().await?;
+            let step = self.step;
+            match self.attempt(prepared).await {
+                Err(error) if self.can_mend(&error) => self.step = step,
+                other => return other,
+            }
+        }
+    }
+
+    async fn attempt(&mut self, prepared: &Prepared) -> Result<Attempt, BossManError> {
+        let Prepared { counts, inputs, targets, microbatches, .. } = prepared;
         let spec = self.loss()?.clone();
         let counted: f64 = counts.iter().sum();
         let before = self.gathered;
@@ -84,7 +119,7 @@ impl BossMan {
         gathered.counted += counted;
         let updates = gathered.steps == self.settings.accumulate;
 
-        let schedule = self.schedule_of_step(microbatches, updates)?;
+        let schedule = self.schedule_of_step(*microbatches, updates)?;
         let update = updates.then(|| self.update(gathered.divisor / gathered.counted)).transpose()?;
         self.batch += 1;
         self.step += 1;
@@ -93,40 +128,26 @@ impl BossMan {
         run.actions = schedule.workers.clone();
         run.order = schedule.order.clone();
         run.deal = schedule.deal.clone();
-        run.microbatches = microbatches;
+        run.microbatches = *microbatches;
         run.update = update;
         let weights = counts.iter().map(|count| count / gathered.divisor).collect();
         run.loss = Some(RoundLoss { spec, weights });
-        run.inputs = self.hold_all(inputs);
-        run.targets = targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
+        run.inputs = self.hold_all(inputs.clone());
+        let hold = |(index, payload): &(u32, Payload)| (*index, self.handle.slots.put(payload.clone()));
+        run.targets = targets.iter().map(hold).collect();
         // Known before the wait: where this future is dropped the workers carry on.
         self.gathered = if updates { Gathered::default() } else { gathered };
         self.updates += u64::from(updates);
-        let answer = match self.run(run).await {
-            Ok(answer) => answer,
+        match self.run(run).await {
+            Ok(answer) => Ok(Attempt { schedule, answer, update, divisor: gathered.divisor, counted }),
             Err(error) => {
                 self.updates -= u64::from(updates);
                 if error.was_refused() {
                     self.gathered = before;
                 }
-                return Err(error);
+                Err(error)
             }
-        };
-
-        let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
-        let skipped = updates && self.after_update(answer.grad_norm)?;
-        let loss = match self.settings {
-            Settings { accumulate: 1, loss_scale: None, .. } => loss,
-            _ => (f64::from(loss) * gathered.divisor / counted) as f32,
-        };
-        let time = preparing + began.elapsed();
-        self.scheduling.observed.step(&answer.spans, time);
-        self.last = Some(LastStep { schedule, spans: answer.spans });
-        if updates {
-            self.compare_now_and_then().await?;
         }
-        let (lr, grad_norm) = (update.filter(|_| !skipped).map(|u| u.lr), answer.grad_norm);
-        Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
     }
 
     /// Adapts the scale of the loss, where there is one, to the norm of the gradients; whether it was none, so that no
@@ -169,7 +190,9 @@ impl BossMan {
         let optimizer = self.optimizer.ok_or_else(missing)?;
         let lr = optimizer.lr() * self.settings.lr_schedule.factor(self.updates);
         let skip_infinite = self.settings.loss_scale.is_some();
-        Ok(RoundUpdate { lr, scale, max_norm: self.settings.max_norm, skip_infinite })
+        // In a pool the norm says that everybody has all gradients, whether or not it is limited.
+        let max_norm = self.settings.max_norm.or(self.pool.as_ref().map(|_| f64::INFINITY));
+        Ok(RoundUpdate { lr, scale, max_norm, skip_infinite })
     }
 
     /// A round over one microbatch, in which every stage does one thing, or none; what is done with the microbatch, its
@@ -207,6 +230,16 @@ impl BossMan {
     pub(crate) fn hold_all(&self, payloads: Vec<(u32, ValueId, Payload)>) -> Vec<(u32, ValueId, Slot)> {
         payloads.into_iter().map(|(index, value, payload)| (index, value, self.handle.slots.put(payload))).collect()
     }
+}
+
+/// A step that was carried out.
+struct Attempt {
+    schedule: Arc<Schedule>,
+    answer: Answer,
+    update: Option<RoundUpdate>,
+    /// What the losses were divided by, and what was counted of this batch.
+    divisor: f64,
+    counted: f64,
 }
 
 /// A batch cut into microbatches.

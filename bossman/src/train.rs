@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::run_file::{Length, RunFile};
 use crate::trace::Trace;
 use crate::translate::Translator;
-use crate::{BossManError, Model, StateDict};
+use crate::{BossManError, Model, Replicas, StateDict, StepReport};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -35,7 +35,12 @@ pub struct Settings {
     pub no_shuffle: bool,
     /// What is said of progress goes to standard error, whose lines nobody parses.
     pub quiet: bool,
+    /// Whoever holds the ticket may join and leave while it goes on (`bossman serve`).
+    pub pool: bool,
 }
+
+/// Microbatches of a pool's batches, where the run file does not say: as many workers can share a batch.
+const MICROBATCHES_OF_POOL: u32 = 8;
 
 /// How a run ended.
 #[derive(Clone, Debug)]
@@ -55,6 +60,18 @@ pub struct Outcome {
 /// # Errors
 /// Anything in the files, the workers or the network; see [`BossManError`].
 pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossManError> {
+    run_with(file, settings, |_| {}).await
+}
+
+/// The same, and after every step `on_step` is told how it went.
+///
+/// # Errors
+/// As for [`run`].
+pub async fn run_with(
+    file: &RunFile,
+    settings: &Settings,
+    mut on_step: impl FnMut(&StepReport),
+) -> Result<Outcome, BossManError> {
     let model = Model::from_file(&file.model)?;
     for warning in model.graph().warnings() {
         output::warn(&format!("warning: {}: {warning}", file.model.display()));
@@ -64,6 +81,9 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     let fixed = FixedBatch::of(model.graph());
     if let Some(fixed) = &fixed {
         fixed.check_run(file, train.samples(), steps)?;
+        if settings.pool {
+            fixed.check_pool()?;
+        }
         for (what, part) in [("the validation data", &validation), ("the test data", &test)] {
             part.as_ref().map_or(Ok(()), |part| fixed.check_whole(what, part.samples()))?;
         }
@@ -72,8 +92,17 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
         Translator::new(&model, texts)?;
     }
-    let workers = settings.fleet.count(file)?;
-    let builder = file.builder(model);
+    let workers = match settings.pool {
+        true => settings.fleet.at_first(file),
+        false => settings.fleet.count(file)?,
+    };
+    let mut builder = file.builder(model);
+    if settings.pool {
+        builder = builder.replicas(file.replicas.clone().unwrap_or(Replicas::Of(vec![workers as u16])));
+        if file.microbatches == 0 {
+            builder = builder.microbatches(MICROBATCHES_OF_POOL);
+        }
+    }
     builder.check(workers)?;
     if let Some(path) = &settings.save {
         StateDict::can_save(path)?;
@@ -81,12 +110,16 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     }
     settings.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
-    let mut boss = builder.build(settings.fleet.host(workers).on_stderr(settings.quiet).wait().await?)?;
+    let host = settings.fleet.host(workers).on_stderr(settings.quiet).open(settings.pool);
+    let mut boss = builder.build(host.wait().await?)?;
     boss.distribute_model().await?;
     if let Some(weights) = weights {
         weights.load(&mut boss).await?;
     }
     boss.send_optimizer(file.optimizer).await?;
+    if settings.pool {
+        boss.open_pool().await?;
+    }
 
     let left = steps % u64::from(file.accumulate);
     if left > 0 {
@@ -106,6 +139,7 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
         // Such a model has no word by which the step could know what counts samples.
         report.samples = fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
         progress.step(&report);
+        on_step(&report);
         if let Some(metrics) = &mut metrics {
             metrics.write(&report)?;
         }

@@ -2,22 +2,27 @@
 
 use crate::clock::Clock;
 use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE};
-use crate::door::{Door, Knock};
-use crate::hello::WorkerInfo;
+use crate::door::{Arrival, Door, Knock};
+use crate::hello::{Hello, WorkerInfo};
+use crate::lobby::Reception;
 use crate::outgoing;
 use crate::payload::{Payload, Slots};
 use pipeline::boss::{BossSession, Request, Setup};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Peer};
 use pipeline::ids::WorkerId;
-use pipeline::message::Failure;
+use pipeline::message::{Failure, Progress};
 use quinn::Endpoint;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// Workers close their connections when told to stop; who has not done so after this long is left.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// So many workers may come in one run, those that have left counted.
+const MOST_WORKERS: usize = u16::MAX as usize;
 
 /// A worker with its place.
 pub(crate) struct Member {
@@ -31,7 +36,34 @@ type Reply = oneshot::Sender<Result<Answer, Failure>>;
 enum Input {
     Request(Request, Reply),
     Lost(WorkerId, String),
+    /// Workers may come and go, and are told of here.
+    Open(mpsc::UnboundedSender<PoolEvent>),
+    /// How the run stands, for this worker.
+    Tell(WorkerId, Progress),
+    /// Closes the connection to a worker.
+    Dismiss(WorkerId, String),
     Stop(oneshot::Sender<()>),
+}
+
+/// Who comes and goes in a run that is open.
+#[derive(Debug)]
+pub enum PoolEvent {
+    /// A worker is here. It has no stages yet.
+    Joined {
+        /// Its number.
+        worker: WorkerId,
+        /// What it says of itself.
+        info: WorkerInfo,
+        /// Where it calls from.
+        address: SocketAddr,
+    },
+    /// A worker is gone.
+    Left {
+        /// Its number.
+        worker: WorkerId,
+        /// Why, as far as known.
+        reason: String,
+    },
 }
 
 /// The user's end of a running boss. When the last clone is dropped the connections are closed.
@@ -41,6 +73,7 @@ pub struct Handle {
     /// Where tensors of requests and answers are kept.
     pub slots: Slots,
     workers: Vec<WorkerInfo>,
+    status: Arc<Mutex<String>>,
 }
 
 impl Handle {
@@ -55,6 +88,28 @@ impl Handle {
     /// Tells that a worker is known to be gone, sooner than its connection shows it.
     pub fn lost(&self, worker: WorkerId, reason: &str) {
         self.inputs.send(Input::Lost(worker, reason.to_string())).ok();
+    }
+
+    /// From now on workers may come and go; who does is told here.
+    pub fn open(&self) -> mpsc::UnboundedReceiver<PoolEvent> {
+        let (sender, events) = mpsc::unbounded_channel();
+        self.inputs.send(Input::Open(sender)).ok();
+        events
+    }
+
+    /// Has a worker print how the run stands.
+    pub fn tell(&self, worker: WorkerId, progress: Progress) {
+        self.inputs.send(Input::Tell(worker, progress)).ok();
+    }
+
+    /// Closes the connection to a worker, which is told why.
+    pub fn dismiss(&self, worker: WorkerId, reason: &str) {
+        self.inputs.send(Input::Dismiss(worker, reason.to_string())).ok();
+    }
+
+    /// What whoever holds the ticket is shown who asks how the run stands; JSON.
+    pub fn show(&self, status: String) {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
 
     /// Ends the run: every worker is told, and has closed its connection when this returns, or has
@@ -77,11 +132,12 @@ pub(crate) fn drive(
     members: Vec<Member>,
     endpoint: Endpoint,
     door: Door,
-    events: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
+    (reception, events): (Reception, mpsc::Receiver<Event>),
     notice: Box<dyn FnMut(String) + Send>,
 ) -> Handle {
     let (inputs, requests) = mpsc::unbounded_channel();
     let slots = Slots::default();
+    let status = Arc::new(Mutex::new("{}".to_string()));
     let workers = members.iter().map(|m| m.info.clone()).collect();
     let driver = Driver {
         session: BossSession::new(setup),
@@ -91,9 +147,12 @@ pub(crate) fn drive(
         replies: BTreeMap::new(),
         next_request: 0,
         notice,
+        reception,
+        pool: None,
+        status: status.clone(),
     };
     tokio::spawn(driver.run(endpoint, door, events, requests));
-    Handle { inputs, slots, workers }
+    Handle { inputs, slots, workers, status }
 }
 
 struct Driver {
@@ -104,6 +163,10 @@ struct Driver {
     replies: BTreeMap<u64, Reply>,
     next_request: u64,
     notice: Box<dyn FnMut(String) + Send>,
+    reception: Reception,
+    /// Who is told of those who come and go, where they may.
+    pool: Option<mpsc::UnboundedSender<PoolEvent>>,
+    status: Arc<Mutex<String>>,
 }
 
 impl Driver {
@@ -111,7 +174,7 @@ impl Driver {
         mut self,
         endpoint: Endpoint,
         mut door: Door,
-        (sender, mut events): (mpsc::Sender<Event>, mpsc::Receiver<Event>),
+        mut events: mpsc::Receiver<Event>,
         mut inputs: mpsc::UnboundedReceiver<Input>,
     ) {
         loop {
@@ -121,7 +184,13 @@ impl Driver {
                 Some(event) = events.recv() => self.on_event(event),
                 input = inputs.recv() => match input {
                     Some(Input::Request(request, reply)) => self.request(request, reply),
-                    Some(Input::Lost(worker, reason)) => self.session.on_lost(self.clock.now(), worker, &reason),
+                    Some(Input::Lost(worker, reason)) => self.lost(worker, &reason),
+                    Some(Input::Open(pool)) => {
+                        self.session.open();
+                        self.pool = Some(pool);
+                    }
+                    Some(Input::Tell(worker, progress)) => self.session.tell(worker, progress),
+                    Some(Input::Dismiss(worker, reason)) => self.hang_up(worker, &reason),
                     Some(Input::Stop(done)) => {
                         self.stop(&mut events).await;
                         done.send(()).ok();
@@ -136,16 +205,57 @@ impl Driver {
                 },
                 Some(knock) = door.next() => {
                     if let Knock::Arrived(arrival) = knock {
-                        arrival.refuse_late(self.connections.len());
+                        self.on_arrival(arrival);
                     }
                 }
                 // The boss session asks for no timeouts yet; the driver keeps the contract anyway.
                 () = self.clock.at(deadline) => {}
             }
         }
-        drop((door, sender));
+        drop(door);
         endpoint.close(DONE, b"the boss left the run");
         tokio::time::timeout(FAREWELL, endpoint.wait_idle()).await.ok();
+    }
+
+    /// Lets a worker in where workers may come and go.
+    fn on_arrival(&mut self, arrival: Arrival) {
+        let info = match &arrival.hello {
+            Hello::Look => {
+                let status = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                return arrival.show(status);
+            }
+            Hello::Peer { .. } => return arrival.refuse("this is a boss, not a worker".into(), false),
+            Hello::Join(info) => info.clone(),
+        };
+        let places = self.connections.len();
+        match &self.pool {
+            None => arrival.refuse_late(places),
+            Some(_) if places >= MOST_WORKERS => {
+                arrival.refuse(format!("{places} workers have come in this run, which is as many as can"), false);
+            }
+            Some(pool) => {
+                let worker = WorkerId(places as u16);
+                let Some(member) = self.reception.seat(arrival, worker, info.clone()) else { return };
+                let address = member.address;
+                self.connections.push(member.connection);
+                self.session.on_joined(info.direct.then_some(address));
+                pool.send(PoolEvent::Joined { worker, info, address }).ok();
+            }
+        }
+    }
+
+    fn lost(&mut self, worker: WorkerId, reason: &str) {
+        if let Some(pool) = &self.pool {
+            pool.send(PoolEvent::Left { worker, reason: reason.to_string() }).ok();
+        }
+        self.session.on_lost(self.clock.now(), worker, reason);
+    }
+
+    fn hang_up(&mut self, worker: WorkerId, reason: &str) {
+        if let Some(connection) = self.connections.get(worker.0 as usize) {
+            connection.close(BROKE_PROTOCOL, reason);
+        }
+        self.lost(worker, reason);
     }
 
     fn request(&mut self, request: Request, reply: Reply) {
@@ -177,7 +287,7 @@ impl Driver {
                 let slots = payloads.into_iter().map(|p| self.slots.put(p)).collect();
                 self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
             }
-            Event::Closed { from: Peer::Worker(from), reason, .. } => self.session.on_lost(now, from, &reason),
+            Event::Closed { from: Peer::Worker(from), reason, .. } => self.lost(from, &reason),
             // Workers measure and report.
             Event::Frame { from: Peer::Boss, .. } | Event::Closed { from: Peer::Boss, .. } | Event::Measured { .. } => {
             }
@@ -195,17 +305,16 @@ impl Driver {
                 Effect::Reply { request, result } => self.reply(request, result),
                 Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
                 Effect::Hangup { peer: Peer::Worker(worker), reason } => {
-                    if let Some(connection) = self.connections.get(worker.0 as usize) {
-                        connection.close(BROKE_PROTOCOL, &reason);
-                    }
-                    self.session.on_lost(self.clock.now(), worker, &format!("it broke the protocol: it {reason}"));
+                    self.hang_up(worker, &format!("it broke the protocol: it {reason}"));
                 }
+                Effect::Dismiss { worker, reason } => self.hang_up(worker, &reason),
                 Effect::Notice(text) => (self.notice)(text),
                 // A boss computes nothing, dials nobody and has no boss.
                 Effect::Compute { .. }
                 | Effect::Sum { .. }
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }
+                | Effect::Progress(_)
                 | Effect::Finish => {}
             }
         }
@@ -227,7 +336,7 @@ impl Driver {
     fn unsent(&mut self, to: &[Destination], reason: &str) {
         for destination in to {
             if let Peer::Worker(worker) = destination.peer {
-                self.session.on_lost(self.clock.now(), worker, reason);
+                self.lost(worker, reason);
             }
         }
     }

@@ -39,6 +39,16 @@ impl Arrival {
         self.refuse(format!("the run has all its {places} workers"), true);
     }
 
+    /// Answers who only wanted to know how the run stands.
+    pub(crate) fn show(mut self, status: String) {
+        tokio::spawn(async move {
+            if hello::write(&mut self.send, &Reply::Stands(status)).await.is_ok() {
+                self.send.finish().ok();
+                tokio::time::timeout(PATIENCE, self.quic.closed()).await.ok();
+            }
+        });
+    }
+
     /// Says no; the connection ends once the caller has heard it.
     pub(crate) fn refuse(mut self, reason: String, retry: bool) {
         tokio::spawn(async move {

@@ -29,6 +29,8 @@ pub(crate) enum Hello {
         /// The run, as the boss named it.
         run: u64,
     },
+    /// Somebody who wants to know how the run stands.
+    Look,
 }
 
 /// What a worker says of its machine.
@@ -64,6 +66,8 @@ pub(crate) enum Reply {
     },
     /// To a peer: go ahead.
     Accepted,
+    /// To who asked how the run stands: what the boss has to say, in its own words.
+    Stands(String),
     /// No, and why.
     Refused {
         /// In words for the person at the other end.

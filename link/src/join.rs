@@ -1,6 +1,6 @@
 //! A worker's way in: dial the boss, greet, get a place.
 
-use crate::connection::{close_reason, Connection, Event};
+use crate::connection::{close_reason, Connection, Event, DONE};
 use crate::endpoint::{client_to_boss, client_to_worker};
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply, WorkerInfo};
@@ -63,7 +63,23 @@ pub async fn join(
             Ok(Membership { worker, run, boss, boss_address: address, sender, events, transport })
         }
         Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
-        Reply::Accepted => Err(LinkError::Protocol { peer: "the boss".into(), reason: "it gave no place".into() }),
+        Reply::Accepted | Reply::Stands(_) => {
+            Err(LinkError::Protocol { peer: "the boss".into(), reason: "it gave no place".into() })
+        }
+    }
+}
+
+/// Asks a boss how its run stands, without taking part: JSON, as the boss's side wrote it.
+pub async fn look(endpoint: &Endpoint, address: SocketAddr, ticket: &Ticket) -> Result<String, LinkError> {
+    let config = client_to_boss(ticket, address)?;
+    let (quic, _, _, reply) = call(endpoint, config, address, &Hello::Look).await?;
+    quic.close(DONE, b"seen");
+    match reply {
+        Reply::Stands(status) => Ok(status),
+        Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
+        Reply::Welcome { .. } | Reply::Accepted => {
+            Err(LinkError::Protocol { peer: "the boss".into(), reason: "it let in who only looks".into() })
+        }
     }
 }
 
@@ -80,7 +96,7 @@ pub(crate) async fn dial_peer(
     match reply {
         Reply::Accepted => Ok((quic, send, recv)),
         Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
-        Reply::Welcome { .. } => {
+        Reply::Welcome { .. } | Reply::Stands(_) => {
             Err(LinkError::Protocol { peer: "a worker".into(), reason: "it answered as a boss".into() })
         }
     }

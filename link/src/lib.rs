@@ -35,13 +35,13 @@ pub mod tls;
 mod wire;
 mod word;
 
-pub use boss_driver::Handle;
+pub use boss_driver::{Handle, PoolEvent};
 pub use compute::{Compute, ComputeThread};
 pub use endpoint::{own_address, worker_endpoint};
 pub use error::LinkError;
 pub use hello::WorkerInfo;
 pub use identity::{ticket_on_this_machine, Identity, CONFIG_DIR};
-pub use join::{join, resolve, Membership};
+pub use join::{join, look, resolve, Membership};
 pub use lobby::{Lobby, LobbyEvent};
 pub use memory::Transport;
 pub use payload::{Payload, Slots};

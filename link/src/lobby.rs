@@ -124,22 +124,30 @@ impl Lobby {
     }
 
     fn seat(&mut self, arrival: Arrival) -> Option<LobbyEvent> {
-        let Hello::Join(info) = arrival.hello.clone() else {
-            arrival.refuse("this is a boss, not a worker".into(), false);
-            return None;
+        let info = match arrival.hello.clone() {
+            Hello::Join(info) => info,
+            Hello::Look => {
+                arrival.refuse(format!("the run has not begun; {} workers are missing", self.missing()), true);
+                return None;
+            }
+            Hello::Peer { .. } => {
+                arrival.refuse("this is a boss, not a worker".into(), false);
+                return None;
+            }
         };
         let Some(place) = self.places.iter().position(Option::is_none) else {
             arrival.refuse_late(self.places.len());
             return None;
         };
         let worker = WorkerId(place as u16);
-        let welcome = hello::encode(&Reply::Welcome { worker, run: self.run, transport: self.transport }).ok()?;
-        let address = arrival.quic.remote_address();
-        let control = (arrival.send, arrival.recv);
-        let connection = Connection::start(Peer::Worker(worker), arrival.quic, control, &self.sender, self.transport);
-        connection.send(false, welcome, Vec::new());
-        self.places[place] = Some(Member { info: info.clone(), address, connection });
+        let member = self.reception().seat(arrival, worker, info.clone())?;
+        let address = member.address;
+        self.places[place] = Some(member);
         Some(LobbyEvent::Joined { worker, info, address })
+    }
+
+    fn reception(&self) -> Reception {
+        Reception { run: self.run, transport: self.transport, sender: self.sender.clone() }
     }
 
     /// The first worker's connection, without a run: for tests.
@@ -159,7 +167,8 @@ impl Lobby {
         most_waiting: usize,
         mut notice: impl FnMut(String) + Send + 'static,
     ) -> Result<Handle, LinkError> {
-        let Lobby { mut endpoint, door, sender, events, places, small_buffers, .. } = self;
+        let reception = self.reception();
+        let Lobby { mut endpoint, door, events, places, small_buffers, .. } = self;
         let members: Vec<Member> = places.into_iter().flatten().collect();
         if members.len() != plan.workers() {
             let reason = format!("the plan is for {} workers, {} are here", plan.workers(), members.len());
@@ -171,7 +180,26 @@ impl Lobby {
         }
         let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
         let setup = Setup { plan, buckets, seed, addresses, most_waiting };
-        Ok(drive(setup, members, endpoint, door, (sender, events), Box::new(notice)))
+        Ok(drive(setup, members, endpoint, door, (reception, events), Box::new(notice)))
+    }
+}
+
+/// What a worker is let in with, before the run and during it.
+pub(crate) struct Reception {
+    run: u64,
+    transport: Transport,
+    sender: mpsc::Sender<Event>,
+}
+
+impl Reception {
+    /// Welcomes a worker as this number.
+    pub(crate) fn seat(&self, arrival: Arrival, worker: WorkerId, info: WorkerInfo) -> Option<Member> {
+        let welcome = hello::encode(&Reply::Welcome { worker, run: self.run, transport: self.transport }).ok()?;
+        let address = arrival.quic.remote_address();
+        let control = (arrival.send, arrival.recv);
+        let connection = Connection::start(Peer::Worker(worker), arrival.quic, control, &self.sender, self.transport);
+        connection.send(false, welcome, Vec::new());
+        Some(Member { info, address, connection })
     }
 }
 

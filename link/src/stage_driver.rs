@@ -16,7 +16,7 @@ use crate::sum_thread::SumThread;
 use crate::ticket::Ticket;
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
 use pipeline::ids::{Slot, WorkerId};
-use pipeline::message::LinkReport;
+use pipeline::message::{LinkReport, Progress};
 use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
 use quinn::{Endpoint, RecvStream, SendStream};
@@ -149,7 +149,8 @@ impl Driver {
                 Effect::Finish => return ControlFlow::Break(Ok(())),
                 // Nobody may read it any more, and work goes on.
                 Effect::Notice(text) => drop(writeln!(std::io::stderr(), "{text}")),
-                Effect::Reply { .. } => {} // only a boss's session replies
+                Effect::Progress(progress) => say(&progress),
+                Effect::Reply { .. } | Effect::Dismiss { .. } => {} // only a boss's session does that
             }
         }
         ControlFlow::Continue(())
@@ -219,7 +220,7 @@ impl Driver {
                 }
             }
             Hello::Peer { .. } => arrival.refuse("this worker is in another run".into(), false),
-            Hello::Join(_) => {
+            Hello::Join(_) | Hello::Look => {
                 arrival.refuse("this is a worker, not a boss; check MODEL_HOST and MODEL_PORT".into(), false)
             }
         }
@@ -280,6 +281,15 @@ impl Driver {
         });
         self.session.on_link_report(peer, report);
     }
+}
+
+/// One line for whoever looks at a worker of a pool.
+fn say(progress: &Progress) {
+    let Progress { step, loss, steps, samples, share, bytes_per_second } = progress;
+    let link = bytes_per_second.map_or(String::new(), |rate| format!(", link {:.1} MB/s", rate as f64 / 1e6));
+    let share = share * 100.0;
+    let line = format!("step {step}, loss {loss:.4}; here {steps} steps, {samples} samples, share {share:.0} %{link}");
+    drop(writeln!(std::io::stdout(), "{line}"));
 }
 
 fn broken(peer: &str, reason: String) -> LinkError {

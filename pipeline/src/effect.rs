@@ -3,7 +3,7 @@
 
 use crate::frame::Route;
 use crate::ids::{Slot, StageId, Ticket, WorkerId};
-use crate::message::{Failure, Head, LinkReport};
+use crate::message::{Failure, Head, LinkReport, Progress};
 use crate::replicas::Node;
 use crate::schedule::Action;
 use crate::task::{LayerTimes, Task};
@@ -95,8 +95,17 @@ pub enum Effect {
         /// What it did.
         reason: String,
     },
+    /// The boss session only: close the connection to this worker, which did nothing wrong and may come again.
+    Dismiss {
+        /// Which worker.
+        worker: WorkerId,
+        /// Why, as it is told.
+        reason: String,
+    },
     /// Something the user should read.
     Notice(String),
+    /// A stage session only: how the run stands, for whoever looks.
+    Progress(Progress),
     /// A stage session only: the boss ended the run.
     Finish,
     /// The boss session only: the answer to a request.
@@ -127,6 +136,8 @@ pub struct Answer {
     pub digests: Vec<(WorkerId, StageId, [u8; 32])>,
     /// What each worker said last of its links: to another worker, or to the boss.
     pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
+    /// For each follower how many commands it has still to carry out.
+    pub behind: Vec<(WorkerId, usize)>,
 }
 
 /// When an action ran, on the boss's clock as well as that can be told: half a round trip more or less.

@@ -5,6 +5,7 @@
 //! [`stage::StageSession`] carries its part out. Sessions hold no tensors, read no clock and touch no
 //! socket: time is an argument, tensors are slot numbers, and effects are drained by a driver.
 
+mod assignment;
 pub mod auto;
 pub mod boss;
 pub mod cached;

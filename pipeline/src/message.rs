@@ -5,19 +5,18 @@ use crate::ids::{MicrobatchKey, StageId, WorkerId};
 use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{BucketBytes, Deal, Homes, Node};
+use crate::replicas::{Deal, Node};
 use crate::schedule::{Action, Order};
-use crate::stage_spec::StageSpec;
 use crate::task::{LayerProbe, LayerTimes};
 use layerspec::LayerId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::net::SocketAddr;
 
+pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -57,6 +56,8 @@ pub enum Head {
         /// The norm, before gradients are shortened.
         norm: f64,
     },
+    /// Boss to worker: how the run stands, for whoever looks at the worker.
+    Progress(Progress),
     /// Boss to worker: the run is over.
     Stop,
 
@@ -82,6 +83,8 @@ pub enum Head {
         id: u64,
         /// The sums.
         squares: Vec<(LayerId, u32, f64)>,
+        /// The weighted loss of each microbatch so far, which [`Head::Done`] then leaves out.
+        losses: Vec<(u32, f32)>,
     },
     /// Worker to boss, before the answer to [`Command::Digest`]: a SHA-256 of the trained parameters of each of its
     /// stages. Replicas of a stage have the same.
@@ -210,6 +213,16 @@ pub enum Head {
         /// The stage of both.
         stage: StageId,
     },
+    /// Worker to worker, one tensor: a parameter, a buffer, or what the optimizer keeps for one, for a replica that takes it
+    /// with [`Regroup::take`].
+    ReplicaState {
+        /// The command, which both have got.
+        id: u64,
+        /// Its name.
+        name: String,
+        /// How many come in all.
+        of: u32,
+    },
     /// Worker to boss, one tensor: an output of the model.
     Output {
         /// Which microbatch.
@@ -231,9 +244,12 @@ impl Head {
     /// How many tensors may follow this head, at least and at most.
     pub fn tensors(&self) -> (usize, usize) {
         match self {
-            Head::State { .. } | Head::Value { .. } | Head::Target { .. } | Head::Output { .. } | Head::Load { .. } => {
-                (1, 1)
-            }
+            Head::State { .. }
+            | Head::Value { .. }
+            | Head::Target { .. }
+            | Head::Output { .. }
+            | Head::Load { .. }
+            | Head::ReplicaState { .. } => (1, 1),
             Head::Gradient { .. }
             | Head::TiedGrads { .. }
             | Head::TiedValues { .. }
@@ -256,6 +272,8 @@ impl Head {
 pub enum Command {
     /// Make stages and connect to those they exchange tensors with.
     Assign(Box<Assignment>),
+    /// Go on with the same stages among other workers.
+    Regroup(Box<Regroup>),
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
     /// Carry out actions.
@@ -294,6 +312,23 @@ pub struct Span {
     pub end: Micros,
 }
 
+/// How a run stands, as one of its workers is told now and then.
+#[derive(Copy, Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps of the run so far.
+    pub step: u64,
+    /// The loss of the last one.
+    pub loss: f32,
+    /// In how many steps this worker took part.
+    pub steps: u64,
+    /// How many samples it took.
+    pub samples: u64,
+    /// Its part of the last batch, from 0 to 1.
+    pub share: f64,
+    /// How fast its slowest link to another worker is, in bytes a second, where it was measured.
+    pub bytes_per_second: Option<u64>,
+}
+
 /// What a link is like.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LinkReport {
@@ -317,34 +352,6 @@ impl LinkReport {
     pub(crate) fn bounded(self) -> Self {
         LinkReport { rtt: self.rtt.min(LONGEST_TRIP), ..self }
     }
-}
-
-/// A worker's part of the model.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Assignment {
-    /// The number of the worker that gets it.
-    pub worker: WorkerId,
-    /// Its stages, in the order of the model.
-    pub stages: Vec<StageSpec>,
-    /// For every stage of the run, the workers that have it.
-    pub homes: Homes,
-    /// How large the buckets are in which replicas exchange gradients.
-    pub buckets: BucketBytes,
-    /// The workers it exchanges tensors with.
-    pub peers: Vec<PeerAddress>,
-    /// The run's seed: parameters and dropout come from it.
-    pub seed: u64,
-}
-
-/// Where another worker can be reached.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct PeerAddress {
-    /// Which worker.
-    pub worker: WorkerId,
-    /// Its address as the boss sees it; nothing where one of the pair makes no direct connections.
-    pub address: Option<SocketAddr>,
-    /// Whether this worker is the one of the pair that dials.
-    pub dial: bool,
 }
 
 /// One round of actions over the microbatches of a batch.
@@ -405,7 +412,8 @@ pub struct RoundUpdate {
 impl RoundUpdate {
     /// By what gradients of this norm, over all stages, are shortened, as PyTorch has it: not at all below the limit.
     pub fn clip(&self, norm: f64) -> f64 {
-        let clip = self.max_norm.map_or(1.0, |most| most / (norm + 1e-6));
+        let limit = self.max_norm.filter(|most| most.is_finite());
+        let clip = limit.map_or(1.0, |most| most / (norm + 1e-6));
         // A norm that is no number stays one, so that it shows.
         if clip > 1.0 {
             1.0
@@ -444,6 +452,9 @@ pub struct Failure {
     /// The boss's session refused the request before any worker heard of it, so nothing has changed.
     #[serde(skip)]
     pub refused: bool,
+    /// The boss's session only: a worker was lost, or a link between two. Without that worker the same may succeed.
+    #[serde(skip)]
+    pub passing: bool,
 }
 
 impl Failure {

@@ -13,6 +13,9 @@ use crate::tensor_meta::TensorMeta;
 use layerspec::{Layer, LayerId};
 use serde::{Deserialize, Serialize};
 
+/// What names of optimizer state begin with; no parameter's does, for it begins with a layer's.
+pub const OPTIMIZER: &str = "optimizer/";
+
 /// One piece of work for the compute thread, which runs them in the order given.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Task<T> {
@@ -128,13 +131,18 @@ pub enum Task<T> {
         gradients: bool,
     },
     /// Hand out parameters and buffers.
-    Snapshot,
+    Snapshot {
+        /// And what the optimizer keeps for them, under [`OPTIMIZER`] and PyTorch's names.
+        optimizer: bool,
+    },
     /// Find a SHA-256 of the trained parameters of each stage; answered by [`Outcome::Digests`].
     Digest,
     /// Replace parameters and buffers.
     Load {
         /// Tensors by name.
         tensors: Vec<(String, T)>,
+        /// What [`Task::Snapshot`] gave with the optimizer's state, which is replaced too.
+        optimizer: bool,
     },
     /// Take the files that layers are made from, instead of those taken before.
     Files {
@@ -332,9 +340,9 @@ impl<T> Task<T> {
             Task::UpdateTied { stage, tied } => Task::UpdateTied { stage, tied: by_stage(tied, f)? },
             Task::Measure { probes } => Task::Measure { probes },
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
-            Task::Snapshot => Task::Snapshot,
+            Task::Snapshot { optimizer } => Task::Snapshot { optimizer },
             Task::Digest => Task::Digest,
-            Task::Load { tensors } => Task::Load { tensors: named(tensors, f)? },
+            Task::Load { tensors, optimizer } => Task::Load { tensors: named(tensors, f)?, optimizer },
             Task::Files { files } => Task::Files { files: named(files, f)? },
         })
     }

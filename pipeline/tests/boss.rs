@@ -251,7 +251,11 @@ fn the_norm_is_that_of_all_stages_and_reaches_all_workers() {
     let update = RoundUpdate { lr: 0.1, scale: 0.5, max_norm: Some(1.0), skip_infinite: false };
     let actions = plan(2).layout().ending(Ending::ClippedStep);
     boss.ask(request(RunRequest { update: Some(update), ..run(actions) }));
-    let norms = |id, layer, square| Head::Norms { id, squares: vec![(layerspec::LayerId(layer), 0, square)] };
+    let norms = |id, layer, square| Head::Norms {
+        id,
+        squares: vec![(layerspec::LayerId(layer), 0, square)],
+        losses: Vec::new(),
+    };
     let id = boss.command;
     boss.hear(1, norms(id, 1, 64.0), &[]);
     boss.hear(0, norms(id, 0, 36.0), &[]);

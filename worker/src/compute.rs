@@ -10,7 +10,7 @@ use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, BucketBytes};
-use pipeline::task::{self, Branch, HandedOut, Outcome, Task};
+use pipeline::task::{self, Branch, HandedOut, Outcome, Task, OPTIMIZER};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
@@ -129,6 +129,26 @@ impl StageCompute {
         Ok(())
     }
 
+    /// Parameters and buffers, and what the optimizer keeps for them.
+    fn load_all(&mut self, tensors: Vec<(String, Payload)>) -> Result<(), Failure> {
+        let (kept, state): (Vec<_>, Vec<_>) = tensors.into_iter().partition(|(name, _)| name.starts_with(OPTIMIZER));
+        self.load(&state)?;
+        let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
+        for (name, payload) in &kept {
+            let name = name.trim_start_matches(OPTIMIZER);
+            let of_param = name.rsplit_once('.').map_or("", |(param, _)| param);
+            let owner = self.stages.iter().find(|(_, engine)| engine.trained().any(|(own, _)| own == of_param));
+            let Some((stage, _)) = owner else {
+                return Err(Failure::new(format!("optimizer state of `{of_param}`, which is not trained here")));
+            };
+            by_stage.entry(*stage).or_default().push((name.to_string(), tensor(payload).map_err(plain)?));
+        }
+        for (stage, engine) in &mut self.stages {
+            engine.load_optimizer_state(by_stage.remove(stage).unwrap_or_default()).map_err(explain)?;
+        }
+        Ok(())
+    }
+
     /// The stages that use a parameter or buffer of this name; where there are none, the stage with the layer that the
     /// name begins with, which will list it among its problems.
     fn stages_for(&self, name: &str) -> Vec<StageId> {
@@ -233,10 +253,13 @@ impl StageCompute {
                     }
                 }
             }
-            Task::Snapshot => {
+            Task::Snapshot { optimizer } => {
                 let mut tensors = Vec::new();
                 for engine in self.stages.values() {
-                    for (name, value) in engine.state().map_err(explain)? {
+                    let state = engine.state().map_err(explain)?;
+                    let kept = if optimizer { engine.optimizer_state().map_err(explain)? } else { Vec::new() };
+                    let kept = kept.into_iter().map(|(name, value)| (format!("{OPTIMIZER}{name}"), value));
+                    for (name, value) in state.into_iter().chain(kept) {
                         tensors.push((name, to_payload(&value).map_err(plain)?));
                     }
                 }
@@ -246,7 +269,8 @@ impl StageCompute {
                 let digests = self.stages.iter().map(|(stage, engine)| Ok((*stage, digest(engine)?)));
                 return Ok(Outcome::Digests { digests: digests.collect::<Result<_, Failure>>()? });
             }
-            Task::Load { tensors } => self.load(&tensors)?,
+            Task::Load { tensors, optimizer: false } => self.load(&tensors)?,
+            Task::Load { tensors, optimizer: true } => self.load_all(tensors)?,
             Task::Files { files } => self.own.keep(checked(files)?),
         }
         Ok(Outcome::Done)

@@ -29,7 +29,7 @@ impl Place {
             Task::Build { .. } => place(None, None, "making its layers"),
             Task::Load { .. } => place(None, None, "loading weights"),
             Task::Files { .. } => place(None, None, "taking files"),
-            Task::Snapshot => place(None, None, "handing out weights"),
+            Task::Snapshot { .. } => place(None, None, "handing out weights"),
             Task::Digest => place(None, None, "comparing weights"),
             Task::SetOptimizer(_) => place(None, None, "setting the optimizer"),
             Task::Discard { .. } => place(None, None, "cancelling"),

@@ -24,6 +24,7 @@ Examples:
   bossman check model.yaml                    shapes, parameters, FLOPs; or what is wrong where
   bossman train run.yaml --local 2            train on this machine with two worker processes
   bossman train run.yaml --workers 2          wait for two workers on other machines
+  bossman serve run.yaml --local 1            train with whoever joins and leaves
   bossman plan run.yaml --local 2 --timeline  what each schedule would take on these workers
   bossman eval run.yaml --local 2 --weights w.safetensors
   bossman generate run.yaml --local 2 --weights w.safetensors --prompt \"My fellow citizens\"
@@ -38,6 +39,10 @@ enum Command {
     Plan(look::Plan),
     /// Train as a run file says.
     Train(work::Train),
+    /// Train as a run file says with whoever comes: workers may join and leave at any moment.
+    Serve(work::Serve),
+    /// Ask a boss that serves how its run stands, worker by worker.
+    Status(work::Status),
     /// Test trained weights on a part of a run's data.
     Eval(work::Eval),
     /// Write what a model makes of data to a file.
@@ -67,6 +72,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Check(check) => check.run(),
         Command::Plan(plan) => plan.run(),
         Command::Train(train) => train.run(),
+        Command::Serve(serve) => serve.run(),
+        Command::Status(status) => status.run(),
         Command::Eval(eval) => eval.run(),
         Command::Predict(predict) => predict.run(),
         Command::Generate(generate) => generate.run(),

@@ -38,6 +38,52 @@ pub(crate) struct Train {
 }
 
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  bossman serve run.yaml --save weights.safetensors             begins with the first worker that comes
+  bossman serve run.yaml --local 1 --save weights.safetensors   this machine takes part itself
+To join, on any machine: MODEL_HOST=.. MODEL_PORT=.. MODEL_TICKET=.. worker")]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    train: Train,
+}
+
+impl Serve {
+    pub(crate) fn run(self) -> Result<()> {
+        self.train.train(true)
+    }
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: MODEL_HOST=192.168.1.20 MODEL_TICKET=.. bossman status")]
+pub(crate) struct Status {
+    /// Name or address of the boss's machine.
+    #[arg(long, env = "MODEL_HOST", default_value = "127.0.0.1", value_name = "HOST")]
+    host: String,
+    /// UDP port of the boss.
+    #[arg(long, env = "MODEL_PORT", default_value_t = 1024, value_name = "PORT")]
+    port: u16,
+    /// Join ticket of the boss [default: this user's own]; the environment is the better place for it.
+    #[arg(long, env = "MODEL_TICKET", hide_env_values = true, value_name = "TICKET")]
+    ticket: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Status {
+    pub(crate) fn run(self) -> Result<()> {
+        let ask = bossman::Status::ask(&self.host, self.port, self.ticket.as_deref());
+        let status = until_interrupted("nothing was asked", ask)?;
+        match self.json {
+            true => output::line(&serde_json::to_string(&status)?)?,
+            false => output::say(&status.to_string())?,
+        };
+        Ok(())
+    }
+}
+
+#[derive(clap::Args)]
 #[command(after_help = "Example: bossman eval run.yaml --local 2 --weights weights.best.safetensors --data test")]
 pub(crate) struct Eval {
     /// The run file.
@@ -86,8 +132,13 @@ fn part(text: &str) -> Result<Part, String> {
 
 impl Train {
     pub(crate) fn run(self) -> Result<()> {
+        self.train(false)
+    }
+
+    fn train(self, pool: bool) -> Result<()> {
         let file = RunFile::from_file(self.run)?;
         let settings = Settings {
+            pool,
             fleet: self.fleet.settings(),
             metrics: self.metrics,
             trace: self.trace,

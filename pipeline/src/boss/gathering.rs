@@ -30,6 +30,9 @@ pub(super) struct Gathering {
     norms: BTreeSet<WorkerId>,
     squares: BTreeMap<(LayerId, u32), f64>,
     scale: f64,
+    /// Every replica gives norms, and all are here: each has all it needs to update its parameters.
+    committed: bool,
+    commits: bool,
 }
 
 impl Gathering {
@@ -59,7 +62,21 @@ impl Gathering {
             squares: BTreeMap::new(),
             scale: run.and_then(|run| run.update).map_or(1.0, |update| update.scale),
             unanswered,
+            committed: false,
+            commits: run.is_some_and(|run| commits(run, plan)),
         }
+    }
+
+    /// Whether every worker has, or will have without another's help, what its parameters are updated by.
+    pub(super) fn is_committed(&self) -> bool {
+        self.committed
+    }
+
+    /// Goes on without a worker that is gone.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.unanswered.remove(&worker);
+        self.missing.remove(&worker);
+        self.outputs.retain(|_, from| *from != worker);
     }
 
     /// Takes a worker's part in. Gives the norm over all stages once that is known.
@@ -121,7 +138,10 @@ impl Gathering {
                 }
                 self.answer.digests.extend(digests.into_iter().map(|(stage, digest)| (from, stage, digest)));
             }
-            Head::Norms { squares, .. } => return self.norms(from, squares),
+            Head::Norms { squares, losses, .. } => {
+                self.answer.losses.extend(losses);
+                return self.norms(from, squares);
+            }
             _ => return Err("sent what only the boss may send".into()),
         }
         Ok(None)
@@ -148,8 +168,13 @@ impl Gathering {
             return Err("sent norms that nobody asked for".into());
         }
         for (layer, place, square) in squares {
-            if self.squares.insert((layer, place), square).is_some() {
-                return Err(format!("sent the norm of a parameter of layer {} that another has", layer.0));
+            // Replicas have the same gradients, to the bit.
+            let before = self.squares.insert((layer, place), square);
+            if before.is_some_and(|before| before.to_bits() != square.to_bits()) {
+                return Err(format!(
+                    "found another norm for layer {} than another worker: one computes wrongly",
+                    layer.0
+                ));
             }
         }
         if !self.norms.is_empty() {
@@ -157,6 +182,7 @@ impl Gathering {
         }
         let norm = self.squares.values().sum::<f64>().sqrt() * self.scale.abs();
         self.answer.grad_norm = Some(norm);
+        self.committed = self.commits;
         Ok(Some(norm))
     }
 
@@ -178,6 +204,17 @@ impl Gathering {
         let outputs = self.answer.outputs.drain(..).map(|(.., slot)| slot);
         outputs.chain(self.answer.state.drain(..).map(|(_, slot)| slot)).collect()
     }
+}
+
+/// Whether every replica of every stage finds the norm before it updates. What several stages share is given on only after
+/// that, so with it nobody is done without the others.
+fn commits(run: &RunRequest, plan: &Plan) -> bool {
+    let finds = |(stage, worker): (StageId, WorkerId)| {
+        let list = run.actions.get(worker.0 as usize).map_or(&[][..], Vec::as_slice);
+        list.contains(&Action::GradNorm { stage })
+    };
+    let all = plan.homes.iter().flat_map(|(stage, workers)| workers.iter().map(move |worker| (stage, *worker)));
+    plan.stages.iter().all(|stage| stage.borrowed.is_empty()) && all.into_iter().all(finds)
 }
 
 /// The outputs of the model that a round's forward passes make, each with its worker.

@@ -4,15 +4,17 @@
 //! wait in line.
 
 mod gathering;
+mod members;
 mod request;
 mod round;
 
-pub use request::{Request, RunRequest, Setup, MOST_WAITING};
+pub use request::{Prepare, Regrouping, Request, RunRequest, Setup, MOST_WAITING};
 
 use crate::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Command, Failure, Head, LinkReport, Mode};
 use gathering::Gathering;
+use members::{Follower, Preparing};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// How many cancelled batches are remembered.
@@ -38,6 +40,12 @@ pub struct BossSession {
     /// Batches that went forward in training mode and wait for their backward pass.
     outstanding: BTreeSet<u64>,
     links: BTreeMap<(WorkerId, Option<WorkerId>), LinkReport>,
+    /// Workers may come and go.
+    open: bool,
+    preparing: BTreeMap<WorkerId, Preparing>,
+    followers: BTreeMap<WorkerId, Follower>,
+    /// Those of them that the round at work waits for.
+    awaited: BTreeSet<WorkerId>,
     effects: VecDeque<Effect>,
 }
 
@@ -84,7 +92,9 @@ enum Phase {
 
 impl BossSession {
     /// A session over these workers, one for each that the plan has.
-    pub fn new(setup: Setup) -> Self {
+    pub fn new(mut setup: Setup) -> Self {
+        let known = setup.addresses.len().max(setup.plan.workers());
+        setup.addresses.resize(known, None);
         BossSession {
             setup,
             lost: BTreeMap::new(),
@@ -98,6 +108,10 @@ impl BossSession {
             torn: None,
             outstanding: BTreeSet::new(),
             links: BTreeMap::new(),
+            open: false,
+            preparing: BTreeMap::new(),
+            followers: BTreeMap::new(),
+            awaited: BTreeSet::new(),
             effects: VecDeque::new(),
         }
     }
@@ -123,7 +137,10 @@ impl BossSession {
         if self.lost.insert(worker, reason.to_string()).is_some() {
             return;
         }
-        self.fail(Failure::new(lost_message(reason)).on(worker));
+        self.lost_apart(worker, reason);
+        if self.setup.plan.homes.is_member(worker) && !self.goes_on_without(worker) {
+            self.fail(self.lost_failure(worker, reason));
+        }
         // A worker that is gone clears nothing up.
         self.cleared(worker, false);
         self.next_request(now);
@@ -142,6 +159,7 @@ impl BossSession {
             return;
         }
         match head {
+            head if self.is_apart(from) && self.of_apart(from, &head) => self.drop_slots(slots),
             Head::Failed { id, failure } => {
                 if self.is_active(id) {
                     self.fail(failure.on(from));
@@ -170,11 +188,18 @@ impl BossSession {
     }
 
     fn alive(&self, worker: WorkerId) -> bool {
-        (worker.0 as usize) < self.setup.plan.workers() && !self.lost.contains_key(&worker)
+        (worker.0 as usize) < self.setup.addresses.len() && !self.lost.contains_key(&worker)
     }
 
+    /// The workers with stages that are here.
     fn living(&self) -> BTreeSet<WorkerId> {
-        (0..self.setup.plan.workers() as u16).map(WorkerId).filter(|w| self.alive(*w)).collect()
+        self.setup.plan.homes.members().into_iter().filter(|w| self.alive(*w)).collect()
+    }
+
+    /// A worker with stages that is not.
+    fn gone(&self) -> Option<(WorkerId, &String)> {
+        let homes = &self.setup.plan.homes;
+        self.lost.iter().find(|(worker, _)| homes.is_member(**worker)).map(|(worker, reason)| (*worker, reason))
     }
 
     fn is_active(&self, id: u64) -> bool {
@@ -185,8 +210,9 @@ impl BossSession {
     /// be carried out, and nobody waits to be told so.
     fn next_request(&mut self, now: Micros) {
         while let Some((number, request)) = self.waiting.pop_front() {
-            let hopeless = !self.lost.is_empty() && !matches!(request, Request::Stop);
-            if self.job.is_some() && !hopeless {
+            let hopeless = self.gone().is_some() && !request.mends();
+            let beside = matches!(request, Request::Prepare(_));
+            if self.job.is_some() && !hopeless && !beside {
                 self.waiting.push_front((number, request));
                 return;
             }
@@ -202,8 +228,11 @@ impl BossSession {
     }
 
     fn possible(&self, request: &Request) -> Result<(), Failure> {
-        if let (Some((worker, reason)), false) = (self.lost.first_key_value(), matches!(request, Request::Stop)) {
-            return Err(Failure::new(lost_message(reason)).on(*worker));
+        if let (Some((worker, reason)), false) = (self.gone(), request.mends()) {
+            return Err(self.lost_failure(worker, reason));
+        }
+        if let Request::Prepare(_) | Request::Regroup(_) = request {
+            return self.can_change(request);
         }
         if let Request::Use(plan) = request {
             return match plan.workers() == self.setup.plan.workers() {
@@ -267,6 +296,7 @@ impl BossSession {
                 (self.setup.plan, self.distributed) = (*plan, false);
                 return self.effects.push_back(Effect::Reply { request: number, result: Ok(Answer::default()) });
             }
+            Request::Prepare(prepare) => return self.prepare(number, *prepare),
             _ => {}
         }
         let id = self.next_id;
@@ -296,13 +326,19 @@ impl BossSession {
             self.distributed = false;
             self.relayed.clear();
         }
+        let changes = match &request {
+            Request::Regroup(regrouping) => self.regroup(id, regrouping),
+            Request::Stop => self.stop(),
+            other => self.for_followers(id, other),
+        };
         let unanswered = match request {
             Request::Stop => BTreeSet::new(),
             Request::SendState => request::speakers(&self.setup.plan),
             _ => self.living(),
         };
         let gathering = Gathering::new(now, unanswered, &request, &self.setup.plan);
-        let sends = request.sends(id, &self.setup);
+        let mut sends = request.sends(id, &self.setup);
+        sends.extend(changes);
         self.job = Some(Job {
             id,
             request: number,
@@ -331,7 +367,8 @@ impl BossSession {
         match gathering.take(now, from, head, &slots) {
             Ok(None) => {}
             Ok(Some(norm)) => {
-                let to = self.living().into_iter().map(|worker| Destination {
+                let followers: Vec<WorkerId> = self.followers.keys().copied().collect();
+                let to = self.living().into_iter().chain(followers).map(|worker| Destination {
                     peer: Peer::Worker(worker),
                     route: None,
                     head: Head::TotalNorm { id, norm },
@@ -360,7 +397,8 @@ impl BossSession {
     /// Replies once every worker has answered and every announced tensor is here.
     fn finish(&mut self) {
         match &self.job {
-            Some(Job { phase: Phase::Gathering(gathering), .. }) if gathering.is_complete() => {}
+            Some(Job { phase: Phase::Gathering(gathering), .. })
+                if gathering.is_complete() && self.awaited.is_empty() => {}
             Some(Job { phase: Phase::Aborting { uncleared, stepped }, step, .. }) if uncleared.is_empty() => {
                 if *stepped {
                     self.torn = step.map(|step| Torn { step, loaded: false });
@@ -384,7 +422,8 @@ impl BossSession {
             (torn, _) => torn,
         };
         self.distributed |= work == Work::Distributing;
-        self.effects.push_back(Effect::Reply { request, result: Ok(gathering.into_answer()) });
+        let answer = Answer { behind: self.behind(), ..gathering.into_answer() };
+        self.effects.push_back(Effect::Reply { request, result: Ok(answer) });
     }
 
     /// Ends the request at work with an error, everywhere.
@@ -395,8 +434,12 @@ impl BossSession {
         let failure = Failure { step: job.step, ..failure };
         let slots = gathering.give_up();
         let abort = Head::Abort { id: job.id, batch: job.batch, gradients: job.work == Work::Training };
-        let to = alive.iter().map(|w| Destination { peer: Peer::Worker(*w), route: None, head: abort.clone() });
+        let told = alive.iter().chain(self.followers.keys());
+        let to = told.map(|w| Destination { peer: Peer::Worker(*w), route: None, head: abort.clone() });
         let to: Vec<_> = to.collect();
+        self.awaited.clear();
+        // Of a change that failed nothing holds: who was to follow is asked anew.
+        self.followers.retain(|_, follower| !follower.began_with(job.id));
         job.phase = Phase::Aborting { uncleared: alive, stepped: false };
         if let Some(batch) = job.batch {
             self.outstanding.remove(&batch);
@@ -420,6 +463,9 @@ impl BossSession {
     }
 
     fn link_failed(&mut self, from: WorkerId, peer: WorkerId, reason: &str, was_up: bool) {
+        if self.open && was_up {
+            return self.link_broke(from, peer, reason);
+        }
         // Both ends may report the same; the second report was sent before the first one's consequence
         // arrived there, so nothing more can be lost.
         if !self.alive(peer) || !self.relayed.insert((from.min(peer), from.max(peer))) {
@@ -452,10 +498,6 @@ impl BossSession {
             self.effects.push_back(Effect::Drop(slots));
         }
     }
-}
-
-fn lost_message(reason: &str) -> String {
-    format!("lost ({reason}); its layers and their state are gone, start the run again")
 }
 
 /// The head of a command, for one worker.

@@ -11,7 +11,7 @@ use crate::replicas::{BucketBytes, Deal, Turns};
 use crate::schedule::{Action, Order};
 use crate::task::LayerProbe;
 use layerspec::ValueId;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 /// How many batches may wait for their backward pass where nothing else is said.
@@ -31,6 +31,13 @@ pub struct Setup {
     pub most_waiting: usize,
 }
 
+impl Setup {
+    /// Where a worker accepts direct connections.
+    pub(super) fn address(&self, worker: WorkerId) -> Option<SocketAddr> {
+        self.addresses.get(worker.0 as usize).copied().flatten()
+    }
+}
+
 /// Something the user wants done on all workers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Request {
@@ -40,6 +47,11 @@ pub enum Request {
     SendFiles(Vec<(String, Slot)>),
     /// Give every worker its stages.
     Distribute,
+    /// Get a worker ready that came while others train: its stages, with parameters that will be replaced, and links. It is
+    /// carried out beside other requests.
+    Prepare(Box<Prepare>),
+    /// Go on with the same stages among these workers.
+    Regroup(Box<Regrouping>),
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
     /// Carry out a round of actions.
@@ -61,6 +73,28 @@ pub enum Request {
     LoadState(Vec<(WorkerId, String, Slot)>),
     /// End the run on every worker.
     Stop,
+}
+
+/// What a worker needs that came while others train.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Prepare {
+    /// Which worker.
+    pub worker: WorkerId,
+    /// The plan as it will be with it.
+    pub plan: Plan,
+    /// The files that layers are made from, as for [`Request::SendFiles`].
+    pub files: Vec<(String, Slot)>,
+    /// The optimizer.
+    pub optimizer: OptimizerSpec,
+}
+
+/// Who has the stages from now on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Regrouping {
+    /// The same stages as before, with their workers.
+    pub plan: Plan,
+    /// Workers that follow, each with the one that has the same stages and gives, or gave, it its state.
+    pub followers: BTreeMap<WorkerId, WorkerId>,
 }
 
 /// A round of actions and the tensors it starts from.
@@ -127,7 +161,9 @@ impl Request {
             }
             Request::LoadState(tensors) => tensors.into_iter().map(|(.., slot)| slot).collect(),
             Request::SendFiles(files) => files.into_iter().map(|(_, slot)| slot).collect(),
+            Request::Prepare(prepare) => prepare.files.into_iter().map(|(_, slot)| slot).collect(),
             Request::Distribute
+            | Request::Regroup(_)
             | Request::SetOptimizer(_)
             | Request::Discard { .. }
             | Request::Use(_)
@@ -142,7 +178,7 @@ impl Request {
     /// The frames that carry it out.
     pub(super) fn sends(self, id: u64, setup: &Setup) -> Vec<Effect> {
         let plan = &setup.plan;
-        let workers = (0..plan.workers() as u16).map(WorkerId);
+        let workers = plan.homes.members().into_iter();
         let to_all = |body: &dyn Fn(WorkerId) -> Command| {
             let to = workers.clone().map(|w| command(w, id, body(w))).collect();
             Effect::Send { to, slots: Vec::new() }
@@ -155,8 +191,8 @@ impl Request {
             Request::Digest => vec![to_all(&|_| Command::Digest)],
             Request::Discard { batch } => vec![to_all(&|_| Command::Discard { batch })],
             Request::Measure(probes) => vec![to_all(&|_| Command::Measure(probes.clone()))],
-            // Answered without the workers.
-            Request::Use(_) | Request::Links => Vec::new(),
+            // Answered without the workers, or seen to by `members`.
+            Request::Use(_) | Request::Links | Request::Prepare(_) | Request::Regroup(_) | Request::Stop => Vec::new(),
             // Replicas have the same; the first speaks.
             Request::SendState => {
                 let to = speakers(plan).into_iter().map(|w| command(w, id, Command::SendState)).collect();
@@ -177,21 +213,22 @@ impl Request {
                 }));
                 sends
             }
-            Request::SendFiles(files) => {
-                let mut sends = vec![to_all(&|_| Command::TakeFiles { files: files.len() as u32 })];
-                sends.extend(files.into_iter().map(|(name, slot)| {
-                    let head = Head::Load { id, name };
-                    let to = |w| Destination { peer: Peer::Worker(w), route: None, head: head.clone() };
-                    Effect::Send { to: workers.clone().map(to).collect(), slots: vec![slot] }
-                }));
-                sends
-            }
-            Request::Stop => {
-                let to = workers.map(|w| Destination { peer: Peer::Worker(w), route: None, head: Head::Stop });
-                vec![Effect::Send { to: to.collect(), slots: Vec::new() }]
-            }
+            Request::SendFiles(files) => send_files(id, files, &workers.collect::<Vec<_>>()),
         }
     }
+}
+
+/// The frames that bring workers the files that layers are made from.
+pub(super) fn send_files(id: u64, files: Vec<(String, Slot)>, workers: &[WorkerId]) -> Vec<Effect> {
+    let count = files.len() as u32;
+    let commands = workers.iter().map(|w| command(*w, id, Command::TakeFiles { files: count })).collect();
+    let mut sends = vec![Effect::Send { to: commands, slots: Vec::new() }];
+    sends.extend(files.into_iter().map(|(name, slot)| {
+        let head = Head::Load { id, name };
+        let to = |w: &WorkerId| Destination { peer: Peer::Worker(*w), route: None, head: head.clone() };
+        Effect::Send { to: workers.iter().map(to).collect(), slots: vec![slot] }
+    }));
+    sends
 }
 
 /// The workers that hand out parameters: the first replica of each stage.
@@ -199,20 +236,20 @@ pub(super) fn speakers(plan: &Plan) -> BTreeSet<WorkerId> {
     plan.homes.iter().filter_map(|(_, workers)| workers.first().copied()).collect()
 }
 
-fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assignment {
+pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assignment {
     let Setup { seed, buckets, .. } = *setup;
-    let address = |w: WorkerId| setup.addresses.get(w.0 as usize).copied().flatten();
     // The lower number dials. One that makes no direct connections is not dialled and does not dial.
     let peers = plan.peers_of(worker).into_iter().map(|peer| PeerAddress {
         worker: peer,
-        address: address(worker).and(address(peer)),
+        address: setup.address(worker).and(setup.address(peer)),
         dial: worker < peer,
+        relayed: false,
     });
     let peers = peers.collect();
     Assignment { worker, stages: plan.stages_of(worker), homes: plan.homes.clone(), buckets, peers, seed }
 }
 
-fn round(run: &RunRequest, worker: WorkerId) -> Round {
+pub(super) fn round(run: &RunRequest, worker: WorkerId) -> Round {
     Round {
         batch: run.batch,
         step: run.step,

@@ -33,6 +33,33 @@ impl Homes {
         self.0.iter().flatten().map(|w| w.0 as usize + 1).max().unwrap_or(0)
     }
 
+    /// Every worker that has a stage, ascending.
+    pub fn members(&self) -> Vec<WorkerId> {
+        let members: BTreeSet<WorkerId> = self.0.iter().flatten().copied().collect();
+        members.into_iter().collect()
+    }
+
+    /// Whether a worker has some stage.
+    pub fn is_member(&self, worker: WorkerId) -> bool {
+        self.0.iter().any(|workers| workers.contains(&worker))
+    }
+
+    /// The same, and each of these workers has the stages of another, too.
+    pub fn joined_by<'a>(&self, joining: impl IntoIterator<Item = (&'a WorkerId, &'a WorkerId)>) -> Self {
+        let mut homes = self.clone();
+        for (worker, like) in joining {
+            homes.0.iter_mut().filter(|of| of.contains(like)).for_each(|of| of.push(*worker));
+        }
+        homes
+    }
+
+    /// The same without a worker; a stage may then have none.
+    pub fn without(&self, worker: WorkerId) -> Self {
+        let mut homes = self.clone();
+        homes.0.iter_mut().for_each(|of| of.retain(|other| *other != worker));
+        homes
+    }
+
     /// The workers of a stage.
     pub fn of(&self, stage: StageId) -> &[WorkerId] {
         self.0.get(stage.0 as usize).map_or(&[], Vec::as_slice)

@@ -30,6 +30,8 @@ pub enum Ending {
     Step,
     /// Parameters are updated by gradients whose norm over all stages is limited.
     ClippedStep,
+    /// The same, and every replica finds the norm: none updates before all have all gradients.
+    CommittedStep,
 }
 
 impl Layout {
@@ -74,8 +76,12 @@ impl Layout {
             let worker = WorkerId(worker);
             let stages = self.stages_of(worker);
             let reduce = stages.clone().filter(borrows).map(|stage| Action::ReduceTied { stage });
-            let speaks = |stage: &StageId| self.homes.first(*stage) == Some(worker);
-            let norms = stages.clone().filter(|_| ending == Ending::ClippedStep).filter(speaks);
+            let speaks = |stage: &StageId| match ending {
+                Ending::ClippedStep => self.homes.first(*stage) == Some(worker),
+                Ending::CommittedStep => true,
+                Ending::Gather | Ending::Step => false,
+            };
+            let norms = stages.clone().filter(speaks);
             let norms = norms.map(|stage| Action::GradNorm { stage });
             let steps = stages.clone().map(|stage| Action::OptimStep { stage });
             let update = stages.filter(borrows).map(|stage| Action::UpdateTied { stage });

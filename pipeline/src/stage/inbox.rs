@@ -73,6 +73,11 @@ impl Inbox {
         }
     }
 
+    /// Whether a batch was cancelled not long ago.
+    pub(super) fn is_void(&self, batch: u64) -> bool {
+        self.void.contains(&batch)
+    }
+
     pub(super) fn has(&self, key: MicrobatchKey, stage: StageId, item: Item) -> bool {
         self.batches.get(&key.batch).is_some_and(|arrived| arrived.contains_key(&(key.index, stage, item)))
     }

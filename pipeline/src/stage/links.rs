@@ -48,6 +48,7 @@ impl Links {
         let mut links = BTreeMap::new();
         for peer in peers {
             let link = match (self.connected.contains(&peer.worker), peer.dial, peer.address) {
+                _ if peer.relayed => Link::Relayed,
                 (true, ..) => Link::Direct,
                 (false, false, _) => Link::Awaited,
                 (false, true, Some(address)) => {

@@ -3,23 +3,29 @@
 //! A state machine without I/O. Call `on_*` when something happened, then `poll_effect` until it is
 //! empty, and `on_timeout` at the latest at the time `poll_timeout` names.
 
+mod commands;
+mod early;
 mod inbox;
 mod links;
 mod needs;
 mod reducing;
+mod regroup;
 mod results;
 mod round;
 
 use crate::effect::{Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::message::{Assignment, Command, Failure, Head, LinkReport, Reduction, Round, Span, MAX_MICROBATCHES};
+use crate::message::{Failure, Head, LinkReport, Reduction, Round, Span, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
-use crate::replicas::Homes;
+use crate::replicas::{BucketBytes, Homes};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerTimes, Outcome, Task};
+use commands::Waiting;
+use early::Early;
 use inbox::{Inbox, Item};
 use links::Links;
 use reducing::Team;
+use regroup::{Regrouping, ReplicaState};
 use round::Running;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,17 +41,24 @@ pub struct StageSession {
     worker: Option<WorkerId>,
     stages: Vec<StageSpec>,
     homes: Homes,
-    /// Those of the stages that other workers have, too.
+    /// Those of the stages that other workers have, too, or follow.
     teams: BTreeMap<StageId, Team>,
+    /// How large the buckets are in which gradients are exchanged.
+    buckets: BucketBytes,
     links: Links,
     inbox: Inbox,
     job: Option<Job>,
+    /// Commands that wait for the one at work: only followers have some.
+    waiting: VecDeque<Waiting>,
+    early: Early,
     tasks: BTreeMap<Ticket, Purpose>,
     /// Sums that are being taken beside the compute thread: for which command, stage and bucket.
     sums: BTreeMap<Ticket, (u64, StageId, u32)>,
     next_ticket: u64,
     /// Tensors to load, which may arrive before the command that wants them.
     loads: BTreeMap<u64, Vec<(String, Slot)>>,
+    /// The state of a replica on its way here, which may arrive before the command that wants it.
+    states: BTreeMap<u64, ReplicaState>,
     /// The newest command that was answered; what still arrives for it is of no use.
     answered: u64,
     /// The command whose parameters were updated last, for an abort that comes too late.
@@ -64,6 +77,8 @@ enum Job {
         built: bool,
     },
     Round(Box<Running>),
+    /// Stages stay, those who share them change.
+    Regroup(Box<Regrouping>),
     /// A load whose tensors are coming, and the task that takes them.
     Load {
         id: u64,
@@ -89,6 +104,7 @@ impl Job {
         match self {
             Job::Assign { id, .. } | Job::Load { id, .. } | Job::Measure { id, .. } | Job::Task { id } => Some(*id),
             Job::Round(running) => Some(running.id),
+            Job::Regroup(regrouping) => Some(regrouping.id),
             Job::Abort => None,
         }
     }
@@ -131,7 +147,7 @@ impl StageSession {
     pub fn on_link_up(&mut self, now: Micros, peer: WorkerId) {
         self.now = now;
         self.links.up(peer);
-        self.finish_assignment();
+        self.finish_opening();
     }
 
     /// A direct connection to a worker could not be made, or broke.
@@ -139,7 +155,7 @@ impl StageSession {
         self.now = now;
         if let Some(was_up) = self.links.down(peer) {
             self.tell_boss(Head::LinkFailed { peer, reason: reason.to_string(), was_up });
-            self.finish_assignment();
+            self.finish_opening();
         }
         self.finish_measuring();
     }
@@ -179,19 +195,10 @@ impl StageSession {
                 let key = MicrobatchKey { batch, index: 0 };
                 self.arrive(from, key, to, Item::TiedValues { from: stage }, slots);
             }
-            Head::Sum { batch, stage, bucket, node } => {
-                let key = MicrobatchKey { batch, index: 0 };
-                let item = self.item_of(from, stage, |replica| Item::Sum { bucket, node, replica });
-                self.arrive(from, key, stage, item, slots);
+            Head::Sum { batch, .. } | Head::Reduced { batch, .. } | Head::Statistics { batch, .. } => {
+                self.of_replica(from, batch, head, slots);
             }
-            Head::Reduced { batch, stage, bucket } => {
-                let item = self.item_of(from, stage, |replica| Item::Reduced { bucket, replica });
-                self.arrive(from, MicrobatchKey { batch, index: 0 }, stage, item, slots);
-            }
-            Head::Statistics { batch, stage } => {
-                let item = self.item_of(from, stage, |replica| Item::Statistics { replica });
-                self.arrive(from, MicrobatchKey { batch, index: 0 }, stage, item, slots);
-            }
+            Head::ReplicaState { id, name, of } => self.take_state(from, id, (name, of), slots),
             head if from == Peer::Boss => self.on_boss(now, head, slots),
             head => self.refuse(from, slots, format!("sent what only the boss may send: {}", name_of(&head))),
         }
@@ -199,108 +206,30 @@ impl StageSession {
 
     fn on_boss(&mut self, now: Micros, head: Head, slots: Vec<Slot>) {
         match head {
-            Head::Command { id, body } => self.command(now, id, body),
+            Head::Command { id, body } => self.on_command(now, id, body),
             Head::UseRelay { peer } => {
                 self.links.relay(peer);
-                self.finish_assignment();
+                self.finish_opening();
             }
             Head::Abort { id, batch, gradients } => self.abort(id, batch, gradients),
-            Head::TotalNorm { id, norm } => {
-                if let Some(Job::Round(running)) = self.job.as_mut().filter(|job| job.id() == Some(id)) {
-                    running.norm = Some(norm);
-                    self.advance();
-                }
-            }
+            Head::TotalNorm { id, norm } => self.total_norm(id, norm),
+            Head::Progress(progress) => self.effects.push_back(Effect::Progress(progress)),
             Head::Stop => self.effects.push_back(Effect::Finish),
             Head::Load { id, name } => self.load(id, name, slots),
             other => self.refuse(Peer::Boss, slots, format!("sent what only a worker may send: {}", name_of(&other))),
         }
     }
 
-    fn command(&mut self, now: Micros, id: u64, body: Command) {
-        if self.job.is_some() {
-            return self.refuse(Peer::Boss, Vec::new(), "sent a command before the last one was answered".into());
-        }
-        self.received = now;
-        match body {
-            Command::Assign(assignment) => self.assign(now, id, *assignment),
-            Command::SetOptimizer(spec) => self.single(id, Task::SetOptimizer(spec)),
-            Command::Discard { batch } => self.single(id, Task::Discard { batch, gradients: false }),
-            Command::Measure(probes) => {
-                self.job = Some(Job::Measure { id, times: None });
-                self.compute(Purpose::Command(id), Task::Measure { probes });
-            }
-            Command::SendState => self.single(id, Task::Snapshot),
-            Command::Digest => self.single(id, Task::Digest),
-            Command::LoadState { tensors } => {
-                let what = |tensors| Task::Load { tensors };
-                self.job = Some(Job::Load { id, expected: tensors as usize, what });
-                self.start_load();
-            }
-            Command::TakeFiles { files } => {
-                let what = |files| Task::Files { files };
-                self.job = Some(Job::Load { id, expected: files as usize, what });
-                self.start_load();
-            }
-            Command::Run(round) => self.run(id, *round),
-        }
-    }
-
-    fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
-        let Assignment { worker, stages, homes, buckets, peers, seed } = assignment;
-        if !homes.are_possible() {
-            return self.refuse(Peer::Boss, Vec::new(), "sent stages with replicas that cannot be".into());
-        }
-        self.worker = Some(worker);
-        self.teams = Team::of(&stages, &homes, worker, buckets);
-        self.stages = stages.clone();
-        self.homes = homes;
-        self.job = Some(Job::Assign { id, built: false });
-        self.compute(Purpose::Command(id), Task::Build { stages, buckets, seed });
-        let opening = self.links.open(now, worker, &peers);
-        let dials = opening.dial.into_iter().map(|(peer, address)| Effect::Dial { peer, address });
-        self.effects.extend(dials);
-        for peer in opening.unreachable {
-            let reason = "one of them makes no direct connections".to_string();
-            self.tell_boss(Head::LinkFailed { peer, reason, was_up: false });
-        }
-    }
-
-    fn finish_assignment(&mut self) {
-        if let Some(Job::Assign { id, built: true }) = self.job {
-            if self.links.settled() {
-                self.done(id, Vec::new(), 0, Vec::new());
-            }
-        }
-    }
-
-    fn finish_measuring(&mut self) {
-        if !self.links.all_measured() {
-            return;
-        }
-        if let Some(Job::Measure { id, times: Some(times) }) = &mut self.job {
-            let (id, times) = (*id, std::mem::take(times));
-            for report in self.links.reports() {
-                self.tell_boss(report);
-            }
-            self.tell_boss(Head::Measured { id, times });
-            self.done(id, Vec::new(), 0, Vec::new());
-        }
-    }
-
-    fn single(&mut self, id: u64, task: Task<Slot>) {
-        self.job = Some(Job::Task { id });
-        self.compute(Purpose::Command(id), task);
-    }
-
     fn run(&mut self, id: u64, round: Round) {
         if let Err(reason) = self.check(&round) {
             return self.refuse(Peer::Boss, Vec::new(), format!("sent {reason}"));
         }
+        let batch = round.batch;
         self.job = Some(Job::Round(Box::new(Running::new(id, round, &self.stages, &self.teams, &self.homes))));
         // What other replicas sent may be here before this worker was told.
-        let stages: Vec<StageId> = self.teams.keys().copied().collect();
-        stages.into_iter().for_each(|stage| self.sum_up(stage));
+        for (from, head, slots) in self.early.take(batch) {
+            self.of_replica(from, batch, head, slots);
+        }
         self.advance();
     }
 
@@ -320,8 +249,9 @@ impl StageSession {
             return Err("an optimizer step without a learning rate".into());
         }
         let speaks = self.stages.iter().any(|s| self.worker.is_some() && self.homes.first(s.stage) == self.worker);
-        // Of replicas the first finds the norm.
-        if updates && norms != (needs::max_norm(round).is_some() && speaks) {
+        let limited = needs::max_norm(round).is_some();
+        // Of replicas the first finds the norm, or all do.
+        if updates && (norms && !limited || !norms && limited && speaks) {
             return Err("a limit for the norm of gradients without actions that find the norm, or the reverse".into());
         }
         if round.microbatches > MAX_MICROBATCHES || least > round.microbatches as usize {
@@ -361,6 +291,8 @@ impl StageSession {
             if running.all_started() && self.tasks.is_empty() {
                 let (id, losses, sent) = (running.id, std::mem::take(&mut running.losses), running.sent);
                 let spans = std::mem::take(&mut running.spans);
+                let over = self.early.cancel_until(running.round.batch);
+                self.drop_slots(over);
                 self.done(id, losses, sent, spans);
             }
         }
@@ -423,46 +355,12 @@ impl StageSession {
         !failed && self.job.as_ref().and_then(Job::id) == Some(id)
     }
 
-    fn load(&mut self, id: u64, name: String, slots: Vec<Slot>) {
-        if id <= self.answered {
-            return self.drop_slots(slots);
-        }
-        self.loads.entry(id).or_default().extend(slots.into_iter().map(|slot| (name.clone(), slot)));
-        self.start_load();
-    }
-
-    fn start_load(&mut self) {
-        let Some(Job::Load { id, expected, what }) = self.job else { return };
-        if self.loads.get(&id).map_or(0, Vec::len) == expected {
-            let tensors = self.loads.remove(&id).unwrap_or_default();
-            self.single(id, what(tensors));
-        }
-    }
-
-    fn abort(&mut self, id: u64, batch: Option<u64>, gradients: bool) {
-        let unloaded = self.loads.remove(&id).unwrap_or_default();
-        self.drop_slots(unloaded.into_iter().map(|(_, slot)| slot).collect());
-        if let Some(batch) = batch {
-            let slots = self.inbox.cancel(batch);
-            self.drop_slots(slots);
-        }
-        // The compute thread works in order: when this is done, all that was given to it before is.
-        self.answered = self.answered.max(id);
-        self.job = Some(Job::Abort);
-        self.compute(Purpose::Discard(id), Task::Discard { batch: batch.unwrap_or(0), gradients });
-    }
-
-    fn aborted(&mut self, id: u64) {
-        self.job = None;
-        let stepped = self.stepped == Some(id);
-        self.tell_boss(Head::Aborted { id, stepped });
-    }
-
     fn done(&mut self, id: u64, losses: Vec<(u32, f32)>, sent: u32, spans: Vec<Span>) {
         self.job = None;
         self.answered = self.answered.max(id);
         let (received, answered) = (self.received, self.now);
         self.tell_boss(Head::Done { id, losses, sent, received, answered, spans });
+        self.next_command();
     }
 
     fn fail(&mut self, id: u64, mut failure: Failure) {

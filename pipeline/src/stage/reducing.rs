@@ -18,8 +18,10 @@ use std::collections::BTreeMap;
 pub(super) struct Team {
     /// The replicas.
     workers: Vec<WorkerId>,
-    /// Which of them this worker is.
+    /// Which of them this worker is; one more than there are where it follows.
     me: usize,
+    /// Workers that follow them.
+    followers: Vec<WorkerId>,
     /// For every bucket and replica how many slices its shard has.
     slices: Vec<Vec<usize>>,
     /// Whether batch norms tell what they saw.
@@ -28,15 +30,26 @@ pub(super) struct Team {
 
 impl Team {
     /// The teams of a worker's stages; none for a stage that it has alone.
-    pub(super) fn of(stages: &[StageSpec], homes: &Homes, me: WorkerId, bytes: BucketBytes) -> BTreeMap<StageId, Team> {
+    pub(super) fn of(
+        stages: &[StageSpec],
+        homes: &Homes,
+        followers: &[(StageId, WorkerId)],
+        me: WorkerId,
+        bytes: BucketBytes,
+    ) -> BTreeMap<StageId, Team> {
         let team = |spec: &StageSpec| {
             let workers = homes.of(spec.stage).to_vec();
-            let me = workers.iter().position(|w| *w == me).filter(|_| workers.len() > 1)?;
+            let followers: Vec<WorkerId> =
+                followers.iter().filter(|(stage, _)| *stage == spec.stage).map(|(_, worker)| *worker).collect();
+            if workers.len() + followers.len() < 2 {
+                return None;
+            }
+            let me = workers.iter().position(|w| *w == me).unwrap_or(workers.len());
             let replicas = workers.len() as u16;
             let buckets = buckets(spec, bytes);
             let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
             let statistics = spec.is_trained() && keeps_statistics(spec);
-            Some((spec.stage, Team { me, slices: slices.collect(), statistics, workers }))
+            Some((spec.stage, Team { me, followers, slices: slices.collect(), statistics, workers }))
         };
         stages.iter().filter_map(team).collect()
     }
@@ -83,7 +96,8 @@ impl Reducing {
     pub(super) fn new(stage: StageId, team: &Team, round: &Round, homes: &Homes) -> Self {
         let taken = |worker: &WorkerId| round.deal.taken(homes, stage, *worker, round.microbatches);
         let nodes = team.workers.iter().map(|worker| nodes(round.microbatches, taken(worker)));
-        Reducing { nodes: nodes.collect(), asked: team.slices.iter().map(|of| of[team.me] == 0).collect() }
+        let sums_none = |of: &Vec<usize>| of.get(team.me).is_none_or(|slices| *slices == 0);
+        Reducing { nodes: nodes.collect(), asked: team.slices.iter().map(sums_none).collect() }
     }
 
     /// What has to be here before the round's gradients are whole.
@@ -163,7 +177,8 @@ impl StageSession {
                 let Some(team) = self.teams.get(&stage).filter(|team| team.statistics) else {
                     return self.drop_slots(tensors);
                 };
-                let to = team.others().map(|(_, w)| self.links.to(w, Head::Statistics { batch, stage })).collect();
+                let others = team.others().map(|(_, worker)| worker).chain(team.followers.iter().copied());
+                let to = others.map(|worker| self.links.to(worker, Head::Statistics { batch, stage })).collect();
                 self.effects.push_back(Effect::Send { to, slots: tensors });
             }
         }
@@ -215,7 +230,8 @@ impl StageSession {
                 let Some(Job::Round(running)) = &self.job else { return self.drop_slots(slots) };
                 let batch = running.round.batch;
                 let head = Head::Reduced { batch, stage, bucket };
-                let workers = self.homes.of(stage).iter();
+                let followers = self.teams.get(&stage).map_or(&[][..], |team| &team.followers);
+                let workers = self.homes.of(stage).iter().chain(followers);
                 let to = workers.map(|worker| match Some(*worker) == self.worker {
                     // The driver gives it back to this session.
                     true => Destination { peer: Peer::Worker(*worker), route: None, head: head.clone() },

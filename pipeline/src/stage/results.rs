@@ -13,7 +13,16 @@ impl StageSession {
     pub(super) fn command_done(&mut self, id: u64, outcome: Outcome<Slot>) {
         if let Some(Job::Assign { built, .. }) = &mut self.job {
             *built = true;
-            return self.finish_assignment();
+            return self.finish_opening();
+        }
+        if let Some(Job::Regroup(_)) = &self.job {
+            return match outcome {
+                Outcome::State { tensors } => self.regroup_done(Some(tensors)),
+                other => {
+                    self.drop_slots(other.into_tensors());
+                    self.regroup_done(None);
+                }
+            };
         }
         if let (Some(Job::Measure { times, .. }), Outcome::Measured { times: found }) = (&mut self.job, &outcome) {
             *times = Some(found.clone());
@@ -67,7 +76,8 @@ impl StageSession {
             }
             Outcome::Norms { squares } => {
                 if let Some(squares) = running.measured(squares) {
-                    self.tell_boss(Head::Norms { id, squares });
+                    let losses = std::mem::take(&mut running.losses);
+                    self.tell_boss(Head::Norms { id, squares, losses });
                 }
             }
             other => self.drop_slots(other.into_tensors()),

@@ -115,7 +115,7 @@ impl StageDriver {
                 let grads = inputs.iter().map(|i| (0..u64::from(i.needs_grad)).map(|_| slots.hold()).collect());
                 Outcome::Backward { grads: grads.collect() }
             }
-            Task::Snapshot => Outcome::State { tensors: vec![("0.weight".into(), slots.hold())] },
+            Task::Snapshot { .. } => Outcome::State { tensors: vec![("0.weight".into(), slots.hold())] },
             Task::TiedGrads { .. } | Task::OptimStep { .. } => {
                 Outcome::Tied { tensors: vec![(StageId(random.below(4) as u16), vec![slots.hold()])] }
             }
@@ -152,8 +152,10 @@ impl StageDriver {
                     sums.iter().for_each(|(_, slots)| self.slots.give_up(slots));
                     self.sums.push((ticket, sums.first().map_or(0, |(_, slots)| slots.len())));
                 }
-                Effect::Dial { .. } | Effect::Hangup { .. } | Effect::Finish => {}
-                Effect::Notice(_) | Effect::Reply { .. } => panic!("a worker wants {effect:?}"),
+                Effect::Dial { .. } | Effect::Hangup { .. } | Effect::Progress(_) | Effect::Finish => {}
+                Effect::Notice(_) | Effect::Reply { .. } | Effect::Dismiss { .. } => {
+                    panic!("a worker wants {effect:?}")
+                }
             }
         }
     }
@@ -328,10 +330,12 @@ impl BossDriver {
                         self.slots.give_up(&slots);
                     }
                 }
-                Effect::Notice(_) | Effect::Hangup { .. } => {}
-                Effect::Compute { .. } | Effect::Sum { .. } | Effect::Dial { .. } | Effect::Finish => {
-                    panic!("the boss wants {effect:?}")
-                }
+                Effect::Notice(_) | Effect::Hangup { .. } | Effect::Dismiss { .. } => {}
+                Effect::Compute { .. }
+                | Effect::Sum { .. }
+                | Effect::Dial { .. }
+                | Effect::Progress(_)
+                | Effect::Finish => panic!("the boss wants {effect:?}"),
             }
         }
     }

@@ -8,7 +8,8 @@ use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
 use pipeline::loss::Classes;
 use pipeline::message::{
-    Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate, Span,
+    Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Progress, Reduction, Regroup, Round, RoundLoss,
+    RoundUpdate, Span,
 };
 use pipeline::replicas::{BucketBytes, Columns, Deal, Node};
 use pipeline::schedule::{Action, Order};
@@ -18,7 +19,7 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 24;
+pub const KINDS: u64 = 26;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -47,6 +48,8 @@ pub fn kind(head: &Head) -> u64 {
         Head::Reduced { .. } => 21,
         Head::Statistics { .. } => 22,
         Head::Digests { .. } => 23,
+        Head::Progress(_) => 24,
+        Head::ReplicaState { .. } => 25,
     }
 }
 
@@ -101,7 +104,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         12 => Head::Output { key: key(random), value: value(random) },
         13 => Head::Load { id, name: text(random) },
         14 => Head::TotalNorm { id, norm: *random.pick(&[0.0, 1.5, f64::INFINITY]) },
-        15 => Head::Norms { id, squares: squares(random) },
+        15 => Head::Norms { id, squares: squares(random), losses: losses(random) },
         16 => Head::Measured { id, times: vec![LayerTimes::default(); random.below(3) as usize] },
         17 => Head::LinkReport {
             peer: maybe(random, worker),
@@ -120,6 +123,15 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         }
         21 => Head::Reduced { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32 },
         23 => Head::Digests { id, digests: (0..random.below(3)).map(|_| (stage(random), [1; 32])).collect() },
+        24 => Head::Progress(Progress {
+            step: random.below(3),
+            loss: 1.5,
+            steps: random.below(3),
+            samples: random.next(),
+            share: 0.25,
+            bytes_per_second: maybe(random, Random::next),
+        }),
+        25 => Head::ReplicaState { id, name: text(random), of: random.below(4) as u32 },
         _ => Head::Statistics { batch: batch(random), stage: stage(random) },
     }
 }
@@ -134,7 +146,8 @@ pub fn envelope(random: &mut Random, head: Head) -> Envelope {
 }
 
 fn command(random: &mut Random) -> Command {
-    match random.below(9) {
+    match random.below(10) {
+        9 => Command::Regroup(Box::new(regroup(random))),
         8 => Command::Digest,
         0 => Command::Assign(Box::new(assignment(random))),
         1 => Command::SetOptimizer(*random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)])),
@@ -147,14 +160,27 @@ fn command(random: &mut Random) -> Command {
     }
 }
 
-fn assignment(random: &mut Random) -> Assignment {
+fn regroup(random: &mut Random) -> Regroup {
     let me = worker(random);
+    let homes = if random.chance(20) { PLAN.homes.without(me) } else { PLAN.homes.clone() };
+    let followers = (0..random.below(2)).map(|_| (stage(random), worker(random))).collect();
+    let give = (0..random.below(2)).map(|_| worker(random)).collect();
+    Regroup { homes, followers, peers: peers(random, me), give, take: maybe(random, worker) }
+}
+
+fn peers(random: &mut Random, me: WorkerId) -> Vec<PeerAddress> {
     let peer = |worker: WorkerId| PeerAddress {
         worker,
         address: random.chance(70).then(|| SocketAddr::from(([127, 0, 0, 1], 1024))),
         dial: random.chance(50),
+        relayed: random.chance(20),
     };
-    let peers = PLAN.peers_of(me).into_iter().map(peer).collect();
+    PLAN.peers_of(me).into_iter().map(peer).collect()
+}
+
+fn assignment(random: &mut Random) -> Assignment {
+    let me = worker(random);
+    let peers = peers(random, me);
     Assignment {
         worker: me,
         stages: PLAN.stages_of(me),
@@ -253,6 +279,7 @@ fn failure(random: &mut Random) -> Failure {
         step: maybe(random, Random::next),
         message: text(random),
         refused: false,
+        passing: false,
     }
 }
 

@@ -8,7 +8,7 @@ use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, Bucket};
-use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update};
+use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update, OPTIMIZER};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that a compute thread keeps between tasks.
@@ -94,15 +94,29 @@ impl Compute {
             Task::Discard { batch, gradients } => {
                 self.stages.values_mut().for_each(|stage| stage.discard(batch, gradients));
             }
-            Task::Snapshot => {
-                let tensors = self.stages.values().flat_map(|s| s.params.owned()).collect();
+            Task::Snapshot { optimizer } => {
+                let states = self.stages.values().filter(|_| optimizer).flat_map(|s| s.params.states());
+                let tensors = self.stages.values().flat_map(|s| s.params.owned()).chain(states).collect();
                 return Ok(Outcome::State { tensors });
             }
             Task::Digest => {
                 let digest = |(stage, s): (&StageId, &Stage)| (*stage, s.params.digest());
                 return Ok(Outcome::Digests { digests: self.stages.iter().map(digest).collect() });
             }
-            Task::Load { tensors } => self.load(tensors),
+            Task::Load { tensors, optimizer } => {
+                let (states, tensors): (Vec<_>, Vec<_>) =
+                    tensors.into_iter().partition(|(name, _)| name.starts_with(OPTIMIZER));
+                assert!(optimizer || states.is_empty());
+                if optimizer {
+                    assert!(self.optimizer.is_some(), "a state without an optimizer");
+                    self.stages.values_mut().for_each(|s| s.params.forget_state());
+                }
+                self.load(tensors);
+                for (name, state) in states {
+                    let name = name.trim_start_matches(OPTIMIZER);
+                    self.stages.values_mut().for_each(|s| s.params.load_state(name, state));
+                }
+            }
             Task::Files { .. } => {}
         }
         Ok(Outcome::Done)

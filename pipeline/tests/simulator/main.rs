@@ -6,6 +6,7 @@
 #![allow(clippy::expect_used, clippy::panic, unreachable_pub, reason = "everything here is part of a test")]
 
 mod calls;
+mod churn;
 mod compute;
 mod cuts;
 mod failing;
@@ -17,6 +18,7 @@ mod models;
 mod network;
 mod oracle;
 mod params;
+mod pool;
 mod predicted;
 #[path = "../support/random.rs"]
 mod random;

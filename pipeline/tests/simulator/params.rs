@@ -7,7 +7,7 @@ use pipeline::ids::StageId;
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{shard, Bucket, Node, Use};
-use pipeline::task::Update;
+use pipeline::task::{Update, OPTIMIZER};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Stands for the gradient of a use that none reached.
@@ -71,6 +71,16 @@ impl Params {
 
     pub fn load(&mut self, name: &str, value: Fake) {
         self.all.entry(name.to_string()).and_modify(|p| p.value = value);
+    }
+
+    /// What the optimizer keeps, where it has begun.
+    pub fn states(&self) -> Vec<(String, Fake)> {
+        let begun = self.all.iter().filter(|(_, p)| p.state != 0);
+        begun.map(|(name, p)| (format!("{OPTIMIZER}{name}"), p.state)).collect()
+    }
+
+    pub fn load_state(&mut self, name: &str, state: Fake) {
+        self.all.entry(name.to_string()).and_modify(|p| p.state = state);
     }
 
     pub fn forget_state(&mut self) {

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 
 /// Prints events as they happen, where a failing case is replayed.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Default)]
 pub struct Log {
     on: bool,
 }

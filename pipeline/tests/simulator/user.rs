@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub struct User<'g> {
     pub world: World,
     graph: &'g LayerGraph,
-    plan: Plan,
+    pub plan: Plan,
     kind: ScheduleKind,
     microbatches: u32,
     max_norm: Option<f64>,
@@ -138,7 +138,9 @@ impl<'g> User<'g> {
     }
 
     fn ending(&self) -> Ending {
-        if self.max_norm.is_some() {
+        if self.world.churn.is_some() {
+            Ending::CommittedStep
+        } else if self.max_norm.is_some() {
             Ending::ClippedStep
         } else {
             Ending::Step

@@ -1,6 +1,7 @@
 //! The fleet: one boss session, the workers' sessions with their compute threads, and the driver that
 //! carries out effects, all on one virtual clock.
 
+use crate::churn::{Change, Churn};
 use crate::compute::Compute;
 use crate::math::{self, Fake};
 use crate::network::{Conditions, Event, Network, Packet};
@@ -67,6 +68,19 @@ struct Worker {
 }
 
 impl Worker {
+    fn new(ahead: u64) -> Self {
+        Worker {
+            session: StageSession::new(),
+            slots: Slots::default(),
+            compute: Compute::default(),
+            tasks: VecDeque::new(),
+            began: 0,
+            ahead,
+            alive: true,
+            finished: false,
+        }
+    }
+
     /// What its clock shows.
     fn clock(&self, now: Micros) -> Micros {
         Micros(now.0 + self.ahead)
@@ -93,6 +107,10 @@ pub struct World {
     pub spans: Vec<WorkerSpan>,
     /// How many events have happened.
     pub events: u64,
+    /// For each follower how many commands it had to carry out when the last answer came.
+    pub behind: Vec<(WorkerId, usize)>,
+    /// Who comes and goes, where workers may.
+    pub churn: Option<Churn>,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
@@ -111,24 +129,16 @@ impl World {
         let address = |n: usize| SocketAddr::from(([127, 0, 0, 1], 1024 + n as u16));
         let addresses = (0..plan.workers()).map(|n| (!random.chance(deaf)).then(|| address(n))).collect();
         let ahead: Vec<u64> = (0..plan.workers()).map(|_| random.below(10_000_000_000)).collect();
-        let worker = |ahead: &u64| Worker {
-            session: StageSession::new(),
-            slots: Slots::default(),
-            compute: Compute::default(),
-            tasks: VecDeque::new(),
-            began: 0,
-            ahead: *ahead,
-            alive: true,
-            finished: false,
-        };
         World {
             boss_slots: Slots::default(),
             notices: Vec::new(),
             trouble: Trouble::new(faults),
             spans: Vec::new(),
             events: 0,
+            behind: Vec::new(),
+            churn: None,
             network: Network::new(conditions, random),
-            workers: ahead.iter().map(worker).collect(),
+            workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
                 plan,
                 seed: crate::calls::SEED,
@@ -200,6 +210,7 @@ impl World {
         self.events += 1;
         assert!(self.events < MOST_EVENTS, "the sessions do not come to rest");
         self.inject_faults();
+        self.come_and_go();
         match timer {
             Some(timer) if event.is_none_or(|event| timer <= event) => self.on_timer(timer),
             _ => {
@@ -227,6 +238,55 @@ impl World {
         }
     }
 
+    fn come_and_go(&mut self) {
+        let Some(churn) = &mut self.churn else { return };
+        let alive = |worker: WorkerId| self.workers[worker.0 as usize].alive;
+        match churn.at(self.events, alive) {
+            Some(Change::Come) => self.arrive(),
+            Some(Change::Go(worker)) => self.vanish(worker),
+            None => {}
+        }
+    }
+
+    fn arrive(&mut self) {
+        let number = self.workers.len() as u16;
+        self.workers.push(Worker::new(self.network.random.below(10_000_000_000)));
+        let deaf = self.network.conditions.refused > 0 && self.network.random.chance(20);
+        let address = SocketAddr::from(([127, 0, 0, 1], 1024 + number));
+        let worker = self.boss.on_joined((!deaf).then_some(address));
+        assert_eq!(worker, WorkerId(number));
+        self.log.note(|| format!("{:>9} {worker} comes", self.now()));
+        self.churn.iter_mut().for_each(|churn| churn.arrived.push(worker));
+    }
+
+    fn vanish(&mut self, worker: WorkerId) {
+        let others = (0..self.workers.len() as u16).map(WorkerId).filter(|w| *w != worker);
+        self.network.lose(worker, others);
+        self.workers[worker.0 as usize].alive = false;
+        self.log.note(|| format!("{:>9} {worker} goes", self.now()));
+    }
+
+    /// Has workers come and go, at these events.
+    pub fn open(&mut self, churn: Churn) {
+        self.boss.open();
+        self.churn = Some(churn);
+    }
+
+    /// Lets everything happen, and takes the replies to these requests, which nobody wants any more.
+    pub fn forget(&mut self, requests: Vec<u64>) {
+        while self.step() {}
+        // Who still follows waits for what one that has gone has not sent.
+        let stuck: Vec<WorkerId> = self.boss.behind().into_iter().filter(|(_, n)| *n > 0).map(|(w, _)| w).collect();
+        stuck.into_iter().for_each(|worker| self.vanish(worker));
+        self.settle();
+        requests.iter().for_each(|request| drop(self.replies.remove(request)));
+    }
+
+    /// The reply to a request, if it is there.
+    pub fn replied(&mut self, request: u64) -> Option<Replied> {
+        self.replies.remove(&request)
+    }
+
     fn on_timer(&mut self, time: u64) {
         self.network.now = self.network.now.max(time);
         let now = self.network.time();
@@ -247,7 +307,10 @@ impl World {
             Event::Arrives(packet) => self.on_packet(packet),
             Event::Lost(worker) => {
                 self.log.note(|| format!("{:>9} boss: {worker} is lost", now.0));
-                self.trouble.known_lost = Some(now.0);
+                match &mut self.churn {
+                    Some(churn) => churn.gone.push(worker),
+                    None => self.trouble.known_lost = Some(now.0),
+                }
                 self.boss.on_lost(now, worker, "the connection closed");
                 self.drain_boss();
             }
@@ -355,9 +418,16 @@ impl World {
                     assert!(self.replies.insert(request, replied).is_none(), "a second reply to request {request}");
                 }
                 Effect::Hangup { peer, reason } => panic!("the boss hangs up on {peer}: {reason}"),
-                Effect::Compute { .. } | Effect::Sum { .. } | Effect::Dial { .. } | Effect::Finish => {
-                    panic!("the boss wants {effect:?}")
+                Effect::Dismiss { worker, .. } => {
+                    self.vanish(worker);
+                    self.churn.iter_mut().for_each(|churn| churn.gone.push(worker));
+                    self.boss.on_lost(self.network.time(), worker, "it was dismissed");
                 }
+                Effect::Compute { .. }
+                | Effect::Sum { .. }
+                | Effect::Dial { .. }
+                | Effect::Progress(_)
+                | Effect::Finish => panic!("the boss wants {effect:?}"),
             }
         }
         assert!(self.boss.poll_timeout().is_none());
@@ -374,9 +444,11 @@ impl World {
         for span in &answer.spans {
             let (from, until) = (self.replied.saturating_sub(slack), self.network.now + slack);
             assert!(span.start <= span.end && span.end.0 <= until, "{span:?} ends after {until}");
-            assert!(span.start.0 >= from, "{span:?} begins before {from}");
+            // Where workers are made ready, replies to that come at any time.
+            assert!(self.churn.is_some() || span.start.0 >= from, "{span:?} begins before {from}");
         }
         self.spans = answer.spans;
+        self.behind = answer.behind;
         for (worker, stage, digest) in &answer.digests {
             let differs = answer.digests.iter().find(|(_, s, d)| s == stage && d != digest);
             assert!(differs.is_none(), "{stage} of {worker} has other weights than {differs:?}");
@@ -412,7 +484,9 @@ impl World {
                 Effect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
                 Effect::Finish => (worker.alive, worker.finished) = (false, true),
                 Effect::Hangup { peer, reason } => panic!("{id} hangs up on {peer}: {reason}"),
-                Effect::Notice(_) | Effect::Reply { .. } => panic!("{id} wants {effect:?}"),
+                Effect::Notice(_) | Effect::Reply { .. } | Effect::Dismiss { .. } | Effect::Progress(_) => {
+                    panic!("{id} wants {effect:?}")
+                }
             }
         }
     }

@@ -144,7 +144,7 @@ impl Engine {
     /// until [`Engine::zero_grad`], unless they are summed along a tree.
     pub fn discard(&mut self, batch: u64) {
         self.trees.discard(batch);
-        self.statistics.discard(batch);
+        self.statistics.discard(batch, &self.params);
         self.saved.retain(|key, _| key.batch != batch);
         self.halfway.retain(|key, _| key.batch != batch);
     }

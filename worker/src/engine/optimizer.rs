@@ -51,6 +51,44 @@ impl Optimizer {
         }
     }
 
+    /// Sets the state of one parameter as [`Optimizer::state`] gave it elsewhere.
+    ///
+    /// # Errors
+    /// It is not what this optimizer keeps for such a parameter.
+    pub(super) fn set_state(
+        &mut self,
+        index: usize,
+        param: &Tensor,
+        mut parts: HashMap<String, Tensor>,
+    ) -> Result<(), String> {
+        let mut part = |name: &str, size: &[i64]| {
+            let tensor = parts.remove(name).ok_or_else(|| format!("{name} is missing"))?;
+            let fits = tensor.size() == size && tensor.f_kind().is_ok_and(|kind| kind == Kind::Float);
+            fits.then_some(tensor).ok_or_else(|| format!("{name} has another size or type"))
+        };
+        let size = param.size();
+        match self {
+            Optimizer::Sgd { momentum, .. } => drop(momentum.insert(index, part("momentum_buffer", &size)?)),
+            Optimizer::Adam { moments, .. } => {
+                let step = part("step", &[])?;
+                let (exp_avg, exp_avg_sq) = (part("exp_avg", &size)?, part("exp_avg_sq", &size)?);
+                moments.insert(index, Moments { step, exp_avg, exp_avg_sq });
+            }
+        }
+        match parts.into_keys().next() {
+            Some(other) => Err(format!("{other} is unexpected")),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets the state of all parameters.
+    pub(super) fn clear(&mut self) {
+        match self {
+            Optimizer::Sgd { momentum, .. } => momentum.clear(),
+            Optimizer::Adam { moments, .. } => moments.clear(),
+        }
+    }
+
     /// The state of one parameter, under PyTorch's names.
     pub(super) fn state(&self, index: usize) -> Vec<(&'static str, &Tensor)> {
         match self {

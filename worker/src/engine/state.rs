@@ -33,6 +33,41 @@ impl Engine {
         Ok(tensors)
     }
 
+    /// Sets the optimizer's state as [`Engine::optimizer_state`] gave it elsewhere, for the same stage and optimizer; what
+    /// is not given starts anew.
+    ///
+    /// # Errors
+    /// It is not that of this stage's parameters or of this optimizer; the state is then empty.
+    pub fn load_optimizer_state(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
+        let optimizer = self.optimizer.as_mut().ok_or(EngineError::NoOptimizer)?;
+        optimizer.clear();
+        let mut of_param: HashMap<String, HashMap<String, Tensor>> = HashMap::new();
+        let mut problems = Vec::new();
+        for (name, tensor) in state {
+            match name.rsplit_once('.') {
+                Some((param, part)) => {
+                    of_param.entry(param.to_string()).or_default().insert(part.to_string(), tensor);
+                }
+                None => problems.push(format!("{name}: unexpected")),
+            }
+        }
+        for (index, param) in self.params.all.iter().enumerate() {
+            if let Some(parts) = of_param.remove(&param.name) {
+                let device = param.tensor.device();
+                let there = |(name, part): (String, Tensor)| Ok((name, part.f_to_device(device)?));
+                let parts = parts.into_iter().map(there).collect::<Result<_, TensorError>>()?;
+                let set = optimizer.set_state(index, &param.tensor, parts);
+                problems.extend(set.err().map(|problem| format!("optimizer state of {}: {problem}", param.name)));
+            }
+        }
+        problems.extend(of_param.into_keys().map(|name| format!("optimizer state of {name}: no such parameter")));
+        if problems.is_empty() {
+            return Ok(());
+        }
+        optimizer.clear();
+        Err(EngineError::State { problems })
+    }
+
     /// Sets all parameters and buffers. Nothing changes unless everything fits; the error lists
     /// every tensor that is missing, unexpected, or of another shape or dtype.
     ///

@@ -7,6 +7,7 @@ use super::branch::Along;
 use super::error::EngineError;
 use super::params::Params;
 use super::stage::StageModel;
+use super::state::copy;
 use super::Engine;
 use layerspec::LayerKind;
 use pipeline::ids::MicrobatchKey;
@@ -24,6 +25,9 @@ pub(super) struct Statistics {
     norms: Vec<Norm>,
     /// For each norm.
     seen: BTreeMap<MicrobatchKey, Vec<Seen>>,
+    /// The batch whose statistics were taken last, and what the running ones were before, by place: its step may still be
+    /// called off, and done again.
+    before: Option<(u64, Vec<(usize, Tensor)>)>,
 }
 
 /// A layer that keeps running statistics.
@@ -53,7 +57,7 @@ impl Statistics {
             Some(Norm { layer, running: [of("running_mean")?, of("running_var")?], count, momentum })
         };
         let norms = stage.layers.iter().enumerate().filter_map(norm).collect();
-        Statistics { norms, seen: BTreeMap::new() }
+        Statistics { norms, seen: BTreeMap::new(), before: None }
     }
 
     /// Makes room for what the norms will see of a microbatch.
@@ -82,9 +86,22 @@ impl Statistics {
         self.seen.clear();
     }
 
-    /// Forgets what was seen of a batch.
-    pub(super) fn discard(&mut self, batch: u64) {
+    /// Forgets what was seen of a batch, if it was taken too.
+    pub(super) fn discard(&mut self, batch: u64, params: &Params) {
         self.seen.retain(|key, _| key.batch != batch);
+        let Some((_, before)) = self.before.take_if(|(of, _)| *of == batch) else { return };
+        for (index, before) in before {
+            let mut running = params.all[index].tensor.shallow_clone();
+            // The same tensor as it was: nothing is left that could fail.
+            tch::no_grad(|| drop(running.f_copy_(&before)));
+        }
+    }
+
+    fn remember(&mut self, batch: u64, params: &Params) -> Result<(), TensorError> {
+        let places = self.norms.iter().flat_map(|norm| norm.running.into_iter().chain(norm.count));
+        let before = places.map(|index| Ok((index, copy(&params.all[index].tensor)?)));
+        self.before = Some((batch, before.collect::<Result<_, TensorError>>()?));
+        Ok(())
     }
 
     /// What was seen of a batch: the numbers of its microbatches, and for each norm means and variances in turns.
@@ -176,6 +193,7 @@ impl Engine {
         if all.keys().zip(0..).any(|(number, expected)| *number != expected) {
             return Err(EngineError::Statistics { problem: "those of some microbatches are missing".into() });
         }
+        self.statistics.remember(batch, &self.params)?;
         all.values().try_for_each(|seen| self.statistics.learn(&self.params, seen))?;
         Ok(())
     }

@@ -1,0 +1,155 @@
+//! How a pool stands, for whoever asks with `bossman status`.
+
+use super::State;
+use crate::boss::BossMan;
+use crate::BossManError;
+use link::{Identity, Ticket};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Those who have left are told of up to this many, the last ones: an answer has its limits.
+const LEFT_TOLD: usize = 16;
+
+/// How a pool stands.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Status {
+    /// Steps so far.
+    pub step: u64,
+    /// The loss of the last one.
+    pub loss: f32,
+    /// Samples a second since the pool was opened.
+    pub samples_per_second: f64,
+    /// The workers, ascending; of those who have left the last ones.
+    pub workers: Vec<WorkerStatus>,
+}
+
+/// How a worker of a pool stands.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct WorkerStatus {
+    /// Its number.
+    pub worker: u16,
+    /// Its machine, as it names that.
+    pub host: String,
+    /// Where it computes.
+    pub device: String,
+    /// `preparing`, `catching up`, `working`, `aside` or `left`.
+    pub state: String,
+    /// Why, where it is aside or has left.
+    pub reason: Option<String>,
+    /// Its part of the last batch, from 0 to 1.
+    pub share: f64,
+    /// Steps in which it took part.
+    pub steps: u64,
+    /// Samples that it took.
+    pub samples: u64,
+    /// Milliseconds for a microbatch, forward and back.
+    pub milliseconds: Option<f64>,
+    /// How fast its slowest link to another worker is, in bytes a second.
+    pub link_bytes_per_second: Option<u64>,
+    /// Memory of its device in bytes, where known.
+    pub memory_bytes: Option<u64>,
+    /// Seconds since it was last heard of.
+    pub last_seen_seconds: f64,
+}
+
+impl Status {
+    /// Asks the boss at this address how its pool stands; the ticket is this user's where none is given.
+    ///
+    /// # Errors
+    /// Nobody answers there, it is no boss, or the ticket is not its own.
+    pub async fn ask(host: &str, port: u16, ticket: Option<&str>) -> Result<Self, BossManError> {
+        let wrong = |e: link::TicketError| BossManError::Usage(format!("MODEL_TICKET: {e}"));
+        let ticket: Ticket = match ticket {
+            Some(text) => text.parse().map_err(wrong)?,
+            None => Identity::load_or_create()?.ticket().clone(),
+        };
+        let address = link::resolve(host, port).await?;
+        let endpoint = link::worker_endpoint(&ticket, address)?;
+        let text = link::look(&endpoint, address, &ticket).await?;
+        let unread = |e: serde_json::Error| {
+            BossManError::Usage(format!("the boss at {address} says how it stands in words we do not know ({e}); is it of another version, or no pool?"))
+        };
+        serde_json::from_str(&text).map_err(unread)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Status { step, loss, samples_per_second, workers } = self;
+        writeln!(f, "step {step}, loss {loss:.4}, {samples_per_second:.1} samples/s")?;
+        writeln!(
+            f,
+            "{:>6}  {:12} {:8} {:11} {:>5} {:>7} {:>9} {:>9} {:>10} {:>9}",
+            "worker", "host", "device", "state", "share", "steps", "samples", "ms/mb", "link MB/s", "seen s"
+        )?;
+        for w in workers {
+            let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
+            writeln!(
+                f,
+                "{:>6}  {:12} {:8} {:11} {:>4.0}% {:>7} {:>9} {:>9} {:>10} {:>9.1}{}",
+                w.worker,
+                plain(&w.host),
+                plain(&w.device),
+                w.state,
+                w.share * 100.0,
+                w.steps,
+                w.samples,
+                number(w.milliseconds),
+                number(w.link_bytes_per_second.map(|rate| rate as f64 / 1e6)),
+                w.last_seen_seconds,
+                w.reason.as_ref().map_or(String::new(), |reason| format!("  {}", plain(reason))),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Without the control characters that could draw on a terminal.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
+
+impl Status {
+    pub(super) fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| "{}".into())
+    }
+}
+
+impl BossMan {
+    /// How the pool stands.
+    pub(super) fn status(&self, loss: f32) -> Status {
+        let Some(pool) = &self.pool else {
+            return Status { step: self.step, loss, samples_per_second: 0.0, workers: Vec::new() };
+        };
+        let left = pool.contributors.values().filter(|c| c.has_left()).count();
+        let mut unsaid = left.saturating_sub(LEFT_TOLD);
+        let mut workers = Vec::new();
+        for (worker, c) in &pool.contributors {
+            if c.has_left() && unsaid > 0 {
+                unsaid -= 1;
+                continue;
+            }
+            let stage = self.plan.homes.stages_of(*worker).next();
+            let nanos = stage.and_then(|stage| self.scheduling.observed.microbatch(stage, *worker));
+            workers.push(WorkerStatus {
+                worker: worker.0,
+                host: c.info.host.chars().take(64).collect(),
+                device: c.info.device.chars().take(16).collect(),
+                state: c.state.name().into(),
+                reason: match &c.state {
+                    State::Aside { reason, .. } | State::Left { reason } => Some(reason.chars().take(200).collect()),
+                    _ => None,
+                },
+                share: c.share,
+                steps: c.steps,
+                samples: c.samples,
+                milliseconds: nanos.map(|nanos| nanos as f64 / 1e6),
+                link_bytes_per_second: c.bytes_per_second,
+                memory_bytes: c.info.memory_bytes,
+                last_seen_seconds: c.seen.elapsed().as_secs_f64(),
+            });
+        }
+        let samples_per_second = pool.samples as f64 / pool.started.elapsed().as_secs_f64().max(1e-9);
+        Status { step: self.step, loss, samples_per_second, workers }
+    }
+}

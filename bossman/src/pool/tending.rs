@@ -1,0 +1,277 @@
+//! Between two steps: who has come or gone, who has caught up, and who then has the stages.
+
+use super::{Contributor, Pool, State};
+use crate::boss::BossMan;
+use crate::BossManError;
+use link::PoolEvent;
+use pipeline::boss::{Regrouping, Request};
+use pipeline::ids::WorkerId;
+use pipeline::message::Failure;
+use pipeline::Plan;
+use std::collections::BTreeMap;
+
+/// One that is so many behind will not catch up: what it lacks is sent slower than it grows.
+const TOO_FAR: usize = 12;
+/// Who was put aside is tried again after so many updates.
+const TRIED_AGAIN: u64 = 200;
+
+impl BossMan {
+    /// Takes in who has come and gone, and has the workers go on as those who are here.
+    pub(crate) async fn tend(&mut self) -> Result<(), BossManError> {
+        if self.pool.is_none() {
+            return Ok(());
+        }
+        loop {
+            self.take_events();
+            self.prepare_arrived();
+            let Some((plan, followers)) = self.next_members()? else { return Ok(()) };
+            let regrouping = Regrouping { plan: plan.clone(), followers: followers.clone() };
+            match self.call(Request::Regroup(Box::new(regrouping))).await {
+                Ok(answer) => {
+                    self.go_on_as(plan, &followers);
+                    self.take_links().await;
+                    if let Some(pool) = &mut self.pool {
+                        pool.behind = answer.behind.into_iter().collect();
+                        pool.unsure = false;
+                    }
+                }
+                // Who left is among the events by now. Who has caught up has the state, whether or not the others know.
+                Err(error) if self.can_mend(&error) => self.go_on_as(plan, &BTreeMap::new()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether the same may succeed with the workers that are left; what failed is then to be done again.
+    pub(crate) fn can_mend(&mut self, error: &BossManError) -> bool {
+        let (Some(pool), BossManError::Worker(failure)) = (&mut self.pool, error) else { return false };
+        pool.unsure = true;
+        if failure.passing {
+            return true;
+        }
+        // A worker that fails where others do not is left out. Where a second one fails in the same step, it is the step.
+        match failure.worker.filter(|_| !failure.refused && pool.failed.is_empty()) {
+            Some(worker) if pool.contributors.get(&worker).is_some_and(|c| c.state == State::Working) => {
+                pool.failed.push(worker);
+                pool.say(&format!("{worker} failed and is left out: {failure}"));
+                self.handle.dismiss(worker, &format!("it failed: {}", failure.message));
+                pool.contributors.entry(worker).and_modify(|c| c.state = left("it failed"));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn take_events(&mut self) {
+        let Some(pool) = &mut self.pool else { return };
+        while let Ok(event) = pool.events.try_recv() {
+            match event {
+                PoolEvent::Joined { worker, info, address } => {
+                    pool.say(&format!(
+                        "{worker} joined from {} ({}, {}, {} threads)",
+                        address.ip(),
+                        info.host.replace(char::is_control, " "),
+                        info.device.replace(char::is_control, " "),
+                        info.threads
+                    ));
+                    let newcomer = Contributor::new(info, State::Arrived);
+                    let too_slow = pool.too_slow.contains(&newcomer.machine());
+                    pool.contributors.insert(worker, newcomer);
+                    if too_slow {
+                        pool.put_aside(worker, "it fell behind the others when it last came".into(), self.updates);
+                    }
+                }
+                PoolEvent::Left { worker, reason } => pool.lost(worker, &reason),
+            }
+        }
+        while let Ok((worker, prepared)) = pool.ready.try_recv() {
+            if pool.contributors.get(&worker).is_none_or(Contributor::has_left) {
+                continue;
+            }
+            match (prepared, pool.contributors.get(&worker).map(|c| c.state.clone())) {
+                (Ok(()), Some(State::Preparing(stage))) => pool.set(worker, State::Ready(stage)),
+                (Ok(()), _) => {}
+                (Err(failure), _) => {
+                    pool.say(&format!("{worker} cannot take part: {failure}"));
+                    self.handle.dismiss(worker, &failure.message);
+                    pool.lost(worker, &failure.message);
+                }
+            }
+        }
+    }
+
+    /// Who is to have the stages and who to follow, where that is not as it is.
+    ///
+    /// # Errors
+    /// Nobody is left who has some stage.
+    fn next_members(&mut self) -> Result<Option<(Plan, BTreeMap<WorkerId, WorkerId>)>, BossManError> {
+        self.weigh();
+        let updates = self.updates;
+        let Some(pool) = &mut self.pool else { return Ok(None) };
+        pool.try_again(updates);
+        let mut homes = self.plan.homes.clone();
+        for (worker, _) in pool.contributors.iter().filter(|(_, c)| !matches!(c.state, State::Working)) {
+            homes = homes.without(*worker);
+        }
+        if let Some((stage, _)) = homes.iter().find(|(_, members)| members.is_empty()) {
+            let left = Failure::new(format!(
+                "everybody has left who had {stage}, and its weights are gone with them; start again from the weights that were \
+                 saved last (--weights)"
+            ));
+            return Err(BossManError::Worker(left));
+        }
+        let mut followers = BTreeMap::new();
+        for (worker, contributor) in &pool.contributors {
+            match contributor.state {
+                State::Following(guide) => {
+                    let caught_up = pool.behind.get(worker).is_some_and(|behind| *behind == 0);
+                    let guide = alive_like(&self.plan, &homes, guide);
+                    match guide {
+                        Some(guide) if caught_up => homes = homes.joined_by([(worker, &guide)]),
+                        Some(guide) => drop(followers.insert(*worker, guide)),
+                        None => {}
+                    }
+                }
+                State::Ready(stage) => {
+                    // Those who give their state take turns.
+                    let members = homes.of(stage);
+                    let turn = followers.len() % members.len().max(1);
+                    followers.extend(members.get(turn).map(|guide| (*worker, *guide)));
+                }
+                _ => {}
+            }
+        }
+        let follow = pool.contributors.iter().filter(|(_, c)| matches!(c.state, State::Following(_)));
+        let same = follow.map(|(worker, _)| worker).eq(followers.keys());
+        if homes == self.plan.homes && same && !pool.unsure {
+            return Ok(None);
+        }
+        Ok(Some((Plan { homes, ..self.plan.clone() }, followers)))
+    }
+
+    /// The workers know: from now on these have the stages.
+    fn go_on_as(&mut self, plan: Plan, followers: &BTreeMap<WorkerId, WorkerId>) {
+        self.scheduling.made.clear();
+        let Some(pool) = &mut self.pool else { return };
+        for (worker, contributor) in &mut pool.contributors {
+            let follows = followers.get(worker);
+            let has = plan.homes.is_member(*worker);
+            contributor.state = match (&contributor.state, has, follows) {
+                (State::Working, true, _) => continue,
+                (_, true, _) => State::Working,
+                (State::Ready(_), _, Some(guide)) => State::Following(*guide),
+                _ => continue,
+            };
+        }
+        let working = plan.homes.members().len();
+        let before = self.plan.homes.members().len();
+        if working != before {
+            pool.say(&format!("step {}: {working} workers", self.step + 1));
+        }
+        self.plan = plan;
+    }
+
+    /// A step is done: who took what.
+    pub(crate) fn after_step(&mut self, loss: f32, samples: u64, behind: Vec<(WorkerId, usize)>) {
+        let shares = self.shares(samples);
+        let step = self.step;
+        let members = self.plan.homes.members();
+        let rates: Vec<_> = members.iter().map(|worker| self.link_rate(&self.plan.homes, *worker)).collect();
+        let Some(pool) = &mut self.pool else { return };
+        pool.failed.clear();
+        pool.samples += samples;
+        for (worker, rate) in members.iter().zip(rates) {
+            pool.contributors.entry(*worker).and_modify(|c| c.bytes_per_second = rate);
+        }
+        for (worker, (microbatches, taken)) in &shares {
+            if let Some(contributor) = pool.contributors.get_mut(worker) {
+                contributor.steps += 1;
+                contributor.samples += taken;
+                contributor.share = *microbatches;
+                contributor.seen = std::time::Instant::now();
+            }
+        }
+        pool.behind = behind.into_iter().collect();
+        let too_far = pool.behind.iter().filter(|(_, behind)| **behind > TOO_FAR).map(|(worker, _)| *worker);
+        for worker in too_far.collect::<Vec<_>>() {
+            let reason = "its line or its processor is too slow: it fell further behind while it caught up";
+            self.handle.dismiss(worker, reason);
+            pool.too_slow.extend(pool.contributors.get(&worker).map(Contributor::machine));
+        }
+        if pool.told.elapsed() >= super::TOLD_EVERY || step == 1 {
+            pool.told = std::time::Instant::now();
+            self.tell_all(loss);
+        }
+    }
+
+    fn tell_all(&self, loss: f32) {
+        let Some(pool) = &self.pool else { return };
+        for (worker, contributor) in pool.contributors.iter().filter(|(_, c)| c.state == State::Working) {
+            let progress = pipeline::message::Progress {
+                step: self.step,
+                loss,
+                steps: contributor.steps,
+                samples: contributor.samples,
+                share: contributor.share,
+                bytes_per_second: contributor.bytes_per_second,
+            };
+            self.handle.tell(*worker, progress);
+        }
+        self.handle.show(self.status(loss).json());
+    }
+
+    /// What part of the last batch each worker took, and how many samples.
+    fn shares(&self, samples: u64) -> BTreeMap<WorkerId, (f64, u64)> {
+        let Some(last) = &self.last else { return BTreeMap::new() };
+        let microbatches = last.schedule.microbatches;
+        let count = u64::from(microbatches.max(1));
+        let size = |m: u32| samples / count + u64::from(u64::from(m) < samples % count);
+        let share = |worker: WorkerId| {
+            let stage = self.plan.homes.stages_of(worker).next()?;
+            let taken: Vec<u32> = last.schedule.deal.taken(&self.plan.homes, stage, worker, microbatches).collect();
+            Some((worker, (taken.len() as f64 / count as f64, taken.into_iter().map(size).sum())))
+        };
+        self.plan.homes.members().into_iter().filter_map(share).collect()
+    }
+}
+
+impl Pool {
+    fn lost(&mut self, worker: WorkerId, reason: &str) {
+        let Some(contributor) = self.contributors.get_mut(&worker).filter(|c| !c.has_left()) else { return };
+        contributor.state = left(reason);
+        contributor.share = 0.0;
+        self.behind.remove(&worker);
+        let reason = reason.replace(char::is_control, " ");
+        self.say(&format!("{worker} left ({reason})"));
+    }
+
+    /// Whoever was put aside long ago.
+    fn try_again(&mut self, updates: u64) {
+        for contributor in self.contributors.values_mut() {
+            if matches!(&contributor.state, State::Aside { until, .. } if *until <= updates) {
+                contributor.state = State::Arrived;
+            }
+        }
+    }
+
+    pub(super) fn put_aside(&mut self, worker: WorkerId, reason: String, updates: u64) {
+        self.say(&format!("{worker} is put aside: {reason}"));
+        self.set(worker, State::Aside { reason, until: updates + TRIED_AGAIN });
+        if let Some(contributor) = self.contributors.get_mut(&worker) {
+            contributor.share = 0.0;
+        }
+    }
+}
+
+fn left(reason: &str) -> State {
+    State::Left { reason: reason.into() }
+}
+
+/// A worker that is here with the stages that this one has, or had: itself, where it is.
+fn alive_like(plan: &Plan, homes: &pipeline::replicas::Homes, like: WorkerId) -> Option<WorkerId> {
+    if homes.is_member(like) {
+        return Some(like);
+    }
+    let stage = plan.homes.stages_of(like).next()?;
+    homes.of(stage).first().copied()
+}

@@ -1,0 +1,87 @@
+//! Whether a worker makes the others faster or slower.
+//!
+//! A replica takes a share of the microbatches, and in return all exchange gradients with it. Where its line or its
+//! processor is so slow that the others would be done sooner without it, its share is nothing.
+
+use super::State;
+use crate::boss::BossMan;
+use pipeline::boss::Request;
+use pipeline::ids::{StageId, WorkerId};
+use pipeline::message::LinkReport;
+use pipeline::replicas::{buckets, Bucket, BucketBytes, Deal, Homes, Pace};
+
+/// Without it the others have to be this much faster: less is within what is observed from step to step.
+const WORTH_IT: f64 = 0.9;
+/// A worker is judged after so many steps.
+const JUDGED_AFTER: u64 = 5;
+
+impl BossMan {
+    /// Puts aside who slows the others down, one at a time.
+    pub(super) fn weigh(&mut self) {
+        let Some(pool) = &self.pool else { return };
+        let judged = |worker: &WorkerId| {
+            pool.contributors.get(worker).is_some_and(|c| c.state == State::Working && c.steps >= JUDGED_AFTER)
+        };
+        let homes = &self.plan.homes;
+        let members = homes.members();
+        if !members.iter().all(judged) {
+            return;
+        }
+        let with = self.step_time(homes);
+        let slows = |worker: &WorkerId| {
+            let others = homes.without(*worker);
+            let is_whole = others.iter().all(|(_, members)| !members.is_empty());
+            let without = is_whole.then(|| self.step_time(&others))?;
+            (without < with * WORTH_IT).then_some((*worker, without))
+        };
+        let slowest = members.iter().filter_map(slows).min_by(|a, b| a.1.total_cmp(&b.1));
+        let Some((worker, without)) = slowest else { return };
+        let link = pool.contributors.get(&worker).and_then(|c| c.bytes_per_second);
+        let link = link.map_or(String::new(), |rate| format!(", its link carries {:.1} MB/s", rate as f64 / 1e6));
+        let reason = format!("a step takes {:.0} ms with it and {:.0} ms without{link}", with / 1e6, without / 1e6);
+        let updates = self.updates;
+        if let Some(pool) = &mut self.pool {
+            pool.put_aside(worker, reason, updates);
+        }
+    }
+
+    /// How long a step of these workers takes, in nanoseconds: the slowest with its share, and with what it exchanges.
+    fn step_time(&self, homes: &Homes) -> f64 {
+        let pace = |stage: StageId, worker: WorkerId| Pace {
+            each: self.time(stage, worker),
+            once: self.scheduling.observed.once(stage, worker).saturating_add(self.exchange(homes, stage, worker)),
+        };
+        let microbatches = self.settings.microbatches;
+        Deal::by_speed(homes, microbatches, pace).longest(homes, microbatches, pace) as f64
+    }
+
+    /// What a worker's exchange of a stage's gradients takes, in nanoseconds: its part goes out to be summed, and sums come
+    /// back, each as much as what is trained of the stage, less the part that is its own.
+    fn exchange(&self, homes: &Homes, stage: StageId, worker: WorkerId) -> u64 {
+        let replicas = homes.of(stage).len() as u64;
+        let (Some(rate), true) = (self.link_rate(homes, worker), replicas > 1) else { return 0 };
+        let Some(spec) = self.plan.stages.get(stage.0 as usize) else { return 0 };
+        let bytes: u64 = buckets(spec, BucketBytes::default()).iter().map(Bucket::bytes).sum();
+        let moved = 2.0 * bytes as f64 * (replicas - 1) as f64 / replicas as f64;
+        (moved / rate.max(1) as f64 * 1e9) as u64
+    }
+
+    /// How fast a worker's slowest link to another of these is, in bytes a second, where that is known.
+    pub(super) fn link_rate(&self, homes: &Homes, worker: WorkerId) -> Option<u64> {
+        let between = |(from, to, report): &(WorkerId, Option<WorkerId>, LinkReport)| {
+            let to = (*to)?;
+            let ends = (*from == worker && homes.is_member(to)) || (to == worker && homes.is_member(*from));
+            Some(report.bytes_per_second).filter(|rate| ends && *rate > 0)
+        };
+        self.pool.as_ref()?.links.iter().filter_map(between).min()
+    }
+
+    /// Asks the boss's session for what is known of links; it is known there without the workers.
+    pub(super) async fn take_links(&mut self) {
+        if let Ok(answer) = self.call(Request::Links).await {
+            if let Some(pool) = &mut self.pool {
+                pool.links = answer.links;
+            }
+        }
+    }
+}

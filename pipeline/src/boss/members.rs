@@ -1,0 +1,329 @@
+//! Workers that come and go while a run goes on.
+//!
+//! One that comes is first made ready ([`Request::Prepare`]), beside whatever the others do. Between two rounds the boss
+//! says who has the stages from then on ([`Request::Regroup`]), and who follows: a follower gets the state of a replica and
+//! the sums of each round from then on, but no microbatches, and nobody waits for it. When it has as good as caught up
+//! it becomes a replica with the next regrouping.
+//!
+//! One that leaves ends the round at work, unless everybody already has what its parameters are updated by: then the
+//! round ends without it. Either way, once the others are regrouped, the same is done again or gone on with.
+
+use super::request::{assignment, round, send_files};
+use super::{command, BossSession, Job, Phase, Prepare, Regrouping, Request, RunRequest};
+use crate::effect::{Destination, Effect, Peer};
+use crate::ids::{StageId, WorkerId};
+use crate::message::{Command, Failure, Head, PeerAddress, Progress, Regroup};
+use crate::plan::Plan;
+use crate::schedule::Action;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+/// A worker that is being made ready.
+pub(super) struct Preparing {
+    request: u64,
+    /// The last of the commands that it was sent.
+    last: u64,
+}
+
+/// A worker that takes the steps of the others without being waited for.
+pub(super) struct Follower {
+    /// Who has its stages.
+    guide: WorkerId,
+    /// Who gave it its state, and with which command.
+    giver: WorkerId,
+    begun: u64,
+    /// Commands that it has not answered.
+    unanswered: BTreeSet<u64>,
+    /// A worker was lost while some were not answered: what that one sent may never come.
+    doubtful: bool,
+}
+
+impl Follower {
+    /// Whether it follows since that command.
+    pub(super) fn began_with(&self, id: u64) -> bool {
+        self.begun == id
+    }
+}
+
+impl Request {
+    /// Whether it can be carried out, and helps, where workers are missing.
+    pub(super) fn mends(&self) -> bool {
+        matches!(self, Request::Stop | Request::Prepare(_) | Request::Regroup(_))
+    }
+}
+
+impl BossSession {
+    /// From now on workers may come and go, and the plan may change with [`Request::Regroup`].
+    pub fn open(&mut self) {
+        self.open = true;
+    }
+
+    /// A worker has come, which accepts direct connections at this address, if it does. Its number is the next one.
+    pub fn on_joined(&mut self, address: Option<SocketAddr>) -> WorkerId {
+        let worker = WorkerId(self.setup.addresses.len() as u16);
+        self.setup.addresses.push(address);
+        worker
+    }
+
+    /// Tells a worker how the run stands.
+    pub fn tell(&mut self, worker: WorkerId, progress: Progress) {
+        if self.alive(worker) {
+            let head = Head::Progress(progress);
+            let to = vec![Destination { peer: Peer::Worker(worker), route: None, head }];
+            self.effects.push_back(Effect::Send { to, slots: Vec::new() });
+        }
+    }
+
+    pub(super) fn can_change(&self, request: &Request) -> Result<(), Failure> {
+        let refused = |text: String| Err(Failure::new(text));
+        match request {
+            Request::Prepare(prepare) => {
+                let worker = prepare.worker;
+                let free = !self.setup.plan.homes.is_member(worker) && !self.is_apart(worker);
+                match self.alive(worker) {
+                    false => Err(Failure { passing: true, ..Failure::new("it has left").on(worker) }),
+                    true if !free => refused(format!("{worker} is at work already")),
+                    true => Ok(()),
+                }
+            }
+            Request::Regroup(regrouping) => {
+                let (new, old) = (&regrouping.plan, &self.setup.plan);
+                let followers = &regrouping.followers;
+                let left = new.homes.members().into_iter().chain(followers.keys().copied()).find(|w| !self.alive(*w));
+                if let Some(worker) = left {
+                    return Err(Failure { passing: true, ..Failure::new("it has left").on(worker) });
+                }
+                if let Some((stage, _)) = new.homes.iter().find(|(_, workers)| workers.is_empty()) {
+                    return refused(format!("nobody is left who has {stage}"));
+                }
+                let guided = |(follower, guide): (&WorkerId, &WorkerId)| {
+                    new.homes.is_member(*guide) && !new.homes.is_member(*follower)
+                };
+                let there = |worker: &WorkerId| self.followers.get(worker).is_none_or(|f| f.unanswered.is_empty());
+                let there = new.homes.members().iter().all(there);
+                match new.stages == old.stages && followers.iter().all(guided) && self.distributed && there {
+                    true => Ok(()),
+                    false => refused(
+                        "a plan with other stages, with followers of nobody, or with one who has not caught up".into(),
+                    ),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn prepare(&mut self, number: u64, prepare: Prepare) {
+        let Prepare { worker, plan, files, optimizer } = prepare;
+        let mut next = || {
+            self.next_id += 1;
+            self.next_id - 1
+        };
+        let mut sends = Vec::new();
+        if !files.is_empty() {
+            sends.extend(send_files(next(), files, &[worker]));
+        }
+        let mut assignment = assignment(&plan, &self.setup, worker);
+        // The others let it in whenever it comes.
+        assignment.peers.iter_mut().for_each(|peer| peer.dial = true);
+        let commands =
+            [Command::Assign(Box::new(assignment)), Command::SetOptimizer(optimizer), Command::Measure(Vec::new())];
+        let commands = commands.map(|body| command(worker, next(), body));
+        let last = self.next_id - 1;
+        sends.extend(commands.map(|to| Effect::Send { to: vec![to], slots: Vec::new() }));
+        self.effects.extend(sends);
+        self.preparing.insert(worker, Preparing { request: number, last });
+    }
+
+    /// Whether what a worker says is not part of the request at work.
+    pub(super) fn is_apart(&self, worker: WorkerId) -> bool {
+        self.preparing.contains_key(&worker) || self.followers.contains_key(&worker)
+    }
+
+    /// What a worker says that is being made ready, or follows; whether it was that.
+    pub(super) fn of_apart(&mut self, from: WorkerId, head: &Head) -> bool {
+        match head {
+            Head::Done { id, .. } => {
+                if self.preparing.get(&from).is_some_and(|preparing| preparing.last == *id) {
+                    if let Some(Preparing { request, .. }) = self.preparing.remove(&from) {
+                        self.effects.push_back(Effect::Reply { request, result: Ok(Default::default()) });
+                    }
+                }
+                self.answered_by(from, *id);
+            }
+            Head::Failed { failure, .. } => match self.preparing.remove(&from) {
+                Some(Preparing { request, .. }) => {
+                    let result = Err(failure.clone().on(from));
+                    self.effects.push_back(Effect::Reply { request, result });
+                }
+                None => self.dismiss(from, &format!("it could not follow: {}", failure.message)),
+            },
+            Head::Aborted { id, .. } => self.answered_by(from, *id),
+            Head::Measured { .. } => {}
+            _ => return false,
+        }
+        true
+    }
+
+    fn answered_by(&mut self, follower: WorkerId, id: u64) {
+        let Some(following) = self.followers.get_mut(&follower) else { return };
+        following.unanswered.remove(&id);
+        if following.unanswered.is_empty() {
+            following.doubtful = false;
+            self.awaited.remove(&follower);
+        }
+    }
+
+    /// Closes the connection to a worker, which may come again. The driver then tells that it is lost.
+    fn dismiss(&mut self, worker: WorkerId, reason: &str) {
+        self.effects.push_back(Effect::Dismiss { worker, reason: reason.into() });
+    }
+
+    /// A worker is lost that may have been made ready or followed, or have guided such a one.
+    pub(super) fn lost_apart(&mut self, worker: WorkerId, reason: &str) {
+        if let Some(Preparing { request, .. }) = self.preparing.remove(&worker) {
+            let result = Err(self.lost_failure(worker, reason));
+            self.effects.push_back(Effect::Reply { request, result });
+        }
+        self.followers.remove(&worker);
+        self.awaited.remove(&worker);
+        if self.setup.plan.homes.is_member(worker) {
+            self.awaited.clear();
+            self.followers.values_mut().for_each(|follower| follower.doubtful |= !follower.unanswered.is_empty());
+        }
+        let waits = |(follower, of): (&WorkerId, &Follower)| {
+            (of.giver == worker && of.unanswered.contains(&of.begun)).then_some(*follower)
+        };
+        let waiting: Vec<WorkerId> = self.followers.iter().filter_map(waits).collect();
+        for follower in waiting {
+            self.followers.remove(&follower);
+            self.awaited.remove(&follower);
+            self.dismiss(follower, "waits for the state of a worker that has left; join again");
+        }
+    }
+
+    /// Whether the round at work ends well without a worker that is lost: it does where all already have what their
+    /// parameters are updated by.
+    pub(super) fn goes_on_without(&mut self, worker: WorkerId) -> bool {
+        match &mut self.job {
+            Some(Job { phase: Phase::Gathering(gathering), .. }) if self.open && gathering.is_committed() => {
+                gathering.forget(worker);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The link between two workers broke, in a run that workers leave.
+    pub(super) fn link_broke(&mut self, from: WorkerId, peer: WorkerId, reason: &str) {
+        if !self.alive(peer) {
+            return;
+        }
+        // Who follows can do so again; what it missed is nowhere else.
+        if let Some(follower) = [from, peer].into_iter().find(|worker| self.followers.contains_key(worker)) {
+            self.followers.remove(&follower);
+            self.awaited.remove(&follower);
+            return self.dismiss(follower, "lost its link to another worker; join again");
+        }
+        let homes = &self.setup.plan.homes;
+        let committed = matches!(&self.job, Some(Job { phase: Phase::Gathering(g), .. }) if g.is_committed());
+        if homes.is_member(from) && homes.is_member(peer) && !committed {
+            let failure = Failure::new(format!("its direct link to {peer} broke ({reason})")).on(from);
+            self.fail(Failure { passing: true, ..failure });
+        }
+    }
+
+    /// The frames with which workers go on with the same stages among others.
+    pub(super) fn regroup(&mut self, id: u64, regrouping: &Regrouping) -> Vec<Effect> {
+        let Regrouping { plan, followers } = regrouping;
+        self.setup.plan = plan.clone();
+        let all = Plan { homes: plan.homes.joined_by(followers), ..plan.clone() };
+        let new: BTreeSet<WorkerId> =
+            followers.keys().copied().filter(|worker| !self.followers.contains_key(worker)).collect();
+        let of_stages: Vec<(StageId, WorkerId)> = followers
+            .iter()
+            .flat_map(|(follower, _)| all.homes.stages_of(*follower).map(|stage| (stage, *follower)))
+            .collect();
+        let regroup = |worker: WorkerId| {
+            let peers = all.peers_of(worker).into_iter().map(|peer| PeerAddress {
+                worker: peer,
+                address: self.setup.address(worker).and(self.setup.address(peer)),
+                dial: worker < peer,
+                relayed: self.relayed.contains(&(worker.min(peer), worker.max(peer))),
+            });
+            let given = followers.iter().filter(|(follower, guide)| **guide == worker && new.contains(follower));
+            Regroup {
+                homes: plan.homes.clone(),
+                followers: of_stages.clone(),
+                peers: peers.collect(),
+                give: given.map(|(follower, _)| *follower).collect(),
+                take: followers.get(&worker).copied().filter(|_| new.contains(&worker)),
+            }
+        };
+        let told = plan.homes.members().into_iter().chain(followers.keys().copied());
+        let to = told.map(|worker| command(worker, id, Command::Regroup(Box::new(regroup(worker)))));
+        let sends = vec![Effect::Send { to: to.collect(), slots: Vec::new() }];
+        self.followers.retain(|worker, _| followers.contains_key(worker));
+        for (worker, guide) in followers {
+            let unanswered = BTreeSet::new();
+            let fresh = || Follower { guide: *guide, giver: *guide, begun: id, unanswered, doubtful: false };
+            let follower = self.followers.entry(*worker).or_insert_with(fresh);
+            follower.guide = *guide;
+            follower.unanswered.insert(id);
+        }
+        sends
+    }
+
+    /// What followers are sent of a request: of a round that trains, the end.
+    pub(super) fn for_followers(&mut self, id: u64, request: &Request) -> Vec<Effect> {
+        let body = |guide: WorkerId| match request {
+            Request::Run(run) => end_of(run, guide).map(|round| Command::Run(Box::new(round))),
+            Request::SetOptimizer(optimizer) => Some(Command::SetOptimizer(*optimizer)),
+            _ => None,
+        };
+        let mut to = Vec::new();
+        for (worker, follower) in &mut self.followers {
+            if let Some(body) = body(follower.guide) {
+                // Whoever is as good as there is waited for this once, and is then there.
+                let nearly = follower.unanswered.len() <= 1 && !follower.unanswered.contains(&follower.begun);
+                if nearly && !follower.doubtful {
+                    self.awaited.insert(*worker);
+                }
+                follower.unanswered.insert(id);
+                to.push(command(*worker, id, body));
+            }
+        }
+        if to.is_empty() {
+            return Vec::new();
+        }
+        vec![Effect::Send { to, slots: Vec::new() }]
+    }
+
+    /// For each follower how many commands it has still to carry out.
+    pub fn behind(&self) -> Vec<(WorkerId, usize)> {
+        self.followers.iter().map(|(worker, follower)| (*worker, follower.unanswered.len())).collect()
+    }
+
+    /// Everybody who is here hears of the end.
+    pub(super) fn stop(&mut self) -> Vec<Effect> {
+        let all = (0..self.setup.addresses.len() as u16).map(WorkerId).filter(|worker| self.alive(*worker));
+        let to = all.map(|w| Destination { peer: Peer::Worker(w), route: None, head: Head::Stop });
+        vec![Effect::Send { to: to.collect(), slots: Vec::new() }]
+    }
+
+    pub(super) fn lost_failure(&self, worker: WorkerId, reason: &str) -> Failure {
+        let message = match self.open {
+            true => format!("it has left ({reason})"),
+            false => format!("lost ({reason}); its layers and their state are gone, start the run again"),
+        };
+        Failure { passing: true, ..Failure::new(message).on(worker) }
+    }
+}
+
+/// The part of a round that needs no microbatches: the sums are taken in, and parameters updated by them. Nothing where the
+/// round does not train.
+fn end_of(run: &RunRequest, guide: WorkerId) -> Option<crate::message::Round> {
+    let mut round = round(run, guide);
+    round.actions.retain(|action| matches!(action, Action::Reduce { .. } | Action::OptimStep { .. }));
+    (round.loss, round.outputs) = (None, false);
+    (!round.actions.is_empty()).then_some(round)
+}

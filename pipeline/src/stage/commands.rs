@@ -1,0 +1,191 @@
+//! What the boss asks of a worker, command by command.
+
+use super::regroup::ReplicaState;
+use super::{Job, Purpose, StageSession, Team};
+use crate::effect::{Effect, Micros, Peer};
+use crate::ids::{Slot, WorkerId};
+use crate::message::{Assignment, Command, Head, PeerAddress};
+use crate::task::Task;
+
+/// More commands than this do not wait for the one at work.
+const MOST_WAITING: usize = 32;
+
+/// A command that waits.
+pub(super) struct Waiting {
+    id: u64,
+    body: Command,
+    /// The norm of its gradients, where that is already known.
+    norm: Option<f64>,
+}
+
+impl StageSession {
+    /// A command arrived. It waits where the last one is not carried out: a follower is told what the others do while it
+    /// still takes its state.
+    pub(super) fn on_command(&mut self, now: Micros, id: u64, body: Command) {
+        if self.job.is_none() {
+            return self.command(now, id, body);
+        }
+        if self.waiting.len() >= MOST_WAITING {
+            let reason = format!("sent a command while {MOST_WAITING} others wait");
+            return self.refuse(Peer::Boss, Vec::new(), reason);
+        }
+        self.waiting.push_back(Waiting { id, body, norm: None });
+    }
+
+    /// Begins the next command that waits, where none is at work.
+    pub(super) fn next_command(&mut self) {
+        if self.job.is_some() {
+            return;
+        }
+        let Some(Waiting { id, body, norm }) = self.waiting.pop_front() else { return };
+        self.command(self.now, id, body);
+        if let Some(norm) = norm {
+            self.total_norm(id, norm);
+        }
+    }
+
+    /// The norm of a round's gradients, which may be known before the round begins here.
+    pub(super) fn total_norm(&mut self, id: u64, norm: f64) {
+        if let Some(Job::Round(running)) = self.job.as_mut().filter(|job| job.id() == Some(id)) {
+            running.norm = Some(norm);
+            self.advance();
+        } else if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.id == id) {
+            waiting.norm = Some(norm);
+        }
+    }
+
+    fn command(&mut self, now: Micros, id: u64, body: Command) {
+        self.received = now;
+        match body {
+            Command::Assign(assignment) => self.assign(now, id, *assignment),
+            Command::Regroup(regroup) => self.regroup(now, id, *regroup),
+            Command::SetOptimizer(spec) => self.single(id, Task::SetOptimizer(spec)),
+            Command::Discard { batch } => self.single(id, Task::Discard { batch, gradients: false }),
+            Command::Measure(probes) => {
+                self.job = Some(Job::Measure { id, times: None });
+                self.compute(Purpose::Command(id), Task::Measure { probes });
+            }
+            Command::SendState => self.single(id, Task::Snapshot { optimizer: false }),
+            Command::Digest => self.single(id, Task::Digest),
+            Command::LoadState { tensors } => {
+                let what = |tensors| Task::Load { tensors, optimizer: false };
+                self.job = Some(Job::Load { id, expected: tensors as usize, what });
+                self.start_load();
+            }
+            Command::TakeFiles { files } => {
+                let what = |files| Task::Files { files };
+                self.job = Some(Job::Load { id, expected: files as usize, what });
+                self.start_load();
+            }
+            Command::Run(round) => self.run(id, *round),
+        }
+    }
+
+    fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
+        let Assignment { worker, stages, homes, buckets, peers, seed } = assignment;
+        if !homes.are_possible() {
+            return self.refuse(Peer::Boss, Vec::new(), "sent stages with replicas that cannot be".into());
+        }
+        let over = self.early.cancel_until(u64::MAX);
+        self.drop_slots(over);
+        self.worker = Some(worker);
+        self.teams = Team::of(&stages, &homes, &[], worker, buckets);
+        self.stages = stages.clone();
+        (self.homes, self.buckets) = (homes, buckets);
+        self.job = Some(Job::Assign { id, built: false });
+        self.compute(Purpose::Command(id), Task::Build { stages, buckets, seed });
+        self.open_links(now, worker, &peers);
+    }
+
+    pub(super) fn open_links(&mut self, now: Micros, worker: WorkerId, peers: &[PeerAddress]) {
+        let opening = self.links.open(now, worker, peers);
+        let dials = opening.dial.into_iter().map(|(peer, address)| Effect::Dial { peer, address });
+        self.effects.extend(dials);
+        for peer in opening.unreachable {
+            let reason = "one of them makes no direct connections".to_string();
+            self.tell_boss(Head::LinkFailed { peer, reason, was_up: false });
+        }
+    }
+
+    /// Answers a command that waits for links, once they are there.
+    pub(super) fn finish_opening(&mut self) {
+        if !self.links.settled() {
+            return;
+        }
+        self.give_state();
+        let id = match &self.job {
+            Some(Job::Assign { id, built: true }) => *id,
+            Some(Job::Regroup(regrouping)) if regrouping.is_done() => regrouping.id,
+            _ => return,
+        };
+        self.done(id, Vec::new(), 0, Vec::new());
+    }
+
+    pub(super) fn finish_measuring(&mut self) {
+        if !self.links.all_measured() {
+            return;
+        }
+        if let Some(Job::Measure { id, times: Some(times) }) = &mut self.job {
+            let (id, times) = (*id, std::mem::take(times));
+            for report in self.links.reports() {
+                self.tell_boss(report);
+            }
+            self.tell_boss(Head::Measured { id, times });
+            self.done(id, Vec::new(), 0, Vec::new());
+        }
+    }
+
+    pub(super) fn single(&mut self, id: u64, task: Task<Slot>) {
+        self.job = Some(Job::Task { id });
+        self.compute(Purpose::Command(id), task);
+    }
+
+    pub(super) fn load(&mut self, id: u64, name: String, slots: Vec<Slot>) {
+        if id <= self.answered {
+            return self.drop_slots(slots);
+        }
+        self.loads.entry(id).or_default().extend(slots.into_iter().map(|slot| (name.clone(), slot)));
+        self.start_load();
+    }
+
+    pub(super) fn start_load(&mut self) {
+        let Some(Job::Load { id, expected, what }) = self.job else { return };
+        if self.loads.get(&id).map_or(0, Vec::len) == expected {
+            let tensors = self.loads.remove(&id).unwrap_or_default();
+            self.single(id, what(tensors));
+        }
+    }
+
+    pub(super) fn abort(&mut self, id: u64, batch: Option<u64>, gradients: bool) {
+        let unloaded = self.loads.remove(&id).unwrap_or_default();
+        let untaken = self.states.remove(&id).map(ReplicaState::into_tensors).unwrap_or_default();
+        self.drop_slots(unloaded.into_iter().chain(untaken).map(|(_, slot)| slot).collect());
+        if let Some(batch) = batch {
+            let slots = self.inbox.cancel(batch).into_iter().chain(self.early.cancel(batch)).collect();
+            self.drop_slots(slots);
+        }
+        if let Some(place) = self.waiting.iter().position(|waiting| waiting.id == id) {
+            self.waiting.remove(place);
+            return self.tell_boss(Head::Aborted { id, stepped: false });
+        }
+        if self.job.as_ref().and_then(Job::id).is_some_and(|at_work| at_work != id) {
+            let stepped = self.stepped == Some(id);
+            return self.tell_boss(Head::Aborted { id, stepped });
+        }
+        if let Some(Job::Regroup(regrouping)) = &mut self.job {
+            let copied = regrouping.give_up();
+            self.drop_slots(copied);
+        }
+        // The compute thread works in order: when this is done, all that was given to it before is.
+        self.answered = self.answered.max(id);
+        self.job = Some(Job::Abort);
+        self.compute(Purpose::Discard(id), Task::Discard { batch: batch.unwrap_or(0), gradients });
+    }
+
+    pub(super) fn aborted(&mut self, id: u64) {
+        self.job = None;
+        let stepped = self.stepped == Some(id);
+        self.tell_boss(Head::Aborted { id, stepped });
+        self.next_command();
+    }
+}

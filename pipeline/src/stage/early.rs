@@ -1,0 +1,80 @@
+//! What other replicas sent for rounds that have not begun here.
+//!
+//! Who may send what depends on who has the stages in that round, so it is looked at once the round begins.
+
+use super::inbox::Item;
+use super::{Job, StageSession};
+use crate::effect::Peer;
+use crate::ids::{MicrobatchKey, Slot};
+use crate::message::Head;
+use std::collections::BTreeMap;
+
+/// Frames for more batches than this at a time are refused, and more than so many of each.
+const BATCHES: usize = 64;
+const FRAMES: usize = 1 << 16;
+
+type Came = (Peer, Head, Vec<Slot>);
+
+/// Frames by batch.
+#[derive(Default)]
+pub(super) struct Early(BTreeMap<u64, Vec<Came>>);
+
+impl Early {
+    fn put(&mut self, batch: u64, came: Came) -> Result<(), (Vec<Slot>, String)> {
+        if self.0.len() >= BATCHES && !self.0.contains_key(&batch) {
+            return Err((came.2, format!("sent gradients of batch {batch} while {BATCHES} others wait")));
+        }
+        let of_batch = self.0.entry(batch).or_default();
+        if of_batch.len() >= FRAMES {
+            return Err((came.2, format!("sent gradients of batch {batch} while {FRAMES} frames of it wait")));
+        }
+        of_batch.push(came);
+        Ok(())
+    }
+
+    /// What came for a batch, in the order in which it did.
+    pub(super) fn take(&mut self, batch: u64) -> Vec<Came> {
+        self.0.remove(&batch).unwrap_or_default()
+    }
+
+    /// Lets go of what came for a batch.
+    pub(super) fn cancel(&mut self, batch: u64) -> Vec<Slot> {
+        self.take(batch).into_iter().flat_map(|(.., slots)| slots).collect()
+    }
+
+    /// Lets go of what came for batches up to this one, whose rounds are over.
+    pub(super) fn cancel_until(&mut self, batch: u64) -> Vec<Slot> {
+        let later = self.0.split_off(&batch.saturating_add(1));
+        let over = std::mem::replace(&mut self.0, later);
+        over.into_values().flatten().flat_map(|(.., slots)| slots).collect()
+    }
+}
+
+impl StageSession {
+    /// A frame of another replica, for a round that may be yet to come.
+    pub(super) fn of_replica(&mut self, from: Peer, batch: u64, head: Head, slots: Vec<Slot>) {
+        if self.inbox.is_void(batch) {
+            return self.drop_slots(slots);
+        }
+        let has_begun = matches!(&self.job, Some(Job::Round(running)) if running.round.batch == batch);
+        if !has_begun {
+            if let Err((slots, reason)) = self.early.put(batch, (from, head, slots)) {
+                self.refuse(from, slots, reason);
+            }
+            return;
+        }
+        let (stage, item) = match head {
+            Head::Sum { stage, bucket, node, .. } => {
+                (stage, self.item_of(from, stage, |replica| Item::Sum { bucket, node, replica }))
+            }
+            Head::Reduced { stage, bucket, .. } => {
+                (stage, self.item_of(from, stage, |replica| Item::Reduced { bucket, replica }))
+            }
+            Head::Statistics { stage, .. } => {
+                (stage, self.item_of(from, stage, |replica| Item::Statistics { replica }))
+            }
+            _ => return self.refuse(from, slots, "sent what is nothing between replicas".into()),
+        };
+        self.arrive(from, MicrobatchKey { batch, index: 0 }, stage, item, slots);
+    }
+}

@@ -1,0 +1,121 @@
+//! Stages stay where they are, and those who share them change: workers join, and take the state of those who are here.
+
+use super::{Job, Purpose, StageSession, Team};
+use crate::effect::{Effect, Micros, Peer};
+use crate::ids::{Slot, WorkerId};
+use crate::message::{Head, Regroup};
+use crate::task::Task;
+
+/// A replica does not have more parameters, buffers and states of these than that.
+const MOST_TENSORS: u32 = 1 << 20;
+/// Of more commands than this no state is on its way here.
+const MOST_STATES: usize = 4;
+
+/// A change of who shares the stages, as far as it has come.
+pub(super) struct Regrouping {
+    pub(super) id: u64,
+    /// Followers that this worker's state goes to, once it is copied and they are reached.
+    give: Vec<WorkerId>,
+    copied: Option<Vec<(String, Slot)>>,
+    /// Whose state this worker has still to take.
+    take: Option<WorkerId>,
+}
+
+impl Regrouping {
+    /// Lets go of what was copied and is not given away.
+    pub(super) fn give_up(&mut self) -> Vec<Slot> {
+        self.copied.take().into_iter().flatten().map(|(_, slot)| slot).collect()
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.give.is_empty() && self.take.is_none()
+    }
+}
+
+/// The state of a replica, as it arrives.
+pub(super) struct ReplicaState {
+    from: Peer,
+    of: u32,
+    tensors: Vec<(String, Slot)>,
+}
+
+impl ReplicaState {
+    pub(super) fn into_tensors(self) -> Vec<(String, Slot)> {
+        self.tensors
+    }
+}
+
+impl StageSession {
+    pub(super) fn regroup(&mut self, now: Micros, id: u64, regroup: Regroup) {
+        let Regroup { homes, followers, peers, give, take } = regroup;
+        let Some(me) = self.worker.filter(|_| homes.are_possible() && homes.stages() == self.homes.stages()) else {
+            return self.refuse(Peer::Boss, Vec::new(), "sent other workers for stages that are not here".into());
+        };
+        self.teams = Team::of(&self.stages, &homes, &followers, me, self.buckets);
+        self.homes = homes;
+        let gives = !give.is_empty();
+        self.job = Some(Job::Regroup(Box::new(Regrouping { id, give, copied: None, take })));
+        self.open_links(now, me, &peers);
+        if gives {
+            self.compute(Purpose::Command(id), Task::Snapshot { optimizer: true });
+        }
+        self.start_taking();
+        self.finish_opening();
+    }
+
+    /// This worker's state was copied, for followers, or that of another is taken.
+    pub(super) fn regroup_done(&mut self, tensors: Option<Vec<(String, Slot)>>) {
+        let Some(Job::Regroup(regrouping)) = &mut self.job else { return };
+        match tensors {
+            None => regrouping.take = None,
+            copied => regrouping.copied = copied,
+        }
+        self.finish_opening();
+    }
+
+    /// Gives this worker's state away, where it is copied; the links are there.
+    pub(super) fn give_state(&mut self) {
+        let Some(Job::Regroup(regrouping)) = &mut self.job else { return };
+        let (Some(tensors), id) = (regrouping.copied.take(), regrouping.id) else { return };
+        let followers = std::mem::take(&mut regrouping.give);
+        let of = u32::try_from(tensors.len()).unwrap_or(u32::MAX);
+        for (name, slot) in tensors {
+            let head = Head::ReplicaState { id, name, of };
+            let to = followers.iter().map(|follower| self.links.to(*follower, head.clone())).collect();
+            self.effects.push_back(Effect::Send { to, slots: vec![slot] });
+        }
+    }
+
+    /// A tensor of another replica's state.
+    pub(super) fn take_state(&mut self, from: Peer, id: u64, (name, of): (String, u32), slots: Vec<Slot>) {
+        if id <= self.answered {
+            return self.drop_slots(slots);
+        }
+        if !self.states.contains_key(&id) && self.states.len() >= MOST_STATES {
+            return self.refuse(from, slots, "sent its state, of which nobody knows".into());
+        }
+        let state = self.states.entry(id).or_insert(ReplicaState { from, of, tensors: Vec::new() });
+        let fits = state.from == from && state.of == of && of <= MOST_TENSORS && state.tensors.len() < of as usize;
+        if !fits {
+            return self.refuse(from, slots, "sent more of its state than it said".into());
+        }
+        state.tensors.extend(slots.into_iter().map(|slot| (name.clone(), slot)));
+        self.start_taking();
+    }
+
+    /// Takes the state of a replica once all of it is here.
+    fn start_taking(&mut self) {
+        let Some(Job::Regroup(regrouping)) = &self.job else { return };
+        let (Some(guide), id) = (regrouping.take, regrouping.id) else { return };
+        let Some(state) = self.states.get(&id) else { return };
+        if state.from != Peer::Worker(guide) {
+            let Some(state) = self.states.remove(&id) else { return };
+            let slots = state.tensors.into_iter().map(|(_, slot)| slot).collect();
+            return self.refuse(state.from, slots, "sent its state, which nobody asked it for".into());
+        }
+        if state.tensors.len() == state.of as usize {
+            let tensors = self.states.remove(&id).map(ReplicaState::into_tensors).unwrap_or_default();
+            self.compute(Purpose::Command(id), Task::Load { tensors, optimizer: true });
+        }
+    }
+}
