@@ -251,8 +251,7 @@ fn files_that_cannot_be_read_or_written_are_one_line_before_any_worker_starts() 
     assert!(fails(&run, &["--metrics", folder.to_str().unwrap()]).ends_with("name a file"));
     assert!(fails(&run, &["--metrics", &under]).contains("whole-metrics.jsonl/file: Not a directory"));
     assert_eq!(std::fs::read_to_string(metrics.path()).unwrap(), "kept\n");
-    let data = example("digits/digits-test.csv.gz");
-    let predict = ["predict", &run, "--local", "1", "--data", &data, "--to"];
+    let predict = ["predict", &run, "--local", "1", "--to"];
     for (to, expected) in [
         ("/no/such/out.csv", "make it first"),
         (&format!("{under}.csv"), "is a file, not a folder; name another place"),
@@ -273,7 +272,7 @@ fn batches_that_a_model_of_one_batch_size_cannot_take_are_known_before_training(
     let fails = |more: &str| {
         let text = format!("model: fixed.yaml\nloss: CrossEntropyLoss\noptimizer: SGD\n{more}\n");
         let run = Draft::new("fixed-run.yaml", &text);
-        let (_, errors) = said(bossman(&["train", run.path(), "--local", "2"], &[("BOSSMAN_WORKER", "/no/such")]), 1);
+        let (_, errors) = said(bossman(&["train", run.path(), "--local", "1"], &[("BOSSMAN_WORKER", "/no/such")]), 1);
         errors.trim_end().to_string()
     };
     let input = "the model's input `x` is [8, 2]";
