@@ -9,6 +9,7 @@ use crate::ticket::Ticket;
 use crate::tls;
 use quinn::congestion::CubicConfig;
 use quinn::{Endpoint, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TokioRuntime, TransportConfig, VarInt};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -76,7 +77,7 @@ pub fn worker_endpoint(ticket: &Ticket, boss: SocketAddr) -> Result<Endpoint, Li
     let (endpoint, small) = endpoint(SocketAddr::new(any, 0), Callers::of_worker(ticket)?.config)?;
     // A worker on the boss's machine would say what the boss says.
     if let Some(small) = small.filter(|_| !Path::to(boss).same_machine) {
-        SAID.call_once(|| eprintln!("{small}"));
+        SAID.call_once(|| drop(writeln!(std::io::stderr(), "{small}")));
     }
     Ok(endpoint)
 }

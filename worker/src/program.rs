@@ -4,6 +4,7 @@ use crate::compute::StageCompute;
 use crate::engine::OwnLayers;
 use crate::every_gpu;
 use crate::options::Options;
+use crate::output;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use link::{ComputeThread, Farewell, LinkError, Ticket, WorkerInfo};
@@ -39,7 +40,7 @@ pub(crate) fn main(own: OwnLayers) -> ! {
     match result {
         Ok(()) => leave(SUCCESS),
         Err(e) => {
-            eprintln!("worker: {e:#}");
+            output::warn(&format!("worker: {e:#}"));
             leave(FAILURE)
         }
     }
@@ -83,14 +84,14 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
     }
     let info = info(options, device);
     let memory = info.memory_bytes.map_or_else(String::new, |b| format!(", {:.1} GiB memory", b as f64 / GIB));
-    println!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads);
+    output::line(&format!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads));
 
     let mut wait = FIRST_WAIT;
     let mut said = String::new();
     loop {
         match work(options, device, &info, own.clone(), farewell).await {
             Ok(()) => {
-                println!("the run is over");
+                output::line("the run is over");
                 return Ok(());
             }
             Err(Trouble::Fatal(e)) => return Err(e),
@@ -100,7 +101,7 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
                 }
                 let line = format!("waiting for the boss at {}:{} ({reason})", options.model_host, options.model_port);
                 if line != said {
-                    println!("{line}");
+                    output::line(&line);
                     said = line;
                 }
                 tokio::time::sleep(wait).await;
@@ -146,7 +147,7 @@ async fn work(
     let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
     *farewell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Farewell::of(&endpoint));
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
-    println!("joined the boss at {boss} as {}", membership.worker);
+    output::line(&format!("joined the boss at {boss} as {}", membership.worker));
     let membership = membership.transport(options.transport);
     let compute =
         ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");
