@@ -7,6 +7,7 @@
 """
 
 import sys
+import typing
 
 import layer_oracle
 import pytorch
@@ -46,11 +47,37 @@ def record(torch):
         def forward(self, x):
             return self.norm(x)
 
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls: int = 0
+
+        def forward(self, x):
+            if self.training:
+                self.calls += 1
+            return x
+
+    class Counting(nn.Module):
+        """Attributes that are no buffers and change: a number in training, a list in use."""
+
+        seen: typing.List[torch.Tensor]
+
+        def __init__(self):
+            super().__init__()
+            self.inner = Steps()
+            self.seen = []
+
+        def forward(self, x):
+            if not self.training:
+                self.seen.append(x)
+            return self.inner(x)
+
     torch.manual_seed(7)
     block = Block()
     FOLDER.mkdir(exist_ok=True)
     torch.jit.save(torch.jit.script(block), FOLDER / "block.pt")
     torch.jit.save(torch.jit.script(Running()), FOLDER / "running.pt")
+    torch.jit.save(torch.jit.script(Counting()), FOLDER / "counting.pt")
     # Without the dropout, which draws other numbers there.
     block.dropout.p = 0.0
     torch.jit.save(torch.jit.script(block), FOLDER / "plain.pt")

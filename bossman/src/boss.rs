@@ -2,6 +2,7 @@
 
 use crate::gathered::Gathered;
 use crate::host::Workers;
+use crate::output;
 use crate::pool::Pool;
 use crate::scheduling::{LastStep, Scheduling};
 use crate::under_way::UnderWay;
@@ -186,7 +187,7 @@ impl Builder {
     }
 
     /// Into how many microbatches [`BossMan::train_step`] cuts a batch; by default as many as there are
-    /// workers.
+    /// workers, or 1 where the model's first input has a number, and no word, as its batch size.
     #[must_use]
     pub fn microbatches(mut self, microbatches: u32) -> Self {
         self.settings.microbatches = microbatches;
@@ -287,12 +288,14 @@ impl Builder {
             settings.max_norm.get_or_insert(f64::INFINITY);
         }
         if settings.microbatches == 0 {
-            settings.microbatches = u32::try_from(count).unwrap_or(u32::MAX);
+            // Where nothing says which dimension counts samples, nothing can be cut.
+            let cuttable = model.graph().batch().is_some();
+            settings.microbatches = if cuttable { u32::try_from(count).unwrap_or(u32::MAX) } else { 1 };
         }
         let _inside = runtime.enter();
         let notice = move |text: String| {
             if !quiet {
-                eprintln!("{text}");
+                output::warn(&text);
             }
         };
         let handle = lobby.start(plan.clone(), settings.buckets(), seed, settings.in_flight, notice)?;

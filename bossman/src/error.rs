@@ -1,5 +1,6 @@
 //! Everything that can go wrong on the user's side.
 
+use std::io::ErrorKind;
 use thiserror::Error;
 
 /// An error of the BossMan API: what, where, what was expected and what to do.
@@ -64,6 +65,20 @@ impl BossManError {
     /// Whether the workers heard nothing of the request, so that what they hold is as it was.
     pub(crate) fn was_refused(&self) -> bool {
         matches!(self, BossManError::Worker(failure) if failure.refused)
+    }
+
+    /// What the system refused to do with a file, and what may help.
+    pub(crate) fn io(path: &std::path::Path, e: &std::io::Error) -> Self {
+        let help = match e.kind() {
+            ErrorKind::PermissionDenied => "; give this user the permission, or name another place",
+            ErrorKind::IsADirectory => "; name a file",
+            ErrorKind::AlreadyExists => "; a file is in its place, name another",
+            ErrorKind::NotADirectory => "; a part of this path is a file, not a folder",
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room, or name another place",
+            ErrorKind::ReadOnlyFilesystem => "; name another place",
+            _ => "",
+        };
+        Self::file(path, format!("{e}{help}"))
     }
 
     pub(crate) fn file(path: &std::path::Path, problem: impl ToString) -> Self {

@@ -67,6 +67,13 @@ impl Generator {
                 format!("the model's input has {size} positions; give their number a name, as `seq`, in the model");
             return Err(BossManError::Usage(problem));
         }
+        if let Some(Dim::Fixed(rows @ 2..)) = graph.value(*input).ty.dims().first() {
+            let problem = format!(
+                "the model's input has batches of {rows}, but one text is made at a time; write a word as `batch` for the \
+                 size in the model"
+            );
+            return Err(BossManError::Usage(problem));
+        }
         let tokens = Tokens::load(&text.tokenizer)?;
         let end = text.eos.as_ref().map(|name| tokens.special("eos", name)).transpose()?;
         let growing = graph.growing(&[*input]).map_err(|needs| needs.to_string());

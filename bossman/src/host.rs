@@ -159,9 +159,9 @@ impl Host {
         };
         let say = |text: String| {
             if self.on_stderr && !self.quiet {
-                eprintln!("{}", printable(&text));
+                output::warn(&printable(&text));
             } else if !self.quiet {
-                output::line(&printable(&text));
+                output::note(&printable(&text));
             }
         };
         if !all_local || self.open {

@@ -15,7 +15,7 @@ pub(crate) fn read(path: &Path) -> Result<(String, Bytes), BossManError> {
     let mut contents = Vec::new();
     // One byte more than allowed tells a file that is too large, whatever its length claims to be.
     let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut contents));
-    read.map_err(|error| BossManError::file(path, format!("cannot be read: {error}")))?;
+    read.map_err(|error| BossManError::io(path, &error))?;
     if contents.len() as u64 > MAX_BYTES {
         return Err(BossManError::file(path, "is larger than 256 MiB, more than a layer's file may be"));
     }

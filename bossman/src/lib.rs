@@ -41,6 +41,7 @@ mod epochs;
 mod error;
 mod evaluate;
 mod export;
+mod fixed_batch;
 pub mod fleet;
 mod gathered;
 mod generate;
@@ -61,6 +62,7 @@ mod probing;
 mod progress;
 mod ready;
 pub mod rename;
+mod replaced;
 pub mod run_file;
 mod sampling;
 mod scheduling;
@@ -92,7 +94,7 @@ pub use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
 pub use pipeline::replicas::{Compress, Replicas};
 pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind};
 pub use pool::{Status, WorkerStatus};
-pub use predict::Predictions;
+pub use predict::{Predicted, Predictions};
 pub use sampling::Sampling;
 pub use scheduling::{Candidates, Timelines};
 pub use score::Score;
@@ -106,3 +108,8 @@ pub use under_way::BatchId;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// The pool's Rust code, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/pool.md")]
+struct PoolPage;

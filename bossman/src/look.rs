@@ -1,6 +1,7 @@
 //! How well a model does on a part of a run's data.
 
 use crate::data::{Dataset, Order, Part, Source};
+use crate::fixed_batch::FixedBatch;
 use crate::run_file::RunFile;
 use crate::score::Score;
 use crate::translations::Translations;
@@ -35,8 +36,11 @@ impl Look {
 /// Runs a part of the data through the model in evaluation mode, and translates where the run file asks for it.
 ///
 /// # Errors
-/// A worker failed, or a file cannot be read.
+/// A worker failed, a file cannot be read, or the samples do not go up in the model's one batch size.
 pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset) -> Result<Look, BossManError> {
+    if let Some(fixed) = FixedBatch::of(boss.model().graph()) {
+        fixed.check_whole("the data", data.samples())?;
+    }
     let order = Order::new(data.samples(), None, 0);
     let size = batch_size(boss, file);
     let starts = (0..data.samples()).step_by(usize::try_from(size).unwrap_or(usize::MAX));
@@ -51,9 +55,10 @@ pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset
 
 /// Samples that go through the model together where nothing is kept for backward.
 pub(crate) fn batch_size(boss: &BossMan, file: &RunFile) -> u64 {
-    match boss.model().graph().batch() {
-        Some(_) if !matches!(file.data.train, Source::Text(_) | Source::Pairs(_)) => TEST_BATCH.max(file.batch_size),
-        // Texts are long, and a model without a word for the batch takes batches of its one size only.
-        _ => file.batch_size,
+    match (FixedBatch::of(boss.model().graph()), &file.data.train) {
+        (Some(fixed), _) => fixed.samples,
+        // Texts are long.
+        (None, Source::Text(_) | Source::Pairs(_)) => file.batch_size,
+        (None, _) => TEST_BATCH.max(file.batch_size),
     }
 }

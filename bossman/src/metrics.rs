@@ -5,7 +5,7 @@ use crate::step::StepReport;
 use crate::BossManError;
 use serde::Serialize;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A file that gets a line a step: `{"step":1,"loss":0.69,"samples":32,"step_ms":3.1,"lr":0.003}`.
@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 /// The loss is the shortest decimal that reads back as the same f32; `null` where it is not a number.
 pub struct Metrics {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: File,
+    /// Bytes of whole lines.
+    whole: u64,
 }
 
 #[derive(Serialize)]
@@ -30,8 +32,8 @@ struct Line {
 impl Metrics {
     /// Makes the file, in place of one that is there.
     pub fn create(path: &Path) -> Result<Self, BossManError> {
-        let file = File::create(path).map_err(|e| BossManError::file(path, e))?;
-        Ok(Metrics { path: path.to_path_buf(), file: BufWriter::new(file) })
+        let file = File::create(path).map_err(|e| BossManError::io(path, &e))?;
+        Ok(Metrics { path: path.to_path_buf(), file, whole: 0 })
     }
 
     /// Writes a line of a look at the model after an epoch:
@@ -48,8 +50,40 @@ impl Metrics {
     }
 
     fn line(&mut self, line: &impl Serialize) -> Result<(), BossManError> {
-        let written = serde_json::to_writer(&mut self.file, line).map_err(std::io::Error::from);
-        let written = written.and_then(|()| self.file.write_all(b"\n")).and_then(|()| self.file.flush());
-        written.map_err(|e| BossManError::file(&self.path, e))
+        let mut text = serde_json::to_vec(line).map_err(|e| BossManError::file(&self.path, e))?;
+        text.push(b'\n');
+        self.file.write_all(&text).map_err(|e| {
+            // Half a line would be in the way of whoever reads the others.
+            self.file.set_len(self.whole).ok();
+            BossManError::io(&self.path, &e)
+        })?;
+        self.whole += text.len() as u64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The device on which no byte has room.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_is_named_with_what_helps() {
+        let report = StepReport {
+            step: 1,
+            loss: 0.5,
+            samples: 3,
+            tokens: None,
+            time: std::time::Duration::ZERO,
+            lr: None,
+            grad_norm: None,
+        };
+        let mut metrics = Metrics::create(Path::new("/dev/full")).unwrap();
+        let error = metrics.write(&report).unwrap_err().to_string();
+        assert!(
+            error.starts_with("/dev/full: No space left on device") && error.ends_with("name another place"),
+            "{error}"
+        );
     }
 }

@@ -1,14 +1,37 @@
-//! What goes to standard output. Whoever reads it may stop at any time, as `head` does; that is no error, and no panic.
+//! What goes to standard output and standard error. Whoever reads them may stop at any time, as `head` does; that is no error,
+//! and no panic.
 
-use std::io::Write;
+use crate::BossManError;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
 
-/// Writes text, at once.
-pub fn say(text: &str) {
+/// Writes text that was asked for, at once. Whether somebody still reads it.
+///
+/// # Errors
+/// It cannot be written though somebody may wait for it, as where the disk is full.
+pub fn say(text: &str) -> Result<bool, BossManError> {
     let mut output = std::io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).ok();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(BossManError::io(Path::new("standard output"), &e)),
+    }
 }
 
-/// Writes a line.
-pub fn line(text: &str) {
-    say(&format!("{text}\n"));
+/// As [`say`], a line.
+///
+/// # Errors
+/// As [`say`].
+pub fn line(text: &str) -> Result<bool, BossManError> {
+    say(&format!("{text}\n"))
+}
+
+/// A line on how work goes on, which goes on whether or not the line can be written.
+pub fn note(text: &str) {
+    line(text).ok();
+}
+
+/// The same on standard error.
+pub fn warn(text: &str) {
+    std::io::stderr().write_all(format!("{text}\n").as_bytes()).ok();
 }

@@ -1,6 +1,7 @@
 //! What `bossman plan` does: measures a run's layers on its workers and tells what each schedule would take.
 
 use crate::data::{Order, Part};
+use crate::fixed_batch::FixedBatch;
 use crate::fleet::FleetSettings;
 use crate::run_file::RunFile;
 use crate::{BossManError, Candidates, Model};
@@ -12,6 +13,8 @@ use crate::{BossManError, Candidates, Model};
 pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates, BossManError> {
     let model = Model::from_file(&file.model)?;
     let data = file.part(Part::Train, &model)?;
+    // One step is measured.
+    FixedBatch::of(model.graph()).map_or(Ok(()), |fixed| fixed.check_run(file, data.samples(), 1))?;
     let workers = settings.count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;

@@ -70,9 +70,9 @@ impl Progress {
 
     fn say(&self, text: &str) {
         if self.quiet {
-            eprintln!("{text}");
+            output::warn(text);
         } else {
-            output::line(text);
+            output::note(text);
         }
     }
 

@@ -64,7 +64,8 @@ impl Sampler {
         let kept = if temperature > 0.0 { most } else { 1 };
         // The likeliest first, so that the seed says the same whatever the vocabulary's order.
         let (logits, tokens) = logits.f_topk(kept, 0, true, true)?;
-        let scaled = logits.f_div_scalar(if temperature > 0.0 { temperature } else { 1.0 })?;
+        // Less the largest first, so that no temperature, however low, makes infinities of them.
+        let scaled = logits.f_sub(&logits.f_max()?)?.f_div_scalar(if temperature > 0.0 { temperature } else { 1.0 })?;
         let probabilities: Vec<f64> = numbers(&scaled.f_softmax(0, None::<Kind>)?)?;
         let (mut nucleus, mut total) = (Vec::new(), 0.0);
         for probability in probabilities {
@@ -75,7 +76,7 @@ impl Sampler {
             total += probability;
         }
         if total.is_nan() || nucleus.is_empty() {
-            return Err(TensorError::invalid("the model", "gave logits that are no numbers"));
+            return Err(no_numbers());
         }
         let mut drawn = self.random.random::<f64>() * total;
         let place = nucleus.iter().position(|probability| {
@@ -85,6 +86,13 @@ impl Sampler {
         let token = tokens.f_int64_value(&[place.unwrap_or(0) as i64])?;
         u32::try_from(token).map_err(|_| TensorError::invalid("the model", format!("gave the token {token}")))
     }
+}
+
+/// Nothing can be chosen by logits of NaN or infinity.
+pub(crate) fn no_numbers() -> TensorError {
+    let problem =
+        "gave logits that are no numbers: its weights hold NaN, or have grown too large in training; take earlier ones";
+    TensorError::invalid("the model", problem)
 }
 
 fn numbers(tensor: &Tensor) -> Result<Vec<f64>, TensorError> {
@@ -125,7 +133,30 @@ mod tests {
         assert!(refused(Sampling { temperature: f64::NAN, ..Sampling::default() }).contains("temperature"));
         assert!(refused(Sampling { top_p: 0.0, ..Sampling::default() }).contains("top_p"));
         assert!(refused(Sampling { top_k: Some(0), ..Sampling::default() }).contains("top_k"));
-        let nan = Tensor::from_slice(&[f32::NAN, 1.0]);
-        assert!(Sampling::default().sampler().draw(&nan).is_err());
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_an_error_and_those_of_what_must_not_come_are_none() {
+        let ways = [
+            Sampling::default(),
+            Sampling { temperature: 0.0, ..Sampling::default() },
+            Sampling { top_k: Some(1), ..Sampling::default() },
+            Sampling { top_p: 0.1, ..Sampling::default() },
+        ];
+        let (nan, more, less) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+        for sampling in ways {
+            let draw = |logits: &[f32]| sampling.sampler().draw(&Tensor::from_slice(logits));
+            for logits in [[1.0, nan, 2.0], [nan; 3], [1.0, more, 2.0], [less; 3]] {
+                let error = draw(&logits).unwrap_err().to_string();
+                assert!(
+                    error.starts_with("the model: gave logits that are no numbers"),
+                    "{sampling:?} {logits:?}: {error}"
+                );
+            }
+            assert_eq!(draw(&[less, 5.0, less]).unwrap(), 1, "{sampling:?}");
+            assert!(draw(&[]).is_err());
+        }
+        let cold = Sampling { temperature: 1e-320, ..Sampling::default() };
+        assert_eq!(cold.sampler().draw(&Tensor::from_slice(&[1.0f32, 3.0, 2.0])).unwrap(), 1);
     }
 }

@@ -154,21 +154,13 @@ impl BossMan {
     /// parameter has changed.
     ///
     /// # Errors
-    /// They overflow whatever the scale, so that nothing would be learned any more.
+    /// They overflowed in many steps in a row whatever the scale, so that nothing would be learned any more.
     fn after_update(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
         let Some(scale) = &mut self.settings.loss_scale else { return Ok(false) };
         let finite = norm.is_some_and(f64::is_finite);
-        let spent = scale.is_least() && !finite;
-        scale.after(finite);
         self.updates -= u64::from(!finite);
-        match spent {
-            true => Err(BossManError::Usage(
-                "gradients overflow in float16 even where the loss is not scaled; lower the learning rate, clip the gradients, \
-                 or use bf16"
-                    .into(),
-            )),
-            false => Ok(!finite),
-        }
+        scale.after(finite).map_err(|why| BossManError::Usage(why.to_string()))?;
+        Ok(!finite)
     }
 
     pub(crate) fn loss(&self) -> Result<&pipeline::LossSpec, BossManError> {

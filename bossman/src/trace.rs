@@ -3,11 +3,9 @@
 //!
 //! The format is Chrome's trace events: <https://perfetto.dev/docs/getting-started/other-formats>.
 
-use crate::{BossManError, Timelines};
+use crate::{replaced, BossManError, Timelines};
 use pipeline::schedule::{Action, Timeline};
 use serde::Serialize;
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::Path;
 
 /// What was measured is process 0 of the trace, what was predicted process 1; each worker is a thread.
@@ -115,13 +113,19 @@ impl Trace {
         self.events.extend((0..workers).map(|worker| metadata("thread_name", worker, format!("worker {worker}"))));
     }
 
-    /// Writes the file.
+    /// Whether the file can be written; to be known before the run.
+    pub(crate) fn can_save(path: &Path) -> Result<(), BossManError> {
+        replaced::check(path)
+    }
+
+    /// Writes the file; it appears whole under its name or not at all.
     ///
     /// # Errors
     /// It cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), BossManError> {
-        let file = File::create(path).map_err(|e| BossManError::file(path, e))?;
-        serde_json::to_writer(BufWriter::new(file), &self.events).map_err(|e| BossManError::file(path, e))
+        let mut file = replaced::begin(path)?;
+        serde_json::to_writer(&mut file, &self.events).map_err(|e| BossManError::io(path, &e.into()))?;
+        replaced::finish(path, file)
     }
 }
 

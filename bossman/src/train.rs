@@ -2,9 +2,11 @@
 
 use crate::data::{Batches, Part, Parts};
 use crate::epochs::{best_path, Epochs};
+use crate::fixed_batch::FixedBatch;
 use crate::fleet::FleetSettings;
 use crate::look::{look, Look};
 use crate::metrics::Metrics;
+use crate::output;
 use crate::progress::Progress;
 use crate::run_file::{Length, RunFile};
 use crate::trace::Trace;
@@ -72,9 +74,20 @@ pub async fn run_with(
 ) -> Result<Outcome, BossManError> {
     let model = Model::from_file(&file.model)?;
     for warning in model.graph().warnings() {
-        eprintln!("warning: {}: {warning}", file.model.display());
+        output::warn(&format!("warning: {}: {warning}", file.model.display()));
     }
     let Parts { train, validation, test } = file.parts(&model)?;
+    let steps = steps(file, train.samples());
+    let fixed = FixedBatch::of(model.graph());
+    if let Some(fixed) = &fixed {
+        fixed.check_run(file, train.samples(), steps)?;
+        if settings.pool {
+            fixed.check_pool()?;
+        }
+        for (what, part) in [("the validation data", &validation), ("the test data", &test)] {
+            part.as_ref().map_or(Ok(()), |part| fixed.check_whole(what, part.samples()))?;
+        }
+    }
     let weights = file.initial(settings.weights.as_deref(), &model)?;
     if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
         Translator::new(&model, texts)?;
@@ -95,6 +108,7 @@ pub async fn run_with(
         StateDict::can_save(path)?;
         StateDict::can_save(&best_path(path))?;
     }
+    settings.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
     let host = settings.fleet.host(workers).on_stderr(settings.quiet).open(settings.pool);
     let mut boss = builder.build(host.wait().await?)?;
@@ -107,11 +121,12 @@ pub async fn run_with(
         boss.open_pool().await?;
     }
 
-    let steps = steps(file, train.samples());
     let left = steps % u64::from(file.accumulate);
     if left > 0 {
         let accumulate = file.accumulate;
-        eprintln!("warning: {steps} steps are no multiple of accumulate: {accumulate}; the last {left} change nothing");
+        output::warn(&format!(
+            "warning: {steps} steps are no multiple of accumulate: {accumulate}; the last {left} change nothing"
+        ));
     }
     let per_epoch = train.samples().div_ceil(file.batch_size);
     let seed = (!settings.no_shuffle).then_some(file.seed);
@@ -120,7 +135,9 @@ pub async fn run_with(
     let mut progress = Progress::start(steps, settings.quiet);
     let mut traced = Vec::new();
     for step in 1..=steps {
-        let report = boss.train_step(&batches.next_batch().await?).await?;
+        let mut report = boss.train_step(&batches.next_batch().await?).await?;
+        // Such a model has no word by which the step could know what counts samples.
+        report.samples = fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
         progress.step(&report);
         on_step(&report);
         if let Some(metrics) = &mut metrics {

@@ -5,6 +5,7 @@ use crate::data::ragged::Role;
 use crate::data::tokens::Tokens;
 use crate::data::{pairs, TextPairs};
 use crate::generate::last_logits;
+use crate::sampling::no_numbers;
 use crate::{BossManError, Model};
 use layerspec::{Dim, LayerId};
 use pipeline::cached::Cached;
@@ -76,6 +77,11 @@ impl Translator {
     pub fn new(model: &Model, texts: &TextPairs) -> Result<Self, BossManError> {
         let graph = model.graph();
         for id in graph.inputs() {
+            if let Some(Dim::Fixed(rows)) = graph.value(*id).ty.dims().first() {
+                let name = &graph.value(*id).name;
+                let problem = format!("translating needs a model that takes batches of any size: `{name}` has {rows} rows; write a word as `batch` in the model");
+                return Err(BossManError::Usage(problem));
+            }
             if let Some(Dim::Fixed(size)) = graph.value(*id).ty.dims().get(1) {
                 let name = &graph.value(*id).name;
                 let problem = format!("translating needs a model that takes sequences of any length: `{name}` has {size} positions; give their number a name in the model");
@@ -230,7 +236,7 @@ impl Sentence {
         let (best, places) = all.f_flatten(0, -1)?.f_topk((2 * wide as i64).min(all.numel() as i64), 0, true, true)?;
         let (best, places) = (Vec::<f64>::try_from(best)?, Vec::<i64>::try_from(places)?);
         if best.first().is_some_and(|score| score.is_nan()) {
-            return Err(TensorError::invalid("the model", "gave logits that are no numbers"));
+            return Err(no_numbers());
         }
         let mut beams = Vec::new();
         for (rank, (score, place)) in best.into_iter().zip(places).enumerate() {
@@ -294,6 +300,16 @@ mod tests {
         assert_eq!(two.beams.len(), 2);
         advance(&mut two, &[[0.3, 0.3, 0.4], [0.0, 0.1, 0.9]], &wide);
         assert_eq!(two.best(&wide, false), Some(vec![1]));
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_an_error() {
+        let logs = Tensor::from_slice(&[-1.0, f64::NAN, -2.0]).view([1, 3]);
+        for beams in [1, 3] {
+            let error =
+                sentence().advance(&logs, 0, 2, &Search { beams, ..Search::default() }).unwrap_err().to_string();
+            assert!(error.contains("gave logits that are no numbers"), "{error}");
+        }
     }
 
     #[test]

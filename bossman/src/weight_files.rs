@@ -1,18 +1,19 @@
 //! Weights in files: one safetensors file, or several with an index, as Hugging Face's libraries write them.
 
 use crate::payload::{from_payload, to_payload};
+use crate::replaced;
 use crate::{BossManError, StateDict};
 use bytes::Bytes;
 use layerspec::DType;
 use link::Payload;
 use pipeline::TensorMeta;
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use tch::Tensor;
-use tempfile::NamedTempFile;
 
 /// What an index is called beside its files, and what it ends in.
 const INDEX: &str = "model.safetensors.index.json";
@@ -50,14 +51,7 @@ impl StateDict {
 
     /// Whether a file can be written there; to be known before the work that makes it.
     pub fn can_save(path: &Path) -> Result<(), BossManError> {
-        let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-        if path.is_dir() {
-            return Err(BossManError::file(path, "is a folder; name a file for the weights"));
-        }
-        if !folder.is_dir() {
-            return Err(BossManError::file(path, format!("there is no folder {}; make it first", folder.display())));
-        }
-        Ok(())
+        replaced::check(path)
     }
 
     /// Writes a safetensors file; it appears whole under its name or not at all.
@@ -69,7 +63,7 @@ impl StateDict {
     /// index, last, which says which tensor is where. The folder is made where it is missing.
     pub fn save_sharded(&self, folder: impl AsRef<Path>, most_bytes: u64) -> Result<(), BossManError> {
         let folder = folder.as_ref();
-        std::fs::create_dir_all(folder).map_err(|e| BossManError::file(folder, e))?;
+        std::fs::create_dir_all(folder).map_err(|e| BossManError::io(folder, &e))?;
         let (mut shards, mut filled) = (vec![Vec::new()], 0u64);
         let mut total = 0u64;
         for (name, tensor) in self.iter() {
@@ -94,12 +88,14 @@ impl StateDict {
         let index = Index { metadata: [("total_size".to_string(), total.into())].into(), weight_map };
         let path = folder.join(INDEX);
         let text = serde_json::to_vec_pretty(&index).map_err(|e| BossManError::file(&path, e))?;
-        std::fs::write(&path, text).map_err(|e| BossManError::file(&path, e))
+        let mut file = replaced::begin(&path)?;
+        file.write_all(&text).map_err(|e| BossManError::io(&path, &e))?;
+        replaced::finish(&path, file)
     }
 }
 
 fn single(path: &Path) -> Result<StateDict, BossManError> {
-    let bytes = Bytes::from(std::fs::read(path).map_err(|e| BossManError::file(path, e))?);
+    let bytes = Bytes::from(std::fs::read(path).map_err(|e| BossManError::io(path, &e))?);
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|e| BossManError::file(path, format!("not a safetensors file: {e}")))?;
     let mut state = StateDict::default();
@@ -116,7 +112,7 @@ fn single(path: &Path) -> Result<StateDict, BossManError> {
 }
 
 fn by_index(path: &Path) -> Result<StateDict, BossManError> {
-    let text = std::fs::read(path).map_err(|e| BossManError::file(path, e))?;
+    let text = std::fs::read(path).map_err(|e| BossManError::io(path, &e))?;
     let index: Index =
         serde_json::from_slice(&text).map_err(|e| BossManError::file(path, format!("not an index of weights: {e}")))?;
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
@@ -140,24 +136,15 @@ fn by_index(path: &Path) -> Result<StateDict, BossManError> {
 fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<(), BossManError> {
     let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
     let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
+    replaced::check(path)?;
     // The library writes a file beside it and renames that; it is for its owner's eyes alone.
-    safetensors::serialize_to_file(views, None, path).map_err(|e| BossManError::file(path, e))?;
-    let usual = beside(path).and_then(|file| file.as_file().metadata());
+    safetensors::serialize_to_file(views, None, path).map_err(|e| match e {
+        SafeTensorError::IoError(e) => BossManError::io(path, &e),
+        e => BossManError::file(path, e),
+    })?;
+    let usual = replaced::beside(path).and_then(|file| file.as_file().metadata());
     let usual = usual.and_then(|usual| std::fs::set_permissions(path, usual.permissions()));
-    usual.map_err(|e| BossManError::file(path, e))
-}
-
-/// A new file in the same folder, that whoever may see the folder's other files may see; gone where it is not kept.
-pub(crate) fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    let mut file = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // As far as the user's mask lets it.
-        file.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    file.prefix(".bossman-").tempfile_in(folder)
+    usual.map_err(|e| BossManError::io(path, &e))
 }
 
 /// A tensor as the safetensors crate wants to see it.

@@ -180,6 +180,129 @@ fn a_class_that_is_no_whole_number_has_its_line_named() {
     assert!(errors.contains("line 2, column 65: `3.7` is not a class"), "{errors}");
 }
 
+/// A pipe whose reader has gone.
+fn closed() -> Stdio {
+    std::io::pipe().unwrap().1.into()
+}
+
+#[test]
+fn whoever_reads_may_stop_reading() {
+    let unused = "model: m\ninputs: {x: [batch, 2]}\nlayers:\n  - ReLU:\n    out_variables: [unused]\n  - Tanh\n";
+    let draft = Draft::new("closed.yaml", unused);
+    let ended = |arguments: &[&str], output: Stdio, errors: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bossman"));
+        command.args(arguments).env("BOSSMAN_CONFIG_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/cli"));
+        command.stdin(Stdio::null()).stdout(output).stderr(errors).output().unwrap()
+    };
+    for arguments in
+        [&["check", draft.path()][..], &["check", draft.path(), "--json"], &["data", "list"], &["ticket"], &["--help"]]
+    {
+        let (_, errors) = said(ended(arguments, closed(), Stdio::piped()), 0);
+        assert!(errors.lines().all(|line| line.starts_with("warning: ")), "{arguments:?}: {errors}");
+        // Nor is a warning that nobody reads a reason to stop.
+        assert!(ended(arguments, Stdio::piped(), closed()).status.success(), "{arguments:?}");
+    }
+    assert_eq!(ended(&["check", "no/such.yaml"], closed(), closed()).status.code(), Some(1));
+    #[cfg(target_os = "linux")]
+    {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let (_, errors) = said(ended(&["check", draft.path()], full.into(), Stdio::piped()), 1);
+        assert!(errors.starts_with("bossman: standard output: No space left on device"), "{errors}");
+    }
+}
+
+/// A run of the digits over these samples.
+fn digits(name: &str, data: &str) -> Draft {
+    let text = std::fs::read_to_string(example("digits/run.yaml")).unwrap();
+    let text = text.replace("model: digits.yaml", &format!("model: {}", example("digits/digits.yaml")));
+    let kept = text.lines().filter(|line| !line.starts_with("data:"));
+    Draft::new(name, &format!("{}\ndata: {data}\n", kept.collect::<Vec<_>>().join("\n")))
+}
+
+#[test]
+fn files_that_cannot_be_read_or_written_are_one_line_before_any_worker_starts() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let metrics = Draft::new("whole-metrics.jsonl", "kept\n");
+    let fails = |run: &str, more: &[&str]| {
+        let arguments = [&["train", run, "--local", "1"], more].concat();
+        let (_, errors) = said(bossman(&arguments, &[("BOSSMAN_WORKER", "/no/such")]), 1);
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        errors.trim_end().to_string()
+    };
+    std::fs::create_dir_all(folder.join("folder.csv")).unwrap();
+    let run = digits("folder-run.yaml", "{train: folder.csv}");
+    let error = fails(run.path(), &[]);
+    assert!(error.ends_with("folder.csv: Is a directory (os error 21); name a file"), "{error}");
+    let run = digits("under-run.yaml", "{train: whole-metrics.jsonl/data.csv}");
+    assert!(fails(run.path(), &[]).ends_with("a part of this path is a file, not a folder"));
+
+    let run = example("digits/run.yaml");
+    let under = format!("{}/file", metrics.path());
+    let error = fails(&run, &["--weights", &under]);
+    assert!(error.contains("whole-metrics.jsonl/file: Not a directory"), "{error}");
+    for flag in ["--save", "--trace"] {
+        let both = |target: &str| fails(&run, &["--metrics", metrics.path(), flag, target]);
+        let error = both(&under);
+        assert!(error.ends_with("whole-metrics.jsonl is a file, not a folder; name another place"), "{error}");
+        assert!(both(folder.to_str().unwrap()).ends_with("is a folder; name a file"));
+        #[cfg(unix)]
+        assert!(both("/dev/null").ends_with("/dev/null: is a device or a pipe, which cannot be replaced; name a file"));
+    }
+    assert!(fails(&run, &["--metrics", folder.to_str().unwrap()]).ends_with("name a file"));
+    assert!(fails(&run, &["--metrics", &under]).contains("whole-metrics.jsonl/file: Not a directory"));
+    assert_eq!(std::fs::read_to_string(metrics.path()).unwrap(), "kept\n");
+    let predict = ["predict", &run, "--local", "1", "--to"];
+    for (to, expected) in [
+        ("/no/such/out.csv", "make it first"),
+        (&format!("{under}.csv"), "is a file, not a folder; name another place"),
+    ] {
+        let (_, errors) = said(bossman(&[&predict[..], &[to]].concat(), &[("BOSSMAN_WORKER", "/no/such")]), 1);
+        assert!(errors.trim_end().ends_with(expected), "{errors}");
+    }
+    std::fs::remove_dir(folder.join("folder.csv")).unwrap();
+}
+
+/// A model with a number for the batch: 20 samples in batches of 8 leave 4.
+#[test]
+fn batches_that_a_model_of_one_batch_size_cannot_take_are_known_before_training() {
+    let text = "model: m\ninputs: {x: [8, 2]}\nlayers:\n  - Linear: {in_features: 2, out_features: 3}\n";
+    let _model = Draft::new("fixed.yaml", text);
+    let _whole = Draft::new("fixed-24.csv", &"1,2,0\n".repeat(24));
+    let _short = Draft::new("fixed-20.csv", &"1,2,0\n".repeat(20));
+    let fails = |more: &str| {
+        let text = format!("model: fixed.yaml\nloss: CrossEntropyLoss\noptimizer: SGD\n{more}\n");
+        let run = Draft::new("fixed-run.yaml", &text);
+        let (_, errors) = said(bossman(&["train", run.path(), "--local", "1"], &[("BOSSMAN_WORKER", "/no/such")]), 1);
+        errors.trim_end().to_string()
+    };
+    let input = "the model's input `x` is [8, 2]";
+    let of_20 = "20 samples, would have 4; leave 4 out";
+    for (more, expected) in [
+        (
+            "data: {train: fixed-24.csv}\nbatch_size: 16\nepochs: 1",
+            format!("`batch_size: 16`, but {input}; give the batches 8 samples"),
+        ),
+        (
+            "data: {train: fixed-24.csv}\nbatch_size: 8\nmicrobatches: 2\nepochs: 1",
+            format!("`microbatches: 2`, but {input}, which cannot be cut; leave `microbatches` out"),
+        ),
+        (
+            "data: {train: fixed-20.csv}\nbatch_size: 8\nepochs: 1",
+            format!("{input}, but the last batch of the training data, {of_20}"),
+        ),
+        (
+            "data: {train: fixed-24.csv, validation: fixed-20.csv}\nbatch_size: 8\nepochs: 1",
+            format!("{input}, but the last batch of the validation data, {of_20}"),
+        ),
+    ] {
+        let expected = format!("bossman: {expected}, or write a word as `batch` for the size in the model file");
+        assert_eq!(fails(more), expected);
+    }
+    // Two steps are over before the short batch comes: all is well until the program for the workers is looked for.
+    let error = fails("data: {train: fixed-20.csv}\nbatch_size: 8\nsteps: 2");
+    assert!(error.starts_with("bossman: cannot start /no/such: "), "{error}");
+}
+
 /// What a run file with this line says, without its path.
 fn run_file_error(line: &str) -> String {
     let name = format!("run-{}.yaml", line.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
-use layerspec::layers::{Arg, Custom, ParamName};
+use layerspec::layers::{Arg, Custom, ParamName, Size};
 use layerspec::{Bindings, Init, LayerGraph, LayerKind};
 
 fn graph(layer: &str) -> Result<LayerGraph, String> {
@@ -40,6 +40,17 @@ fn what_the_file_says_is_what_the_layer_has() {
     assert_eq!((args.text("mode"), args.flag("on")), (Ok("fast"), Ok(true)));
     assert_eq!(args.get("at"), Some(&Arg::List(vec![Arg::Integer(1), Arg::Integer(2)])));
     assert_eq!(args.integer("eps"), Err("argument `eps`: expected a whole number, found Number(0.5)".to_owned()));
+}
+
+#[test]
+fn the_words_of_what_comes_out_know_their_place_in_the_inputs() {
+    let text =
+        "inputs: {y: [batch, 2], x: [batch, seq]}\nlayers:\n  - Custom: {layer: Mix, out: [seq, 4, batch]}\n    \
+                in_variables: [x]\n";
+    let graph = LayerGraph::from_yaml(text, "m.yaml").unwrap();
+    let LayerKind::Custom(custom) = &graph.layers()[0].kind else { panic!("no own layer") };
+    let word = |word: &str, of| Size::Word { word: word.to_owned(), of: Some(of) };
+    assert_eq!(custom.out.as_ref().unwrap()[0].shape, [word("seq", (1, 1)), Size::Number(4), word("batch", (0, 0))]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! QUIC endpoints: one UDP socket each, for listening and dialling.
 
+use crate::connection::DONE;
 use crate::error::LinkError;
 use crate::identity::Identity;
 use crate::path::Path;
@@ -8,10 +9,13 @@ use crate::ticket::Ticket;
 use crate::tls;
 use quinn::congestion::CubicConfig;
 use quinn::{Endpoint, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TokioRuntime, TransportConfig, VarInt};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+/// Last words are given so long to get out.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// A silent boss or worker counts as gone after this long.
 const IDLE: Duration = Duration::from_secs(3);
 /// The same between workers: longer, so that the boss is the first to miss a worker and can say which
@@ -73,7 +77,7 @@ pub fn worker_endpoint(ticket: &Ticket, boss: SocketAddr) -> Result<Endpoint, Li
     let (endpoint, small) = endpoint(SocketAddr::new(any, 0), Callers::of_worker(ticket)?.config)?;
     // A worker on the boss's machine would say what the boss says.
     if let Some(small) = small.filter(|_| !Path::to(boss).same_machine) {
-        SAID.call_once(|| eprintln!("{small}"));
+        SAID.call_once(|| drop(writeln!(std::io::stderr(), "{small}")));
     }
     Ok(endpoint)
 }
@@ -149,4 +153,21 @@ pub fn own_address() -> Option<IpAddr> {
     // 192.0.2.1 is kept for documentation (RFC 5737); connecting a UDP socket only picks a route.
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
     socket.local_addr().ok().map(|address| address.ip())
+}
+
+/// The end of all connections of an endpoint, so that whoever is at their other ends knows at once.
+#[derive(Clone)]
+pub struct Farewell(Endpoint);
+
+impl Farewell {
+    /// Of this endpoint.
+    pub fn of(endpoint: &Endpoint) -> Self {
+        Farewell(endpoint.clone())
+    }
+
+    /// Closes the connections and gives the word some time to get out.
+    pub async fn say(self, reason: &str) {
+        self.0.close(DONE, reason.as_bytes());
+        tokio::time::timeout(LAST_WORDS, self.0.wait_idle()).await.ok();
+    }
 }

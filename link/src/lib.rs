@@ -42,7 +42,7 @@ mod word;
 pub use boss_driver::{Handle, PoolEvent};
 pub use compression::decompressed;
 pub use compute::{Compute, ComputeThread};
-pub use endpoint::{own_address, worker_endpoint};
+pub use endpoint::{own_address, worker_endpoint, Farewell};
 pub use error::LinkError;
 pub use hello::WorkerInfo;
 pub use identity::{ticket_on_this_machine, Identity, CONFIG_DIR};

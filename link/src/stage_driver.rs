@@ -21,6 +21,7 @@ use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
 use quinn::{Endpoint, RecvStream, SendStream};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use tokio::sync::mpsc;
@@ -147,7 +148,8 @@ impl Driver {
                     }
                 }
                 Effect::Finish => return ControlFlow::Break(Ok(())),
-                Effect::Notice(text) => eprintln!("{text}"),
+                // Nobody may read it any more, and work goes on.
+                Effect::Notice(text) => drop(writeln!(std::io::stderr(), "{text}")),
                 Effect::Progress(progress) => say(&progress),
                 Effect::Reply { .. } | Effect::Dismiss { .. } => {} // only a boss's session does that
             }
@@ -286,7 +288,9 @@ impl Driver {
 fn say(progress: &Progress) {
     let Progress { step, loss, steps, samples, share, bytes_per_second } = progress;
     let link = bytes_per_second.map_or(String::new(), |rate| format!(", link {:.1} MB/s", rate as f64 / 1e6));
-    println!("step {step}, loss {loss:.4}; here {steps} steps, {samples} samples, share {:.0} %{link}", share * 100.0);
+    let share = share * 100.0;
+    let line = format!("step {step}, loss {loss:.4}; here {steps} steps, {samples} samples, share {share:.0} %{link}");
+    drop(writeln!(std::io::stdout(), "{line}"));
 }
 
 fn broken(peer: &str, reason: String) -> LinkError {

@@ -7,19 +7,35 @@
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct LossScale {
     scale: f64,
+    /// Good steps since the scale has changed.
     good: u32,
+    /// Steps in a row that overflowed though the scale was the least.
+    lost: u32,
+}
+
+/// Gradients are no numbers whatever the scale, so that nothing is learned any more. GradScaler would go on for ever.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the gradients of the last {steps} steps overflowed in float16 though the loss was not scaled any more, so none of these \
+     steps changed the weights; lower the learning rate, clip the gradients, look for NaN in data and weights, or use bf16"
+)]
+pub struct Overflowing {
+    /// How many steps in a row.
+    pub steps: u32,
 }
 
 const FIRST: f64 = 65_536.0;
 /// As many good steps double the scale.
 const GROWTH_INTERVAL: u32 = 2000;
+/// So many overflows in a row at the least scale are an error: nothing is learned, and no smaller scale can mend it.
+const MOST_OVERFLOWS: u32 = 10;
 /// Beyond these nothing is gained: a loss that overflows at 1 is broken, and float32 carries the product of loss and scale.
 const LEAST: f64 = 1.0;
 const MOST: f64 = 16_777_216.0;
 
 impl Default for LossScale {
     fn default() -> Self {
-        LossScale { scale: FIRST, good: 0 }
+        LossScale { scale: FIRST, good: 0, lost: 0 }
     }
 }
 
@@ -29,20 +45,24 @@ impl LossScale {
         self.scale
     }
 
-    /// Whether it cannot become smaller.
-    pub fn is_least(&self) -> bool {
-        self.scale <= LEAST
-    }
-
     /// After a step: whether all its gradients were finite, which is whether it changed the parameters.
-    pub fn after(&mut self, finite: bool) {
-        if !finite {
-            *self = LossScale { scale: (self.scale / 2.0).max(LEAST), good: 0 };
-            return;
+    ///
+    /// # Errors
+    /// They were not, in ten steps in a row with the least scale. The scale is as it was, should somebody go on.
+    pub fn after(&mut self, finite: bool) -> Result<(), Overflowing> {
+        if finite {
+            let good = self.good + 1;
+            *self = match good == GROWTH_INTERVAL {
+                true => LossScale { scale: (self.scale * 2.0).min(MOST), good: 0, lost: 0 },
+                false => LossScale { good, lost: 0, ..*self },
+            };
+            return Ok(());
         }
-        self.good += 1;
-        if self.good == GROWTH_INTERVAL {
-            *self = LossScale { scale: (self.scale * 2.0).min(MOST), good: 0 };
+        let lost = if self.scale <= LEAST { self.lost.saturating_add(1) } else { 0 };
+        *self = LossScale { scale: (self.scale / 2.0).max(LEAST), good: 0, lost };
+        match lost >= MOST_OVERFLOWS {
+            true => Err(Overflowing { steps: lost }),
+            false => Ok(()),
         }
     }
 }
@@ -54,33 +74,50 @@ mod tests {
     #[test]
     fn an_overflow_halves_and_many_good_steps_double() {
         let mut scale = LossScale::default();
-        scale.after(false);
+        scale.after(false).unwrap();
         assert_eq!(scale.get(), 32_768.0);
-        assert!(!scale.is_least());
         for _ in 0..GROWTH_INTERVAL - 1 {
-            scale.after(true);
+            scale.after(true).unwrap();
         }
         assert_eq!(scale.get(), 32_768.0, "one good step is missing");
-        scale.after(true);
+        scale.after(true).unwrap();
         assert_eq!(scale.get(), 65_536.0);
     }
 
     #[test]
     fn an_overflow_makes_the_count_begin_again() {
         let mut scale = LossScale::default();
-        (1..GROWTH_INTERVAL).for_each(|_| scale.after(true));
-        scale.after(false);
-        (1..GROWTH_INTERVAL).for_each(|_| scale.after(true));
+        (1..GROWTH_INTERVAL).for_each(|_| scale.after(true).unwrap());
+        scale.after(false).unwrap();
+        (1..GROWTH_INTERVAL).for_each(|_| scale.after(true).unwrap());
         assert_eq!(scale.get(), 32_768.0);
     }
 
     #[test]
     fn it_stays_within_bounds_and_a_power_of_two() {
         let mut scale = LossScale::default();
-        (0..100).for_each(|_| scale.after(false));
+        (0..100).for_each(|_| scale.after(false).unwrap_or(()));
         assert_eq!(scale.get(), LEAST);
-        (0..100 * GROWTH_INTERVAL).for_each(|_| scale.after(true));
+        (0..100 * GROWTH_INTERVAL).for_each(|_| scale.after(true).unwrap());
         assert_eq!(scale.get(), MOST);
         assert_eq!(scale.get().log2().fract(), 0.0);
+    }
+
+    #[test]
+    fn gradients_that_overflow_at_every_scale_end_the_run_with_words() {
+        let mut scale = LossScale::default();
+        let halvings = FIRST.log2() as u32;
+        (0..halvings).for_each(|_| scale.after(false).unwrap());
+        assert_eq!(scale.get(), LEAST);
+        // A batch that overflows now and then ends nothing.
+        for _ in 0..3 {
+            (1..MOST_OVERFLOWS).for_each(|_| scale.after(false).unwrap());
+            scale.after(true).unwrap();
+        }
+        (1..MOST_OVERFLOWS).for_each(|_| scale.after(false).unwrap());
+        let error = scale.after(false).unwrap_err();
+        assert!(error.to_string().contains("of the last 10 steps overflowed in float16"), "{error}");
+        assert_eq!(scale.after(false), Err(Overflowing { steps: 11 }));
+        assert_eq!((scale.after(true), scale.get()), (Ok(()), LEAST));
     }
 }

@@ -11,7 +11,9 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -33,10 +35,55 @@ struct Param {
   std::vector<Slot> slots;
 };
 
-struct Buffer {
+struct Named {
   std::string name;
   Slot slot;
 };
+
+// What a value is, as far as code can change it in its place: numbers and text by their value, tensors by which they are
+// and how often they were written to. `held` keeps tensors, so that no other comes to lie where one lay.
+void look(const c10::IValue& value, int depth, std::vector<uint64_t>& seen, std::vector<c10::IValue>& held) {
+  // Objects may hold each other in a circle.
+  if (depth == 0) return;
+  auto each = [&](const auto& values) {
+    seen.push_back(values.size());
+    for (const c10::IValue& one : values) look(one, depth - 1, seen, held);
+  };
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    held.push_back(value);
+    seen.push_back(reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl()));
+    seen.push_back(tensor.defined() && !tensor.is_inference() ? tensor._version() : 0);
+  } else if (value.isInt()) {
+    seen.push_back(static_cast<uint64_t>(value.toInt()));
+  } else if (value.isBool()) {
+    seen.push_back(value.toBool() ? 1 : 0);
+  } else if (value.isDouble()) {
+    double number = value.toDouble();
+    uint64_t bits = 0;
+    std::memcpy(&bits, &number, sizeof bits);
+    seen.push_back(bits);
+  } else if (value.isString()) {
+    seen.push_back(std::hash<std::string>{}(value.toStringRef()));
+  } else if (value.isList()) {
+    each(value.toListRef());
+  } else if (value.isTuple()) {
+    each(value.toTupleRef().elements());
+  } else if (value.isGenericDict()) {
+    seen.push_back(value.toGenericDict().size());
+    for (const auto& entry : value.toGenericDict()) {
+      look(entry.key(), depth - 1, seen, held);
+      look(entry.value(), depth - 1, seen, held);
+    }
+  } else if (value.isObject()) {
+    each(value.toObjectRef().slots());
+  } else {
+    // None, and what cannot change.
+    seen.push_back(value.isNone() ? 0 : 1);
+  }
+}
+
+constexpr int kDeepest = 16;
 
 // Of all modules: their random numbers come from the process's one generator.
 std::mutex running;
@@ -46,7 +93,9 @@ std::mutex running;
 struct bm_script {
   torch::jit::Module module;
   std::vector<Param> params;
-  std::vector<Buffer> buffers;
+  std::vector<Named> buffers;
+  // All else that modules have, but modules.
+  std::vector<Named> attributes;
   bool training;
 };
 
@@ -57,7 +106,7 @@ char* bm_script_load(const void* data, size_t size, int32_t device_kind, int32_t
     c10::Device device = device_kind == 1 ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device_index))
                                           : c10::Device(device_kind == 2 ? c10::kMPS : c10::kCPU);
     std::istringstream stream(std::string(static_cast<const char*>(data), size));
-    auto script = std::make_unique<bm_script>(bm_script{torch::jit::load(stream, device), {}, {}, true});
+    auto script = std::make_unique<bm_script>(bm_script{torch::jit::load(stream, device), {}, {}, {}, true});
     for (const auto& part : script->module.named_modules()) {
       std::string prefix = part.name.empty() ? "" : part.name + ".";
       for (const auto& param : part.value.named_parameters(/*recurse=*/false)) {
@@ -71,7 +120,13 @@ char* bm_script_load(const void* data, size_t size, int32_t device_kind, int32_t
         }
       }
       for (const auto& buffer : part.value.named_buffers(/*recurse=*/false)) {
-        script->buffers.push_back(Buffer{prefix + buffer.name, Slot{part.value, buffer.name}});
+        script->buffers.push_back(Named{prefix + buffer.name, Slot{part.value, buffer.name}});
+      }
+      auto type = part.value.type();
+      for (size_t i = 0; i < type->numAttributes(); ++i) {
+        if (type->is_parameter(i) || type->is_buffer(i) || type->getAttribute(i)->is_module()) continue;
+        const std::string& name = type->getAttributeName(i);
+        script->attributes.push_back(Named{prefix + name, Slot{part.value, name}});
       }
     }
     script->module.train(true);
@@ -109,19 +164,33 @@ char* bm_script_run(bm_script* script, const at::Tensor* const* params, const at
     }
     if (seed != nullptr) at::manual_seed(*seed);
     std::vector<std::pair<at::Tensor, uint32_t>> before;
-    for (const Buffer& buffer : script->buffers) {
+    for (const Named& buffer : script->buffers) {
       at::Tensor tensor = buffer.slot.owner.attr(buffer.slot.attribute).toTensor();
       before.emplace_back(tensor, tensor.is_inference() ? 0 : tensor._version());
+    }
+    std::vector<std::vector<uint64_t>> had(script->attributes.size());
+    std::vector<c10::IValue> held;
+    for (size_t i = 0; i < had.size(); ++i) {
+      const Slot& slot = script->attributes[i].slot;
+      look(slot.owner.attr(slot.attribute), kDeepest, had[i], held);
     }
     std::vector<c10::IValue> arguments;
     for (size_t i = 0; i < input_count; ++i) arguments.emplace_back(*inputs[i]);
     c10::IValue result = script->module.forward(std::move(arguments));
     for (size_t i = 0; i < before.size(); ++i) {
-      const Buffer& buffer = script->buffers[i];
+      const Named& buffer = script->buffers[i];
       at::Tensor now = buffer.slot.owner.attr(buffer.slot.attribute).toTensor();
       bool same = now.is_same(before[i].first) && (now.is_inference() || now._version() == before[i].second);
       TORCH_CHECK(same, "its forward pass writes to the buffer `", buffer.name,
                   "`, which would not be kept with the weights; take a layer without running statistics, or BossMan's own");
+    }
+    for (size_t i = 0; i < had.size(); ++i) {
+      const Named& attribute = script->attributes[i];
+      std::vector<uint64_t> has;
+      look(attribute.slot.owner.attr(attribute.slot.attribute), kDeepest, has, held);
+      TORCH_CHECK(has == had[i], "its forward pass changes the attribute `", attribute.name,
+                  "`, which would not be kept with the weights, and would differ from worker to worker; let what comes out "
+                  "depend on inputs and parameters alone");
     }
     auto hand_over = [&](const c10::IValue& value) {
       TORCH_CHECK(value.isTensor(), "expected tensors as outputs, got a ", value.tagKind());

@@ -82,7 +82,8 @@ impl Script {
     /// What its `forward` gives: one tensor, or those of a tuple or list.
     ///
     /// The parameters are those given, in the order of [`Script::param_names`], and autograd knows them. What the module
-    /// draws at random comes from the key. A module that writes to a buffer is refused.
+    /// draws at random comes from the key. A module that writes to a buffer, or changes another
+    /// attribute, is refused.
     pub fn run(
         &mut self,
         params: &[&Tensor],

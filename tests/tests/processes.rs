@@ -4,7 +4,7 @@
 
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tests::programs::{assert_within, by_hand, free_port, send_signal, Place, SOON};
+use tests::programs::{assert_within, by_hand, free_port, program, send_signal, Place, SOON};
 use tests::{one_process, Case};
 
 /// The promise: an error within this time of the death of a worker.
@@ -100,6 +100,18 @@ async fn notices(flags: &[&str]) -> Vec<String> {
     let run = by_hand(&case, 2, "microbatches: 5", flags).await;
     one_process(&case, 5).assert_same(&run.training, &"by hand");
     run.notices
+}
+
+#[tokio::test]
+async fn a_worker_whose_words_nobody_reads_works_on() {
+    let place = Place::new();
+    let (boss, at) = place.boss(&place.short_run(&Case::branchy(), ""), 1, &[]).await;
+    let closed = || std::process::Stdio::from(std::io::pipe().unwrap().1);
+    let mut worker = tokio::process::Command::new(program("worker"));
+    worker.args(["--port", &at.port, "--device", "cpu", "--ticket", &at.ticket]).kill_on_drop(true);
+    let mut worker = worker.stdin(std::process::Stdio::null()).stdout(closed()).stderr(closed()).spawn().unwrap();
+    boss.end().await.well();
+    assert!(tokio::time::timeout(SOON, worker.wait()).await.unwrap().unwrap().success());
 }
 
 #[tokio::test]

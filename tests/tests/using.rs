@@ -7,9 +7,10 @@ use bossman::run_file::RunFile;
 use bossman::{BossMan, Generation, Generator, Model, Sampling, Search, StateDict, Translator, Variables};
 use std::future::Future;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use tests::programs::{Ended, Place};
+use tests::programs::{program, Ended, Place};
 
 /// A language model over bytes, which writes ASCII alone, so that its text tells every token.
 const WRITER: &str = "
@@ -195,6 +196,96 @@ fn a_recurrent_encoder_translates_the_slow_way() {
     });
 }
 
+/// The model's state with one number of its last layer no number any more.
+async fn broken(boss: &mut BossMan, bias: &str) {
+    let mut state = boss.state_dict().await.unwrap();
+    let numbers = state.get(bias).unwrap().copy();
+    let _ = numbers.get(7).fill_(f64::NAN);
+    state.insert(bias, &numbers);
+    boss.load_state_dict(&state).await.unwrap();
+}
+
+#[test]
+fn a_model_that_gives_no_numbers_says_nothing_and_ends_with_an_error() {
+    soon(async {
+        let expected = "the model: gave logits that are no numbers";
+        let mut writer = boss(WRITER, 2).await;
+        broken(&mut writer, "4.bias").await;
+        let text = Text { paths: Vec::new(), tokenizer: Tokenizer::Bytes, sequence_length: 12, eos: None };
+        let generator = Generator::new(writer.model(), &text).unwrap();
+        for temperature in [0.0, 1.0] {
+            let sampling = Sampling { temperature, ..Sampling::default() };
+            let what = Generation { prompt: "Hello".into(), max_new_tokens: 9, sampling };
+            let mut said = String::new();
+            let made = generator.generate(&mut writer, &what, |piece| said.push_str(piece)).await;
+            assert!(made.unwrap_err().to_string().starts_with(expected) && said.is_empty());
+        }
+        writer.shutdown().await;
+        let mut translating = boss(TRANSLATOR, 2).await;
+        broken(&mut translating, "6.bias").await;
+        let translator = Translator::new(translating.model(), &pairs()).unwrap();
+        for beams in [1, 3] {
+            let search = Search { beams, max_length: 8, ..Search::default() };
+            let made = translator.translate(&mut translating, &["one", "two"], &search).await;
+            assert!(made.unwrap_err().to_string().starts_with(expected));
+        }
+        translating.shutdown().await;
+    });
+}
+
+/// Two weighted sums.
+const SUMS: &str = "
+model: sums
+inputs: {x: [batch, 2]}
+layers:
+  - Linear: {in_features: 2, out_features: 2, bias: false}
+";
+
+#[test]
+fn predictions_are_written_as_they_are_and_those_that_are_no_numbers_are_told_of() {
+    soon(async {
+        let place = Place::new();
+        std::fs::write(place.file("model.yaml"), SUMS).unwrap();
+        std::fs::write(place.file("data.csv"), "1,2\n2,1e38\n-4,-1e38\n0,0\n").unwrap();
+        std::fs::write(place.file("train.csv"), "1,2,3,4\n").unwrap();
+        let run = place.file("run.yaml");
+        std::fs::write(
+            &run,
+            "model: model.yaml\ndata: {train: train.csv}\nloss: MSELoss\noptimizer: SGD\nbatch_size: 3\nsteps: 1\n",
+        )
+        .unwrap();
+        let mut weights = StateDict::default();
+        weights.insert("0.weight", &Tensor::from_slice(&[1.0f32, 0.5, 1e38, 0.0]).view([2, 2]));
+        weights.save(place.file("w.safetensors")).unwrap();
+        let path = |name: &str| place.file(name).to_str().unwrap().to_string();
+        let (run, weights, data) = (path("run.yaml"), path("w.safetensors"), path("data.csv"));
+        let predict = |to: &str| {
+            let to = path(to);
+            let (place, run, weights, data) = (&place, run.clone(), weights.clone(), data.clone());
+            async move {
+                bossman(place, &["predict", &run, "--local", "1", "--weights", &weights, "--data", &data, "--to", &to])
+                    .await
+            }
+        };
+        let ended = predict("out.csv").await;
+        assert_eq!(ended.errors, [""; 0]);
+        let out = std::fs::read_to_string(place.file("out.csv")).unwrap();
+        assert_eq!(out, "2.0,1e38\n5e37,2e38\n-5e37,-inf\n0.0,0.0\n");
+
+        let mut broken = StateDict::default();
+        broken.insert("0.weight", &Tensor::from_slice(&[1.0f32, 0.5, f32::NAN, 0.0]).view([2, 2]));
+        broken.save(&weights).unwrap();
+        let ended = predict("out.jsonl").await.well();
+        let expected =
+            "warning: the model gives NaN for 4 of 4 samples, first for sample 0 (counted from 0); its weights may \
+                        hold NaN or have grown too large";
+        assert_eq!(ended.errors, [expected]);
+        let out = std::fs::read_to_string(place.file("out.jsonl")).unwrap();
+        assert_eq!(out.lines().next(), Some("{\"0\":[2.0,null]}"));
+        assert_eq!(out.lines().count(), 4);
+    });
+}
+
 /// Writes a run of the writer in a folder.
 fn run_file(place: &Place) -> String {
     std::fs::write(place.file("model.yaml"), WRITER).unwrap();
@@ -345,5 +436,65 @@ fn a_head_that_the_file_has_not_is_drawn() {
         let error = with(", fresh: [4.weight, 4.bias, 0.weight]").ready(&fleet, None).await.err().unwrap().to_string();
         assert!(error.contains("`0.weight`: in the weights, but `fresh` in the run file"), "{error}");
         assert!(matches!(RunFile::from_file(&run).unwrap().data.train, Source::Text(_)));
+    });
+}
+
+/// It would write for hours; it ends because nobody listens any more.
+#[test]
+fn text_that_nobody_reads_is_not_made() {
+    soon(async {
+        let place = Place::new();
+        let run = run_file(&place);
+        let mut boss = boss(WRITER, 1).await;
+        let weights = place.file("w.safetensors");
+        boss.state_dict().await.unwrap().save(&weights).unwrap();
+        boss.shutdown().await;
+        let mut command = tokio::process::Command::new(program("bossman"));
+        command.args(["generate", &run, "--local", "2", "--prompt", "abc", "--max-new-tokens", "100000000"]);
+        command.arg("--weights").arg(&weights).env("BOSSMAN_CONFIG_DIR", place.file("config")).kill_on_drop(true);
+        let mut bossman = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut output = bossman.stdout.take().unwrap();
+        let mut first = [0; 4];
+        tokio::io::AsyncReadExt::read_exact(&mut output, &mut first).await.unwrap();
+        assert_eq!(&first[..3], b"abc");
+        drop(output);
+        let ended = bossman.wait_with_output().await.unwrap();
+        assert!(ended.status.success(), "{}", ended.status);
+        assert_eq!(String::from_utf8_lossy(&ended.stderr), "");
+    });
+}
+
+/// Such a model's batches are not cut, and each is counted by its samples.
+#[test]
+fn a_model_of_one_batch_size_trains_and_is_tested_on_whole_batches() {
+    soon(async {
+        let place = Place::new();
+        std::fs::write(
+            place.file("model.yaml"),
+            "model: fixed\ninputs: {x: [8, 2]}\nlayers:\n  - Linear: {in_features: 2, out_features: 4}\n  - Tanh\n  - Linear: \
+             {in_features: 4, out_features: 1}\n",
+        )
+        .unwrap();
+        std::fs::write(place.file("data.csv"), "1,2,3\n4,5,6\n".repeat(12)).unwrap();
+        let run = place.file("run.yaml");
+        std::fs::write(
+            &run,
+            "model: model.yaml\ndata: {train: data.csv, validation: data.csv, test: data.csv}\nloss: MSELoss\noptimizer: SGD\n\
+             batch_size: 8\nepochs: 2\n",
+        )
+        .unwrap();
+        let (metrics, weights) = (place.file("m.jsonl"), place.file("w.safetensors"));
+        let (metrics, weights) = (metrics.to_str().unwrap(), weights.to_str().unwrap());
+        let run = run.to_str().unwrap();
+        bossman(&place, &["train", run, "--local", "2", "--metrics", metrics, "--save", weights]).await.well();
+        let lines = std::fs::read_to_string(metrics).unwrap();
+        assert_eq!(lines.lines().filter(|line| line.contains("\"samples\":8")).count(), 6, "{lines}");
+        let to = place.file("out.jsonl");
+        let predict = ["predict", run, "--local", "2", "--weights", weights, "--to", to.to_str().unwrap()];
+        bossman(&place, &predict).await.well();
+        assert_eq!(std::fs::read_to_string(&to).unwrap().lines().count(), 24);
+        std::fs::write(place.file("data.csv"), "1,2,3\n".repeat(20)).unwrap();
+        let line = bossman(&place, &predict).await.error_line();
+        assert!(line.contains("`x` is [8, 2], but the last batch of the data, 20 samples, would have 4"), "{line}");
     });
 }

@@ -25,6 +25,7 @@ fn every_file_that_is_named_exists() {
         "docs/model-file.md",
         "docs/run-file.md",
         "docs/commands.md",
+        "docs/pool.md",
         "docs/performance.md",
     ] {
         let text = read(page);
@@ -95,7 +96,7 @@ fn what_is_nowhere_is_nowhere() {
 fn every_command_that_is_shown_exists() {
     let makefile = read("Makefile");
     let command: String = sources(&root().join("bossman/src/cli")).into_iter().map(|(_, text)| text).collect();
-    for page in ["README.md", "docs/run-file.md", "docs/commands.md"] {
+    for page in ["README.md", "docs/run-file.md", "docs/commands.md", "docs/pool.md"] {
         let text = read(page);
         let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
         for line in blocks.flat_map(str::lines) {

@@ -5,6 +5,7 @@ mod compute;
 pub mod engine;
 mod every_gpu;
 mod options;
+mod output;
 mod payloads;
 mod place;
 mod program;

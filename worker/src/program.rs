@@ -4,10 +4,12 @@ use crate::compute::StageCompute;
 use crate::engine::OwnLayers;
 use crate::every_gpu;
 use crate::options::Options;
+use crate::output;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
-use link::{ComputeThread, LinkError, Ticket, WorkerInfo};
+use link::{ComputeThread, Farewell, LinkError, Ticket, WorkerInfo};
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tch::Device;
 
@@ -19,6 +21,9 @@ const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
 /// Exit code after Ctrl-C, as shells have it.
 const INTERRUPTED: i32 = 130;
+
+/// How to take leave of the boss and the other workers, while there is a connection to them.
+type OnLeaving = Mutex<Option<Farewell>>;
 
 /// The program with its arguments.
 pub(crate) fn main(own: OwnLayers) -> ! {
@@ -35,7 +40,7 @@ pub(crate) fn main(own: OwnLayers) -> ! {
     match result {
         Ok(()) => leave(SUCCESS),
         Err(e) => {
-            eprintln!("worker: {e:#}");
+            output::warn(&format!("worker: {e:#}"));
             leave(FAILURE)
         }
     }
@@ -44,10 +49,18 @@ pub(crate) fn main(own: OwnLayers) -> ! {
 fn start(options: &Options, own: OwnLayers) -> Result<()> {
     // One thread for the network: the cores are for the compute thread.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let farewell = OnLeaving::default();
     runtime.block_on(async {
         tokio::select! {
-            result = run(options, own) => result,
-            () = interrupted() => leave(INTERRUPTED),
+            result = run(options, own, &farewell) => result,
+            () = interrupted() => {
+                // The others go on at once, and do not wait until this worker has been silent for long.
+                let farewell = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(farewell) = farewell {
+                    farewell.say("the worker was told to leave").await;
+                }
+                leave(INTERRUPTED)
+            }
         }
     })
 }
@@ -60,7 +73,7 @@ fn leave(code: i32) -> ! {
 }
 
 /// Works for one run after another until a boss says stop. Errors that waiting cannot mend end it.
-async fn run(options: &Options, own: OwnLayers) -> Result<()> {
+async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<()> {
     tensor::memory::keep_freed_memory();
     let device = device(options)?;
     if let Some(threads) = options.threads {
@@ -71,14 +84,14 @@ async fn run(options: &Options, own: OwnLayers) -> Result<()> {
     }
     let info = info(options, device);
     let memory = info.memory_bytes.map_or_else(String::new, |b| format!(", {:.1} GiB memory", b as f64 / GIB));
-    println!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads);
+    output::line(&format!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads));
 
     let mut wait = FIRST_WAIT;
     let mut said = String::new();
     loop {
-        match work(options, device, &info, own.clone()).await {
+        match work(options, device, &info, own.clone(), farewell).await {
             Ok(()) => {
-                println!("the run is over");
+                output::line("the run is over");
                 return Ok(());
             }
             Err(Trouble::Fatal(e)) => return Err(e),
@@ -88,7 +101,7 @@ async fn run(options: &Options, own: OwnLayers) -> Result<()> {
                 }
                 let line = format!("waiting for the boss at {}:{} ({reason})", options.model_host, options.model_port);
                 if line != said {
-                    println!("{line}");
+                    output::line(&line);
                     said = line;
                 }
                 tokio::time::sleep(wait).await;
@@ -110,7 +123,13 @@ enum Trouble {
 }
 
 /// One membership, from dialling to the end of the run.
-async fn work(options: &Options, device: Device, info: &WorkerInfo, own: OwnLayers) -> Result<(), Trouble> {
+async fn work(
+    options: &Options,
+    device: Device,
+    info: &WorkerInfo,
+    own: OwnLayers,
+    farewell: &OnLeaving,
+) -> Result<(), Trouble> {
     let trouble = |worked: bool| {
         move |e: LinkError| {
             if e.may_pass() {
@@ -126,8 +145,9 @@ async fn work(options: &Options, device: Device, info: &WorkerInfo, own: OwnLaye
     };
     let boss = link::resolve(&options.model_host, options.model_port).await.map_err(trouble(false))?;
     let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
+    *farewell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Farewell::of(&endpoint));
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
-    println!("joined the boss at {boss} as {}", membership.worker);
+    output::line(&format!("joined the boss at {boss} as {}", membership.worker));
     let membership = membership.transport(options.transport);
     let compute =
         ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");

@@ -1,6 +1,6 @@
 //! `bossman export` and `bossman data`: files, without workers.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bossman::data::fetch;
 use bossman::output;
 use bossman::run_file::RunFile;
@@ -78,9 +78,8 @@ impl Export {
             (None, None) => return Err(anyhow::anyhow!("no weights: give --weights PATH")),
         };
         let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };
-        let written =
-            export(&weights, &model, &self.to, &settings).with_context(|| format!("writing {}", self.to.display()))?;
-        output::line(&format!("{} tensors written to {}", written.iter().count(), self.to.display()));
+        let written = export(&weights, &model, &self.to, &settings)?;
+        output::line(&format!("{} tensors written to {}", written.iter().count(), self.to.display()))?;
         Ok(())
     }
 }
@@ -88,10 +87,10 @@ impl Export {
 impl Data {
     pub(crate) fn run(self) -> Result<()> {
         match self {
-            Data::List { json: true } => output::line(&format!("{:#}", fetch::list_json())),
-            Data::List { json: false } => output::say(&fetch::list()),
-            Data::Fetch { name, to } => output::say(&fetch::fetch(&name, to.as_deref())?),
-        }
+            Data::List { json: true } => output::line(&format!("{:#}", fetch::list_json()))?,
+            Data::List { json: false } => output::say(&fetch::list())?,
+            Data::Fetch { name, to } => output::say(&fetch::fetch(&name, to.as_deref())?)?,
+        };
         Ok(())
     }
 }

@@ -64,11 +64,11 @@ impl Check {
             bindings.set(&word, size);
         }
         match self.json {
-            true => output::line(&format!("{:#}", layers(&graph, &bindings))),
-            false => output::say(&graph.table(&bindings)),
-        }
+            true => output::line(&format!("{:#}", layers(&graph, &bindings)))?,
+            false => output::say(&graph.table(&bindings))?,
+        };
         for warning in graph.warnings() {
-            eprintln!("warning: {}: {warning}", model.display());
+            output::warn(&format!("warning: {}: {warning}", model.display()));
         }
         Ok(())
     }
@@ -95,12 +95,12 @@ impl Plan {
         let file = RunFile::from_file(self.run)?;
         let report = until_interrupted("nothing was measured", plan::run(&file, &self.fleet.settings()))?;
         if self.json {
-            output::line(&format!("{:#}", candidates(&report)));
+            output::line(&format!("{:#}", candidates(&report)))?;
             return Ok(());
         }
-        output::say(&report.to_string());
+        output::say(&report.to_string())?;
         if self.timeline {
-            output::say(&format!("\n{}", report.timeline()));
+            output::say(&format!("\n{}", report.timeline()))?;
         }
         Ok(())
     }

@@ -86,7 +86,7 @@ pub(crate) fn run() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("bossman: {e:#}");
+            output::warn(&format!("bossman: {e:#}"));
             if e.is::<fleet::Interrupted>() {
                 ExitCode::from(130)
             } else {
@@ -97,13 +97,13 @@ pub(crate) fn run() -> ExitCode {
 }
 
 fn ticket() -> Result<()> {
-    output::line(&link::Identity::load_or_create()?.ticket().to_string());
+    output::line(&link::Identity::load_or_create()?.ticket().to_string())?;
     Ok(())
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<()> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "bossman", &mut text);
-    output::say(&String::from_utf8_lossy(&text));
+    output::say(&String::from_utf8_lossy(&text))?;
     Ok(())
 }

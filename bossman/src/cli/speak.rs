@@ -5,10 +5,11 @@ use anyhow::{Context, Result};
 use bossman::data::{Source, Text, TextPairs};
 use bossman::output;
 use bossman::run_file::RunFile;
-use bossman::{Generation, Generator, Sampling, Search, Translator};
+use bossman::{BossMan, BossManError, Generated, Generation, Generator, Sampling, Search, Translator};
 use std::io::BufRead;
 use std::path::PathBuf;
 use std::time::Instant;
+use tokio::sync::oneshot;
 
 /// Lines that are translated together.
 const TOGETHER: usize = 32;
@@ -97,23 +98,39 @@ impl Generate {
             let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
             let generator = Generator::new(boss.model(), text)?;
             if let Some(why) = generator.slow() {
-                eprintln!("every token takes the whole text through the model again: {why}");
+                output::warn(&format!("every token takes the whole text through the model again: {why}"));
             }
             let began = Instant::now();
-            let mut pieces = 0u64;
-            output::say(&what.prompt);
-            let made = generator.generate(&mut boss, &what, |piece| {
-                pieces += 1;
-                output::say(piece);
-            });
-            let made = made.await?;
-            output::line("");
-            let seconds = began.elapsed().as_secs_f64();
-            let tokens = made.tokens.len();
-            eprintln!("{tokens} tokens, {:.1} a second", tokens as f64 / seconds.max(1e-9));
+            if let Some(made) = spoken(&generator, &mut boss, &what).await? {
+                output::line("")?;
+                let seconds = began.elapsed().as_secs_f64();
+                let tokens = made.tokens.len();
+                output::warn(&format!("{tokens} tokens, {:.1} a second", tokens as f64 / seconds.max(1e-9)));
+            }
             boss.shutdown().await;
             Ok(())
         })
+    }
+}
+
+/// Prints the text as it comes; nothing where nobody reads it any more, and so no more of it is made.
+async fn spoken(
+    generator: &Generator,
+    boss: &mut BossMan,
+    what: &Generation,
+) -> Result<Option<Generated>, BossManError> {
+    if !output::say(&what.prompt)? {
+        return Ok(None);
+    }
+    let (stop, stopped) = oneshot::channel();
+    let mut stop = Some(stop);
+    let made = generator.generate(boss, what, |piece| match output::say(piece) {
+        Ok(true) => {}
+        unheard => drop(stop.take().map(|stop| stop.send(unheard))),
+    });
+    tokio::select! {
+        made = made => made.map(Some),
+        Ok(unheard) = stopped => unheard.map(|_| None),
     }
 }
 
@@ -134,11 +151,13 @@ impl Translate {
             let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
             let translator = Translator::new(boss.model(), texts)?;
             if let Some(why) = translator.slow() {
-                eprintln!("every token takes the whole translation through the model again: {why}");
+                output::warn(&format!("every token takes the whole translation through the model again: {why}"));
             }
-            for together in lines.chunks(TOGETHER) {
+            'all: for together in lines.chunks(TOGETHER) {
                 for translation in translator.translate(&mut boss, together, &search).await? {
-                    output::line(&translation);
+                    if !output::line(&translation)? {
+                        break 'all;
+                    }
                 }
             }
             boss.shutdown().await;

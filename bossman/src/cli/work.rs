@@ -6,7 +6,7 @@ use bossman::data::{Dataset, Part, Source};
 use bossman::output;
 use bossman::run_file::RunFile;
 use bossman::train::{self, Settings};
-use bossman::{best_path, look, Look, Model, Predictions};
+use bossman::{best_path, look, Look, Model, Predicted, Predictions};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -76,9 +76,9 @@ impl Status {
         let ask = bossman::Status::ask(&self.host, self.port, self.ticket.as_deref());
         let status = until_interrupted("nothing was asked", ask)?;
         match self.json {
-            true => output::line(&serde_json::to_string(&status)?),
-            false => output::say(&status.to_string()),
-        }
+            true => output::line(&serde_json::to_string(&status)?)?,
+            false => output::say(&status.to_string())?,
+        };
         Ok(())
     }
 }
@@ -156,17 +156,17 @@ impl Train {
             let best = outcome.best.as_ref().map(|(step, look)| json!({"step": step, "validation": look.to_json()}));
             let test = outcome.test.as_ref().map(Look::to_json);
             let seconds = outcome.time.as_secs_f64();
-            output::line(&json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test}).to_string());
+            output::line(&json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test}).to_string())?;
             return Ok(());
         }
-        output::line(&format!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64()));
+        output::line(&format!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64()))?;
         if let Some(test) = &outcome.test {
-            output::line(&format!("test {}", in_words(test)));
+            output::line(&format!("test {}", in_words(test)))?;
         }
         if let Some(path) = &settings.save {
-            output::line(&format!("weights written to {}", path.display()));
+            output::line(&format!("weights written to {}", path.display()))?;
             if outcome.best.is_some() {
-                output::line(&format!("those of the best epoch to {}", best_path(path).display()));
+                output::line(&format!("those of the best epoch to {}", best_path(path).display()))?;
             }
         }
         Ok(())
@@ -187,9 +187,9 @@ impl Eval {
         if self.json {
             let mut json = found.to_json();
             json["samples"] = samples.into();
-            output::line(&json.to_string());
+            output::line(&json.to_string())?;
         } else {
-            output::line(&format!("{samples} samples: {}", in_words(&found)));
+            output::line(&format!("{samples} samples: {}", in_words(&found)))?;
         }
         Ok(())
     }
@@ -208,13 +208,20 @@ impl Predict {
         };
         let predictions = Predictions::create(&self.to)?;
         let (fleet, together) = (self.fleet.settings(), file.batch_size);
-        let samples = until_interrupted("predictions are not complete", async {
+        let predicted = until_interrupted("predictions are not complete", async {
             let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
-            let samples = predictions.of(&mut boss, &data, together).await?;
+            let predicted = predictions.of(&mut boss, &data, together).await?;
             boss.shutdown().await;
-            Ok(samples)
+            Ok(predicted)
         })?;
-        output::line(&format!("predictions for {samples} samples written to {}", self.to.display()));
+        let Predicted { samples, not_numbers, first } = predicted;
+        if let Some(first) = first {
+            output::warn(&format!(
+                "warning: the model gives NaN for {not_numbers} of {samples} samples, first for sample {first} (counted from \
+                 0); its weights may hold NaN or have grown too large"
+            ));
+        }
+        output::line(&format!("predictions for {samples} samples written to {}", self.to.display()))?;
         Ok(())
     }
 }

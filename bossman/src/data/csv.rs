@@ -25,9 +25,11 @@ pub(super) fn open(path: &Path, input: &Wanted, target: Option<&Wanted>) -> Resu
     };
     let columns = |sizes: &[u64]| sizes.iter().product::<u64>() as usize;
     let targets = if target.is_some() { columns(&target_shape) } else { 0 };
-    let rows = Rows { inputs: columns(&input_shape), targets, classes };
-    let mut gather = Gather::new(Element::wanted(input.dtype));
-    let mut labels = target.map(|target| Gather::new(Element::wanted(target.dtype)));
+    let element = Element::wanted(input.dtype);
+    let of_target = target.map_or(element, |target| Element::wanted(target.dtype));
+    let rows = Rows { inputs: columns(&input_shape), targets, classes, elements: [element, of_target] };
+    let mut gather = Gather::new(element);
+    let mut labels = target.map(|_| Gather::new(of_target));
     rows.read(path, |line, inputs, targets| {
         let error = |e: BossManError| error(format!("line {line}: {e}"));
         gather.push(inputs, &input_shape).map_err(error)?;
@@ -43,6 +45,8 @@ struct Rows {
     targets: usize,
     /// The target is the number of a class.
     classes: bool,
+    /// As what inputs and targets are kept.
+    elements: [Element; 2],
 }
 
 impl Rows {
@@ -56,7 +60,7 @@ impl Rows {
         let (text, _) = plain::open(path)?;
         let mut reader =
             csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text);
-        let mut numbers = Vec::new();
+        let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
         let mut record = csv::StringRecord::new();
         let mut first = true;
         while reader.read_record(&mut record).map_err(|e| error(e.to_string()))? {
@@ -77,13 +81,15 @@ impl Rows {
             }
             numbers.clear();
             for (column, field) in record.iter().enumerate() {
-                let number: Option<f64> = field.parse().ok().filter(|n: &f64| n.is_finite());
-                let problem = || error(format!("line {line}, column {}: `{field}` is not a number", column + 1));
-                let number = number.ok_or_else(problem)?;
-                if column >= self.inputs && self.classes && (number < 0.0 || number.fract() != 0.0) {
-                    let problem = format!("line {line}, column {}: `{field}` is not a class: 0, 1, 2 ...", column + 1);
-                    return Err(error(problem));
+                let wrong = |problem: String| error(format!("line {line}, column {}: {problem}", column + 1));
+                let number: f64 = field.parse().map_err(|_| wrong(format!("`{field}` is not a number")))?;
+                let is_target = column >= self.inputs;
+                if is_target && self.classes && (number < 0.0 || number.fract() != 0.0) {
+                    return Err(wrong(format!("`{field}` is not a class: 0, 1, 2 ...")));
                 }
+                // Here its column is still known.
+                bytes.clear();
+                self.elements[usize::from(is_target)].encode(number, &mut bytes).map_err(wrong)?;
                 numbers.push(number);
             }
             let (inputs, targets) = numbers.split_at(self.inputs);

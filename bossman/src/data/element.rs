@@ -84,8 +84,9 @@ impl Element {
         const EXACT: f64 = 9_007_199_254_740_992.0;
         let whole = number.fract() == 0.0 && number.abs() < EXACT;
         match self {
-            _ if !number.is_finite() || (self == Element::F32 && !(number as f32).is_finite()) => {
-                return Err(format!("`{number}` is not a number to train with"));
+            _ if !number.is_finite() => return Err(format!("`{number}` is no number to train with")),
+            Element::F32 if !(number as f32).is_finite() => {
+                return Err(format!("`{number:e}` is larger than any float32"));
             }
             Element::F32 => into.extend((number as f32).to_le_bytes()),
             Element::F64 => into.extend(number.to_le_bytes()),

@@ -1,16 +1,20 @@
 //! A column brought to what the model takes: dtype, shape, range.
 
 use super::column::Column;
+use super::finite;
 use super::normalize::Normalize;
 use super::wanted::Wanted;
 use crate::BossManError;
 use layerspec::DType;
+use std::path::Path;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 /// A column with what is done to its batches.
 #[derive(Clone, Debug)]
 pub(super) struct Fitted {
+    /// What the model calls it.
+    name: String,
     column: Column,
     kind: Kind,
     /// The shape of a sample, where it is not the column's.
@@ -40,23 +44,32 @@ impl Fitted {
             let sizes = reshape.as_ref().map(|sizes| sizes.iter().map(|size| size.unsigned_abs()).collect::<Vec<_>>());
             normalize.check(sizes.as_deref().or(column.shape()))?;
         }
-        Ok(Fitted { column, kind, reshape, normalize: normalize.cloned() })
+        Ok(Fitted { name: name.clone(), column, kind, reshape, normalize: normalize.cloned() })
     }
 
     pub(super) fn samples(&self) -> u64 {
         self.column.samples()
     }
 
+    /// The samples with these numbers, brought to what the model takes.
+    ///
+    /// # Errors
+    /// The file cannot be read, or an element is NaN, infinite, or too large for the model's type.
     pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
         let mut batch = self.column.rows(numbers)?.f_to_kind(self.kind).map_err(TensorError::from)?;
         if let Some(shape) = &self.reshape {
             let shape: Vec<i64> = [numbers.len() as i64].iter().chain(shape).copied().collect();
             batch = batch.f_reshape(shape).map_err(TensorError::from)?;
         }
-        match &self.normalize {
-            Some(normalize) => Ok(normalize.apply(&batch)?),
-            None => Ok(batch),
+        if let Some(normalize) = &self.normalize {
+            batch = normalize.apply(&batch)?;
         }
+        if self.column.dtype().is_floating() {
+            if let Some(problem) = finite::odd_one(&batch, numbers, &self.name)? {
+                return Err(BossManError::file(self.column.path().unwrap_or_else(|| Path::new("the data")), problem));
+            }
+        }
+        Ok(batch)
     }
 }
 

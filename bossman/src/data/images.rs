@@ -133,7 +133,7 @@ fn reader(file: &Path) -> Result<ImageReader<BufReader<File>>, String> {
 
 /// What a folder holds, sorted by name, hidden files left out.
 fn listed(folder: &Path) -> Result<Vec<PathBuf>, BossManError> {
-    let error = |e: std::io::Error| BossManError::file(folder, e);
+    let error = |e: std::io::Error| BossManError::io(folder, &e);
     let entries = std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;
     let hidden = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     let mut paths: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(|path| !hidden(path)).collect();

@@ -11,6 +11,7 @@ mod columns;
 mod csv;
 mod element;
 pub mod fetch;
+mod finite;
 mod fit;
 mod grouped;
 mod idx;

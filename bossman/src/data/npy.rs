@@ -17,7 +17,7 @@ const MAX_HEADER: usize = 10_000;
 
 /// An array whose first dimension counts samples.
 pub(super) fn open(path: &Path) -> Result<Stored, BossManError> {
-    let mut file = std::fs::File::open(path).map_err(|e| BossManError::file(path, e))?;
+    let mut file = std::fs::File::open(path).map_err(|e| BossManError::io(path, &e))?;
     let (layout, samples) = header(path, &mut file)?;
     Stored::new(path, Arc::new(Store::open(path)?), layout, samples)
 }

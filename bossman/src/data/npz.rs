@@ -18,10 +18,10 @@ use zip::{CompressionMethod, ZipArchive};
 pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, BossManError> {
     let path = &table.path;
     let error = |problem: String| BossManError::file(path, problem);
-    let file = BufReader::new(File::open(path).map_err(|e| error(e.to_string()))?);
+    let store = Arc::new(Store::open(path)?);
+    let file = BufReader::new(File::open(path).map_err(|e| BossManError::io(path, &e))?);
     let mut archive = ZipArchive::new(file).map_err(|e| error(format!("not an .npz file: {e}")))?;
     let held: Vec<String> = archive.file_names().map(|name| name.trim_end_matches(".npy").to_string()).collect();
-    let store = Arc::new(Store::open(path)?);
     let mut columns = BTreeMap::new();
     for name in table.columns() {
         let place =

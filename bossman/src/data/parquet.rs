@@ -27,7 +27,7 @@ fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<Stri
     let path = &table.path;
     let error = |problem: String| BossManError::file(path, problem);
     let broken = |e: ParquetError| error(format!("not a Parquet file, or a broken one: {e}"));
-    let file = File::open(path).map_err(|e| error(e.to_string()))?;
+    let file = File::open(path).map_err(|e| BossManError::io(path, &e))?;
     let reader = SerializedFileReader::new(file).map_err(broken)?;
     let schema = reader.metadata().file_metadata().schema();
     let held: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_string()).collect();

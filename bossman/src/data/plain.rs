@@ -12,7 +12,7 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// The file's content, and whether it is gzipped, as its first bytes tell.
 pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), BossManError> {
-    let error = |e: io::Error| BossManError::file(path, e);
+    let error = |e: io::Error| BossManError::io(path, &e);
     let mut file = BufReader::new(File::open(path).map_err(error)?);
     let gzipped = file.fill_buf().map_err(error)?.starts_with(&GZIP);
     Ok(match gzipped {
@@ -25,7 +25,7 @@ pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), BossManError
 pub(super) fn read_exactly(path: &Path, file: &mut impl Read, into: &mut [u8]) -> Result<(), BossManError> {
     file.read_exact(into).map_err(|e| match e.kind() {
         io::ErrorKind::UnexpectedEof => BossManError::file(path, "cut short: it ends within its header"),
-        _ => BossManError::file(path, e),
+        _ => BossManError::io(path, &e),
     })
 }
 
@@ -38,7 +38,7 @@ pub(super) fn copy(path: &Path, file: &mut impl Read, spool: &mut Spool, most: u
             Ok(0) => return Ok(()),
             Ok(read) => spool.write(&part[..read])?,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(BossManError::file(path, e)),
+            Err(e) => return Err(BossManError::io(path, &e)),
         }
     }
 }

@@ -21,11 +21,11 @@ pub(super) enum Store {
 
 impl Store {
     pub(super) fn open(path: &Path) -> Result<Self, BossManError> {
-        let error = |e: io::Error| BossManError::file(path, e);
+        let error = |e: io::Error| BossManError::io(path, &e);
         let file = File::open(path).map_err(error)?;
         let meta = file.metadata().map_err(error)?;
         if !meta.is_file() {
-            return Err(BossManError::file(path, "is not a file"));
+            return Err(BossManError::file(path, "is not a file; name one"));
         }
         Ok(Store::File(Mutex::new(file), meta.len()))
     }

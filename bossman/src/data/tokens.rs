@@ -88,11 +88,11 @@ impl Tokens {
 
 fn load(path: &Path) -> Result<Tokens, BossManError> {
     let error = |problem: String| BossManError::file(path, problem);
-    let size = std::fs::metadata(path).map_err(|e| error(e.to_string()))?.len();
+    let size = std::fs::metadata(path).map_err(|e| BossManError::io(path, &e))?.len();
     if size > MAX_FILE {
         return Err(error(format!("has {size} bytes, which no tokenizer.json has; is this the right file?")));
     }
-    let bytes = std::fs::read(path).map_err(|e| error(e.to_string()))?;
+    let bytes = std::fs::read(path).map_err(|e| BossManError::io(path, &e))?;
     let tokenizer = tokenizers::Tokenizer::from_bytes(bytes);
     let mut tokenizer = tokenizer.map_err(|e| error(format!("is no tokenizer.json: {e}")))?;
     // What the file says of these is for single sentences; samples are cut and padded here.

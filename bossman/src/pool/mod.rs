@@ -12,7 +12,7 @@ mod tending;
 mod worth;
 
 use crate::boss::BossMan;
-use crate::BossManError;
+use crate::{output, BossManError};
 use contributor::{Contributor, State};
 use link::PoolEvent;
 use pipeline::ids::WorkerId;
@@ -104,7 +104,7 @@ impl BossMan {
 impl Pool {
     fn say(&self, text: &str) {
         if !self.quiet {
-            eprintln!("{text}");
+            output::warn(text);
         }
     }
 

@@ -107,13 +107,14 @@ impl Builder {
         })
     }
 
-    fn add_layer(&mut self, draft: Draft<'_>) -> Result<Vec<ValueId>, Fault> {
+    fn add_layer(&mut self, mut draft: Draft<'_>) -> Result<Vec<ValueId>, Fault> {
         let id = LayerId(self.layers.len() as u32);
         let at_layer = |message: String| Fault::new(draft.place, message);
         self.claim_name(&draft, id)?;
         let share = draft.share.map(|name| self.find_shared(name, &draft.kind)).transpose()?;
         let inputs: Vec<TensorType> = draft.inputs.iter().map(|id| self.ty(*id).clone()).collect();
         let types = draft.kind.infer(&inputs).map_err(at_layer)?;
+        draft.kind.meet_inputs(&inputs);
         draft.kind.flops(&inputs, &types).map_err(|error| at_layer(format!("its FLOPs: {error}")))?;
         if let Some(ty) = types.iter().find(|ty| ty.shape.rank() > MAX_RANK) {
             return Err(at_layer(format!("its output {ty} has more than {MAX_RANK} dimensions")));

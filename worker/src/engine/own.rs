@@ -17,7 +17,9 @@ pub trait CustomLayer: Send {
     /// The outputs, made of inputs and parameters by functions that autograd knows, in training and in use.
     ///
     /// The results must depend on the inputs, the parameters, [`Forward::training`] and [`Forward::random`] alone: a
-    /// forward pass may be done a second time, and then it must give the same bits. Inputs must not be written to.
+    /// forward pass may be done a second time, and then it must give the same bits. Inputs must not be written to. What
+    /// the layer itself remembers is saved nowhere and differs from worker to worker: there are no buffers. The outputs must
+    /// be those that the model file says; others are an error.
     fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError>;
 }
 

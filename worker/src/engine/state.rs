@@ -54,7 +54,8 @@ impl Engine {
         for (index, param) in self.params.all.iter().enumerate() {
             if let Some(parts) = of_param.remove(&param.name) {
                 let device = param.tensor.device();
-                let there = |(name, part): (String, Tensor)| Ok((name, part.f_to_device(device)?));
+                // Copies: what came lies in memory that others may share and that cannot be written to.
+                let there = |(name, part): (String, Tensor)| Ok((name, copy(&part)?.f_to_device(device)?));
                 let parts = parts.into_iter().map(there).collect::<Result<_, TensorError>>()?;
                 let set = optimizer.set_state(index, &param.tensor, parts);
                 problems.extend(set.err().map(|problem| format!("optimizer state of {}: {problem}", param.name)));

@@ -72,7 +72,7 @@ pub fn fetch(name: &str, to: Option<&Path>) -> Result<String, BossManError> {
 
 /// Fetches and converts beside the folder's files, and moves there only what is right.
 fn get(set: &Set, folder: &Path) -> Result<(), BossManError> {
-    let error = |e: std::io::Error| BossManError::file(folder, e);
+    let error = |e: std::io::Error| BossManError::io(folder, &e);
     std::fs::create_dir_all(folder).map_err(error)?;
     let work = tempfile::Builder::new().prefix(".fetching-").tempdir_in(folder).map_err(error)?;
     let [package, made] = ["package", "made"].map(|name| work.path().join(name));

@@ -63,6 +63,94 @@ fn mistakes_in_files_are_named() {
     assert_eq!(found, golden.map(|(_, expected)| expected));
 }
 
+/// Formats that are read from the beginning say so at once, those that are read where samples lie with their batch.
+#[test]
+fn what_is_no_finite_number_is_named_with_its_place() {
+    let folder = Folder::new();
+    let file = |name: &str, bytes: &[u8]| Source::File(folder.file(name, bytes));
+    let regression = LossSpec::MSELoss;
+    let at_once = [
+        (file("a.csv", b"1,2,3,4\n5,nan,7,8\n"), "a.csv: line 2, column 2: `NaN` is no number to train with"),
+        (file("b.csv", b"x,y,z,u\n5,6,7,-inf\n"), "b.csv: line 2, column 4: `-inf` is no number to train with"),
+        (file("c.csv", b"1,2,1e39,4\n"), "c.csv: line 1, column 3: `1e39` is larger than any float32"),
+        (
+            file("d.jsonl", b"{\"x\": [1, 1e300], \"target\": [0, 0]}\n"),
+            "d.jsonl: line 1: `x`: `1e300` is larger than any float32",
+        ),
+    ];
+    let found =
+        at_once.each_ref().map(|(source, _)| folder.error(Dataset::open(source, &model("2"), &regression, None)));
+    assert_eq!(found.each_ref().map(String::as_str), at_once.map(|(_, expected)| expected));
+
+    let whole = floats(&[0.0; 6]);
+    let with = |place: usize, number: f32| {
+        let mut numbers = [0.0; 6];
+        numbers[place] = number;
+        floats(&numbers)
+    };
+    let doubles: Vec<u8> = [0.0, 1.0, 2.0, 3.0, -1e39, 5.0f64].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let arrays = |x: (&str, &[u8]), y: &[u8]| {
+        let inputs = [("x".to_string(), folder.file("x.npy", npy(x.0, "(3, 2)", x.1)))].into();
+        Source::Npy { inputs, target: folder.file("y.npy", npy("<f4", "(3, 2)", y)) }
+    };
+    let hint = "no number to train with; mend it, or leave the sample out";
+    let found = |source: &Source, expected: &str| {
+        let data = Dataset::open(source, &model("2"), &regression, None).unwrap();
+        // Samples 0 and 1 are good.
+        data.batch(&[1, 0]).unwrap();
+        assert_eq!(folder.error(data.batch(&[0, 2, 1])), format!("{expected}, {hint}"));
+    };
+    found(&arrays(("<f4", &with(5, f32::NAN)), &whole), "x.npy: sample 2 of `x`, element [1] (counted from 0) is NaN");
+    found(
+        &arrays(("<f4", &whole), &with(4, f32::INFINITY)),
+        "y.npy: sample 2 of `target`, element [0] (counted from 0) is inf",
+    );
+    found(&arrays(("<f8", &doubles), &whole), "x.npy: sample 2 of `x`, element [0] (counted from 0) is -inf");
+    let path = folder.file(
+        "e.npz",
+        archive(
+            true,
+            &[("x.npy", npy("<f4", "(3, 2)", &with(4, f32::NAN))), ("target.npy", npy("<f4", "(3, 2)", &whole))],
+        ),
+    );
+    found(&Source::File(path), "e.npz/x.npy: sample 2 of `x`, element [0] (counted from 0) is NaN");
+    let mut tensors = crate::StateDict::default();
+    tensors.insert("x", &Tensor::from_slice(&[0.0f32, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]).reshape([3, 2]));
+    tensors.insert("target", &Tensor::zeros([3, 2], (Kind::Float, tch::Device::Cpu)));
+    tensors.save(folder.path("f.safetensors")).unwrap();
+    found(
+        &Source::File(folder.path("f.safetensors")),
+        "f.safetensors: sample 2 of `x`, element [1] (counted from 0) is -inf",
+    );
+}
+
+/// Numbers whose sum leaves the type are numbers all the same.
+#[test]
+fn large_numbers_are_numbers() {
+    let folder = Folder::new();
+    let large: Vec<u8> = [1e308f64; 4].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let inputs = [("x".to_string(), folder.file("x.npy", npy("<f8", "(2, 2)", &large)))].into();
+    let source = Source::Npy { inputs, target: folder.file("y.npy", npy("|u1", "(2,)", &[0, 1])) };
+    let text = "{model: m, inputs: {x: {shape: [batch, 2], dtype: float64}}, layers: [ReLU]}";
+    let model = LayerGraph::from_yaml(text, "model").unwrap();
+    let batch = Dataset::open(&source, &model, &CLASSES, None).unwrap().batch(&[0, 1]).unwrap();
+    assert_eq!(numbers(&batch.x), [1e308; 4]);
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named_with_what_helps() {
+    let folder = Folder::new();
+    for name in ["a.csv", "b.jsonl", "c.npz", "d.parquet", "e.safetensors"] {
+        std::fs::create_dir(folder.path(name)).unwrap();
+        let error = folder.error(Dataset::read(&folder.path(name), &model("2"), &CLASSES));
+        assert!(error.starts_with(&format!("{name}: ")) && error.lines().count() == 1, "{error}");
+        assert!(error.contains("Is a directory") || error.contains("is not a file"), "{error}");
+    }
+    folder.file("f", "");
+    let error = folder.error(Dataset::read(&folder.path("f/g.csv"), &model("2"), &CLASSES));
+    assert!(error.ends_with("a part of this path is a file, not a folder"), "{error}");
+}
+
 #[test]
 fn an_input_that_the_model_has_not_is_named() {
     let folder = Folder::new();

@@ -29,7 +29,13 @@ pub enum Size {
     /// Always the same.
     Number(u64),
     /// As in the inputs.
-    Word(String),
+    Word {
+        /// The word.
+        word: String,
+        /// The input of the layer, and its dimension, that has this size; none before the inputs' shapes are known, or
+        /// where they have the word only as a part of sizes, as in `2*seq`.
+        of: Option<(usize, usize)>,
+    },
 }
 
 /// An output.
@@ -48,7 +54,7 @@ fn shape<T>(node: &Node, least: usize, one: fn(&Node) -> Option<T>) -> Option<Ve
 
 fn size(node: &Node) -> Option<Size> {
     match node.as_text() {
-        Some(word) if is_word(word) => Some(Size::Word(word.to_owned())),
+        Some(word) if is_word(word) => Some(Size::Word { word: word.to_owned(), of: None }),
         _ => (SIZE.read)(node).map(Size::Number),
     }
 }
@@ -166,12 +172,22 @@ pub(super) fn types(out: Option<&[Made]>, inputs: &[TensorType]) -> Result<Vec<T
     inputs.iter().flat_map(TensorType::dims).for_each(|dim| dim.collect_symbols(&mut words));
     let dim = |size: &Size| match size {
         Size::Number(number) => Ok(Dim::Fixed(*number)),
-        Size::Word(word) if words.contains(word) => Ok(Dim::symbol(word)),
-        Size::Word(word) => Err(format!("`out`: the word `{word}` is in none of its inputs' shapes")),
+        Size::Word { word, .. } if words.contains(word) => Ok(Dim::symbol(word)),
+        Size::Word { word, .. } => Err(format!("`out`: the word `{word}` is in none of its inputs' shapes")),
     };
     out.iter()
         .map(|made| Ok(TensorType::new(made.dtype, made.shape.iter().map(dim).collect::<Result<_, String>>()?)))
         .collect()
+}
+
+/// Says of each word where in the inputs it stands: there the layer's worker, which knows no words, finds its size.
+pub(super) fn find_words(out: &mut [Made], inputs: &[TensorType]) {
+    for size in out.iter_mut().flat_map(|made| &mut made.shape) {
+        if let Size::Word { word, of } = size {
+            let place = |input: &TensorType| input.dims().iter().position(|dim| dim.as_symbol() == Some(word.as_str()));
+            *of = inputs.iter().enumerate().find_map(|(port, input)| Some((port, place(input)?)));
+        }
+    }
 }
 
 /// As the file says, for each sample; else as if each parameter were a matrix that rows of the output are multiplied by.

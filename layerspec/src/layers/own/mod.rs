@@ -8,7 +8,7 @@ pub use args::{Arg, Args};
 pub use declared::{Declared, Made, Size};
 pub use name::ParamName;
 
-use super::{bad, layer, Arity, BadArgument, Rules};
+use super::{bad, layer, Arity, BadArgument, LayerKind, Rules};
 use crate::yaml::{Reader, COUNT, TEXT};
 use crate::{Dim, OutOfRange, ParamSpec, TensorType};
 use args::ARGS;
@@ -60,6 +60,18 @@ layer! {
         flops: Option<u64> = FLOPS, or None => "an estimate from its parameters";
         /// The file's SHA-256, where no other contents are to be taken.
         sha256: Option<String> = HASH, or None => "that of the file";
+    }
+}
+
+impl LayerKind {
+    /// Tells a layer of the user's own what its inputs are; others know by themselves.
+    pub(crate) fn meet_inputs(&mut self, inputs: &[TensorType]) {
+        let out = match self {
+            LayerKind::Custom(layer) => &mut layer.out,
+            LayerKind::TorchScript(layer) => &mut layer.out,
+            _ => return,
+        };
+        declared::find_words(out.as_deref_mut().unwrap_or_default(), inputs);
     }
 }
 

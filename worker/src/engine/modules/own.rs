@@ -80,19 +80,32 @@ fn checked(outputs: Vec<Tensor>, out: Option<&[Made]>, inputs: &[Tensor]) -> Res
         let problem = format!("the model file says that it has {} outputs, it made {}", out.len(), outputs.len());
         return Err(missing(problem));
     }
+    // The size that a word stands for; nothing where no input has just that size.
+    let here = |of: Option<(usize, usize)>| {
+        let (port, dim) = of?;
+        inputs.get(port)?.size().get(dim).copied()
+    };
     for (output, made) in outputs.iter().zip(out) {
         let fits = |(size, declared): (&i64, &Size)| match declared {
             Size::Number(number) => u64::try_from(*size) == Ok(*number),
-            Size::Word(_) => true,
+            Size::Word { of, .. } => here(*of).is_none_or(|expected| expected == *size),
         };
         let same = output.dim() == made.shape.len() && output.size().iter().zip(&made.shape).all(fits);
         if !same || tensor::dtype_of(output)? != made.dtype {
-            let shape = made.shape.iter().map(|size| match size {
-                Size::Number(number) => number.to_string(),
-                Size::Word(word) => word.clone(),
-            });
-            let (found, dtype, shape) = (found(output)?, made.dtype, shape.collect::<Vec<_>>().join(", "));
-            return Err(missing(format!("made {found}, the model file says {dtype} [{shape}]")));
+            let (mut shape, mut words) = (Vec::new(), String::new());
+            for size in &made.shape {
+                match size {
+                    Size::Number(number) => shape.push(number.to_string()),
+                    Size::Word { word, of } => {
+                        if let Some(size) = here(*of).filter(|_| !shape.contains(word)) {
+                            words.push_str(&format!(", {word} is {size} here"));
+                        }
+                        shape.push(word.clone());
+                    }
+                }
+            }
+            let (found, dtype, shape) = (found(output)?, made.dtype, shape.join(", "));
+            return Err(missing(format!("made {found}, the model file says {dtype} [{shape}]{words}")));
         }
     }
     Ok(outputs)

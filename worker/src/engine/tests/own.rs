@@ -134,6 +134,20 @@ fn a_module_that_writes_to_its_buffers_is_refused() {
     engine.forward(&eval(), vec![normal("x", &[5, 4])]).unwrap();
 }
 
+/// Numbers in training, lists in use.
+#[test]
+fn a_module_that_changes_its_attributes_is_refused() {
+    let yaml = "{inputs: {x: [batch, 4]}, layers: [{TorchScript: {path: NAME.pt}}]}";
+    let forward = |pass: &Pass| {
+        let mut engine = Engine::build(script(yaml, "counting", true)).unwrap();
+        engine.forward(pass, vec![normal("x", &[5, 4])]).unwrap_err().to_string()
+    };
+    let said = forward(&train(0));
+    assert!(said.contains("layer 0 (TorchScript)") && said.contains("changes the attribute `inner.calls`"), "{said}");
+    let said = forward(&eval());
+    assert!(said.contains("changes the attribute `seen`"), "{said}");
+}
+
 /// The weighted sum of the inputs, and their number.
 struct Weighted;
 
@@ -194,4 +208,32 @@ fn a_layer_in_rust_that_is_missing_or_wrong_is_named() {
     let mut engine = custom(CUSTOM, own).unwrap();
     let said = engine.forward(&train(0), vec![normal("x", &[5, 3]), normal("y", &[5, 3])]).unwrap_err().to_string();
     assert!(said.contains("layer 0 (Custom), forward") && said.contains("its code panicked"), "{said}");
+}
+
+/// Sizes that are words are those of the inputs: not of another batch, nor of another input.
+#[test]
+fn what_a_layer_makes_is_held_against_the_model_file() {
+    struct Makes(Vec<i64>, Kind);
+    impl CustomLayer for Makes {
+        fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError> {
+            Ok(vec![Tensor::f_zeros(&self.0, (self.1, call.device()))?])
+        }
+    }
+    let yaml = "{inputs: {x: [batch, 3], y: [batch, seq]}, layers: [{Custom: {layer: Makes, out: [batch, seq]}, \
+                in_variables: [y], name: mine}]}";
+    let made = |shape: &[i64], kind| {
+        let shape = shape.to_vec();
+        let own = OwnLayers::default().with("Makes", move |_| Ok(Makes(shape.clone(), kind)));
+        let mut engine = custom(yaml, own).unwrap();
+        let outputs = engine.forward(&eval(), vec![normal("x", &[5, 3]), normal("y", &[5, 7])]);
+        outputs.map(|outputs| outputs[0].size()).map_err(|error| error.to_string())
+    };
+    assert_eq!(made(&[5, 7], Kind::Float), Ok(vec![5, 7]));
+    let said = "the model file says float32 [batch, seq], batch is 5 here, seq is 7 here";
+    for (shape, kind) in
+        [(&[4, 7][..], Kind::Float), (&[5, 3], Kind::Float), (&[5, 7, 1], Kind::Float), (&[5, 7], Kind::Double)]
+    {
+        let error = made(shape, kind).unwrap_err();
+        assert!(error.contains("layer mine (Custom), forward") && error.contains(said), "{error}");
+    }
 }
