@@ -418,11 +418,20 @@ impl BossMan {
     /// # Errors
     /// A setting that PyTorch would refuse, as a negative learning rate.
     pub async fn send_optimizer(&mut self, optimizer: OptimizerSpec) -> Result<(), BossManError> {
+        self.refuse_in_pool("send_optimizer")?;
         optimizer.check().map_err(BossManError::Usage)?;
         self.settings.lr_schedule.check().map_err(BossManError::Usage)?;
         self.call(Request::SetOptimizer(optimizer)).await?;
         self.optimizer = Some(optimizer);
         Ok(())
+    }
+
+    /// Newcomers of a pool take the state of others: what is set beside that would not reach all of them.
+    pub(crate) fn refuse_in_pool(&self, call: &str) -> Result<(), BossManError> {
+        match self.pool {
+            Some(_) => Err(BossManError::Usage(format!("{call}: call it before open_pool()"))),
+            None => Ok(()),
+        }
     }
 
     /// From now on layers behave as in training: dropout drops, batch norm learns.

@@ -47,13 +47,7 @@ impl<'a> Epochs<'a> {
             None => None,
         };
         let looked = match &self.validation {
-            // Where a worker leaves meanwhile, those who are left begin again.
-            Some(data) => loop {
-                match look(boss, self.file, Part::Validation, data).await {
-                    Err(error) if boss.can_mend(&error) => boss.tend().await?,
-                    other => break Some(other?),
-                }
-            },
+            Some(data) => Some(look_with_who_is_here(boss, self.file, Part::Validation, data).await?),
             None => None,
         };
         let best = looked.as_ref().is_some_and(|look| match &self.best {
@@ -73,6 +67,21 @@ impl<'a> Epochs<'a> {
             self.best = Some((step, look));
         }
         Ok(())
+    }
+}
+
+/// A look at the model; where a worker leaves meanwhile, those who are left begin it again.
+pub(crate) async fn look_with_who_is_here(
+    boss: &mut BossMan,
+    file: &RunFile,
+    part: Part,
+    data: &Dataset,
+) -> Result<Look, BossManError> {
+    loop {
+        match look(boss, file, part, data).await {
+            Err(error) if boss.can_mend(&error) => boss.tend().await?,
+            other => return other,
+        }
     }
 }
 

@@ -55,6 +55,11 @@ impl Observed {
         }
     }
 
+    /// Forgets what a worker took.
+    pub(crate) fn forget(&mut self, worker: WorkerId) {
+        self.actions.retain(|(_, of, _), _| *of != worker);
+    }
+
     /// The costs with what was observed in place of what was measured or not known.
     pub(crate) fn correct(&self, mut costs: Costs, homes: &Homes) -> Costs {
         for ((stage, worker, kind), durations) in &self.actions {

@@ -74,7 +74,7 @@ impl BossMan {
         &'a mut self,
         weights: &StateDict,
     ) -> impl std::future::Future<Output = Result<(), BossManError>> + Send + 'a {
-        let payloads = self.place(weights);
+        let payloads = self.refuse_in_pool("load_state_dict").and_then(|()| self.place(weights));
         async move {
             let hold =
                 |(worker, name, payload): (WorkerId, String, Payload)| (worker, name, self.handle.slots.put(payload));

@@ -1,10 +1,10 @@
 //! What `bossman train` does: data in, steps, a look at the model after each epoch, and out come metrics, weights and a test.
 
 use crate::data::{Batches, Part, Parts};
-use crate::epochs::{best_path, Epochs};
+use crate::epochs::{best_path, look_with_who_is_here, Epochs};
 use crate::fixed_batch::FixedBatch;
 use crate::fleet::FleetSettings;
-use crate::look::{look, Look};
+use crate::look::Look;
 use crate::metrics::Metrics;
 use crate::output;
 use crate::progress::Progress;
@@ -156,7 +156,7 @@ pub async fn run_with(
         Trace::of(&traced).save(path)?;
     }
     let test = match &test {
-        Some(test) => Some(look(&mut boss, file, Part::Test, test).await?),
+        Some(test) => Some(look_with_who_is_here(&mut boss, file, Part::Test, test).await?),
         None => None,
     };
     boss.shutdown().await;

@@ -187,6 +187,9 @@ impl Driver {
                     Some(Input::Lost(worker, reason)) => self.lost(worker, &reason),
                     Some(Input::Open(pool)) => {
                         self.session.open();
+                        for (worker, reason) in self.session.lost() {
+                            pool.send(PoolEvent::Left { worker, reason: reason.to_string() }).ok();
+                        }
                         self.pool = Some(pool);
                     }
                     Some(Input::Tell(worker, progress)) => self.session.tell(worker, progress),

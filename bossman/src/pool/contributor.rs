@@ -49,6 +49,8 @@ pub(crate) struct Contributor {
     pub(crate) state: State,
     /// Steps in which it took part.
     pub(crate) steps: u64,
+    /// Those since it began to take microbatches, or began again.
+    pub(crate) in_a_row: u64,
     pub(crate) samples: u64,
     /// Its part of the last batch.
     pub(crate) share: f64,
@@ -60,7 +62,16 @@ pub(crate) struct Contributor {
 
 impl Contributor {
     pub(crate) fn new(info: WorkerInfo, state: State) -> Self {
-        Contributor { info, state, steps: 0, samples: 0, share: 0.0, bytes_per_second: None, seen: Instant::now() }
+        Contributor {
+            info,
+            state,
+            steps: 0,
+            in_a_row: 0,
+            samples: 0,
+            share: 0.0,
+            bytes_per_second: None,
+            seen: Instant::now(),
+        }
     }
 
     /// Its process, wherever that is: the same one may come again.

@@ -15,8 +15,10 @@ use crate::boss::BossMan;
 use crate::{output, BossManError};
 use contributor::{Contributor, State};
 use link::PoolEvent;
+use pipeline::boss::Request;
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, LinkReport};
+use pipeline::replicas::keeps_statistics;
 use pipeline::schedule::ScheduleKind;
 pub use status::{Status, WorkerStatus};
 use std::collections::BTreeMap;
@@ -25,6 +27,9 @@ use tokio::sync::mpsc;
 
 /// Workers are told how the run stands this often.
 const TOLD_EVERY: Duration = Duration::from_secs(5);
+
+/// Characters of what is said at once.
+const LONGEST: usize = 400;
 
 /// Who is here, and what becomes of them.
 pub(crate) struct Pool {
@@ -35,8 +40,8 @@ pub(crate) struct Pool {
     contributors: BTreeMap<WorkerId, Contributor>,
     /// Who follows, and how many commands each has still to carry out.
     behind: BTreeMap<WorkerId, usize>,
-    /// Processes that fell behind while they caught up.
-    too_slow: Vec<(String, u32)>,
+    /// Processes that were sent away, and why: the same may come again.
+    sent_away: BTreeMap<(String, u32), String>,
     /// What is known of the workers' links.
     links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
     /// The workers are to be told anew who is here, whether or not that has changed.
@@ -75,6 +80,14 @@ impl BossMan {
         if self.optimizer.is_none() {
             return refused("a pool needs an optimizer first: BossMan::send_optimizer");
         }
+        if self.plan.stages.iter().any(|stage| !stage.is_trained() && keeps_statistics(stage)) {
+            return refused(
+                "a pool cannot have batch norms in a stage where nothing is trained: what they see would be counted twice where a \
+                 step is done again; set `cuts` so that something of each stage is trained",
+            );
+        }
+        // What the links are like; those of newcomers are measured when they come.
+        self.call(Request::Measure(Vec::new())).await?;
         // Layers are not measured: that would have to be done again with everyone who comes.
         self.scheduling.asked.get_or_insert(ScheduleKind::OneFOneB);
         let (readying, ready) = mpsc::unbounded_channel();
@@ -84,7 +97,7 @@ impl BossMan {
             readying,
             contributors: BTreeMap::new(),
             behind: BTreeMap::new(),
-            too_slow: Vec::new(),
+            sent_away: BTreeMap::new(),
             links: Vec::new(),
             unsure: false,
             failed: Vec::new(),
@@ -97,14 +110,24 @@ impl BossMan {
             pool.contributors.insert(worker, Contributor::new(info.clone(), State::Working));
         }
         self.pool = Some(pool);
+        self.take_links().await;
+        self.handle.show(self.status(f32::NAN).json());
         Ok(())
     }
 }
 
 impl Pool {
+    /// Tells the user. Some of it are words of workers, which must not draw on the terminal.
     fn say(&self, text: &str) {
         if !self.quiet {
-            output::warn(text);
+            output::warn(&plain(text));
+        }
+    }
+
+    /// Remembers a worker that is sent away, by its process.
+    fn send_away(&mut self, worker: WorkerId, reason: &str) {
+        if let Some(contributor) = self.contributors.get(&worker) {
+            self.sent_away.insert(contributor.machine(), reason.to_string());
         }
     }
 
@@ -113,4 +136,9 @@ impl Pool {
             contributor.state = state;
         }
     }
+}
+
+/// Without control characters, and not longer than a few lines.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
 }

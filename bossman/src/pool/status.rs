@@ -9,16 +9,20 @@ use std::fmt;
 
 /// Those who have left are told of up to this many, the last ones: an answer has its limits.
 const LEFT_TOLD: usize = 16;
+/// And of so many in all.
+const TOLD: usize = 100;
 
 /// How a pool stands.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Status {
     /// Steps so far.
     pub step: u64,
-    /// The loss of the last one.
-    pub loss: f32,
+    /// The loss of the last one; nothing before the first, or where it is no finite number.
+    pub loss: Option<f32>,
     /// Samples a second since the pool was opened.
     pub samples_per_second: f64,
+    /// How many workers are not in the list, which has its limits.
+    pub more: usize,
     /// The workers, ascending; of those who have left the last ones.
     pub workers: Vec<WorkerStatus>,
 }
@@ -75,8 +79,9 @@ impl Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Status { step, loss, samples_per_second, workers } = self;
-        writeln!(f, "step {step}, loss {loss:.4}, {samples_per_second:.1} samples/s")?;
+        let Status { step, loss, samples_per_second, more, workers } = self;
+        let loss = loss.map_or("-".into(), |loss| format!("{loss:.4}"));
+        writeln!(f, "step {step}, loss {loss}, {samples_per_second:.1} samples/s")?;
         writeln!(
             f,
             "{:>6}  {:12} {:8} {:11} {:>5} {:>7} {:>9} {:>9} {:>10} {:>9}",
@@ -90,7 +95,7 @@ impl fmt::Display for Status {
                 w.worker,
                 plain(&w.host),
                 plain(&w.device),
-                w.state,
+                plain(&w.state),
                 w.share * 100.0,
                 w.steps,
                 w.samples,
@@ -100,7 +105,10 @@ impl fmt::Display for Status {
                 w.reason.as_ref().map_or(String::new(), |reason| format!("  {}", plain(reason))),
             )?;
         }
-        Ok(())
+        match more {
+            0 => Ok(()),
+            more => writeln!(f, "and {more} more"),
+        }
     }
 }
 
@@ -119,8 +127,9 @@ impl BossMan {
     /// How the pool stands.
     pub(super) fn status(&self, loss: f32) -> Status {
         let Some(pool) = &self.pool else {
-            return Status { step: self.step, loss, samples_per_second: 0.0, workers: Vec::new() };
+            return Status::default();
         };
+        let loss = Some(loss).filter(|loss| loss.is_finite());
         let left = pool.contributors.values().filter(|c| c.has_left()).count();
         let mut unsaid = left.saturating_sub(LEFT_TOLD);
         let mut workers = Vec::new();
@@ -129,15 +138,18 @@ impl BossMan {
                 unsaid -= 1;
                 continue;
             }
+            if workers.len() == TOLD {
+                break;
+            }
             let stage = self.plan.homes.stages_of(*worker).next();
             let nanos = stage.and_then(|stage| self.scheduling.observed.microbatch(stage, *worker));
             workers.push(WorkerStatus {
                 worker: worker.0,
-                host: c.info.host.chars().take(64).collect(),
-                device: c.info.device.chars().take(16).collect(),
+                host: plain(&c.info.host).chars().take(64).collect(),
+                device: plain(&c.info.device).chars().take(16).collect(),
                 state: c.state.name().into(),
                 reason: match &c.state {
-                    State::Aside { reason, .. } | State::Left { reason } => Some(reason.chars().take(200).collect()),
+                    State::Aside { reason, .. } | State::Left { reason } => Some(plain(reason)),
                     _ => None,
                 },
                 share: c.share,
@@ -150,6 +162,7 @@ impl BossMan {
             });
         }
         let samples_per_second = pool.samples as f64 / pool.started.elapsed().as_secs_f64().max(1e-9);
-        Status { step: self.step, loss, samples_per_second, workers }
+        let more = pool.contributors.len() - workers.len();
+        Status { step: self.step, loss, samples_per_second, more, workers }
     }
 }

@@ -56,6 +56,7 @@ impl BossMan {
         match failure.worker.filter(|_| !failure.refused && pool.failed.is_empty()) {
             Some(worker) if pool.contributors.get(&worker).is_some_and(|c| c.state == State::Working) => {
                 pool.failed.push(worker);
+                pool.send_away(worker, &format!("it failed: {}", failure.message));
                 pool.say(&format!("{worker} failed and is left out: {failure}"));
                 self.handle.dismiss(worker, &format!("it failed: {}", failure.message));
                 pool.contributors.entry(worker).and_modify(|c| c.state = left("it failed"));
@@ -73,15 +74,15 @@ impl BossMan {
                     pool.say(&format!(
                         "{worker} joined from {} ({}, {}, {} threads)",
                         address.ip(),
-                        info.host.replace(char::is_control, " "),
-                        info.device.replace(char::is_control, " "),
+                        super::plain(&info.host),
+                        super::plain(&info.device),
                         info.threads
                     ));
                     let newcomer = Contributor::new(info, State::Arrived);
-                    let too_slow = pool.too_slow.contains(&newcomer.machine());
+                    let sent_away = pool.sent_away.remove(&newcomer.machine());
                     pool.contributors.insert(worker, newcomer);
-                    if too_slow {
-                        pool.put_aside(worker, "it fell behind the others when it last came".into(), self.updates);
+                    if let Some(reason) = sent_away {
+                        pool.put_aside(worker, format!("it was here before: {reason}"), self.updates);
                     }
                 }
                 PoolEvent::Left { worker, reason } => pool.lost(worker, &reason),
@@ -96,6 +97,7 @@ impl BossMan {
                 (Ok(()), _) => {}
                 (Err(failure), _) => {
                     pool.say(&format!("{worker} cannot take part: {failure}"));
+                    pool.send_away(worker, &failure.message);
                     self.handle.dismiss(worker, &failure.message);
                     pool.lost(worker, &failure.message);
                 }
@@ -111,7 +113,9 @@ impl BossMan {
         self.weigh();
         let updates = self.updates;
         let Some(pool) = &mut self.pool else { return Ok(None) };
-        pool.try_again(updates);
+        for worker in pool.try_again(updates) {
+            self.scheduling.observed.forget(worker);
+        }
         let mut homes = self.plan.homes.clone();
         for (worker, _) in pool.contributors.iter().filter(|(_, c)| !matches!(c.state, State::Working)) {
             homes = homes.without(*worker);
@@ -161,7 +165,10 @@ impl BossMan {
             let has = plan.homes.is_member(*worker);
             contributor.state = match (&contributor.state, has, follows) {
                 (State::Working, true, _) => continue,
-                (_, true, _) => State::Working,
+                (_, true, _) => {
+                    contributor.in_a_row = 0;
+                    State::Working
+                }
                 (State::Ready(_), _, Some(guide)) => State::Following(*guide),
                 _ => continue,
             };
@@ -189,6 +196,7 @@ impl BossMan {
         for (worker, (microbatches, taken)) in &shares {
             if let Some(contributor) = pool.contributors.get_mut(worker) {
                 contributor.steps += 1;
+                contributor.in_a_row += 1;
                 contributor.samples += taken;
                 contributor.share = *microbatches;
                 contributor.seen = std::time::Instant::now();
@@ -199,7 +207,7 @@ impl BossMan {
         for worker in too_far.collect::<Vec<_>>() {
             let reason = "its line or its processor is too slow: it fell further behind while it caught up";
             self.handle.dismiss(worker, reason);
-            pool.too_slow.extend(pool.contributors.get(&worker).map(Contributor::machine));
+            pool.send_away(worker, reason);
         }
         if pool.told.elapsed() >= super::TOLD_EVERY || step == 1 {
             pool.told = std::time::Instant::now();
@@ -244,17 +252,19 @@ impl Pool {
         contributor.state = left(reason);
         contributor.share = 0.0;
         self.behind.remove(&worker);
-        let reason = reason.replace(char::is_control, " ");
         self.say(&format!("{worker} left ({reason})"));
     }
 
     /// Whoever was put aside long ago.
-    fn try_again(&mut self, updates: u64) {
-        for contributor in self.contributors.values_mut() {
-            if matches!(&contributor.state, State::Aside { until, .. } if *until <= updates) {
+    fn try_again(&mut self, updates: u64) -> Vec<WorkerId> {
+        let is_over = |c: &Contributor| matches!(&c.state, State::Aside { until, .. } if *until <= updates);
+        let again = self.contributors.iter_mut().filter(|(_, contributor)| is_over(contributor));
+        again
+            .map(|(worker, contributor)| {
                 contributor.state = State::Arrived;
-            }
-        }
+                *worker
+            })
+            .collect()
     }
 
     pub(super) fn put_aside(&mut self, worker: WorkerId, reason: String, updates: u64) {

@@ -20,7 +20,7 @@ impl BossMan {
     pub(super) fn weigh(&mut self) {
         let Some(pool) = &self.pool else { return };
         let judged = |worker: &WorkerId| {
-            pool.contributors.get(worker).is_some_and(|c| c.state == State::Working && c.steps >= JUDGED_AFTER)
+            pool.contributors.get(worker).is_some_and(|c| c.state == State::Working && c.in_a_row >= JUDGED_AFTER)
         };
         let homes = &self.plan.homes;
         let members = homes.members();

@@ -58,6 +58,11 @@ impl BossSession {
         self.open = true;
     }
 
+    /// The workers that are lost, and why.
+    pub fn lost(&self) -> impl Iterator<Item = (WorkerId, &str)> {
+        self.lost.iter().map(|(worker, reason)| (*worker, reason.as_str()))
+    }
+
     /// A worker has come, which accepts direct connections at this address, if it does. Its number is the next one.
     pub fn on_joined(&mut self, address: Option<SocketAddr>) -> WorkerId {
         let worker = WorkerId(self.setup.addresses.len() as u16);
@@ -244,7 +249,9 @@ impl BossSession {
             .flat_map(|follower| all.homes.stages_of(*follower).map(|stage| (stage, *follower)))
             .collect();
         let regroup = |worker: WorkerId| {
-            let peers = all.peers_of(worker).into_iter().map(|peer| PeerAddress {
+            // Two that follow exchange nothing, and one may be busy for long.
+            let both_follow = |peer: &WorkerId| followers.contains_key(&worker) && followers.contains_key(peer);
+            let peers = all.peers_of(worker).into_iter().filter(|peer| !both_follow(peer)).map(|peer| PeerAddress {
                 worker: peer,
                 address: self.setup.address(worker).and(self.setup.address(peer)),
                 dial: worker < peer,

@@ -80,6 +80,8 @@ enum Work {
     SettingOptimizer,
     /// It may leave gradients, which are void if it fails.
     Training,
+    /// Others share the stages.
+    Regrouping,
     Other,
 }
 
@@ -138,7 +140,10 @@ impl BossSession {
             return;
         }
         self.lost_apart(worker, reason);
-        if self.setup.plan.homes.is_member(worker) && !self.goes_on_without(worker) {
+        // Whoever is told to link up with it would wait for ever.
+        let regrouping = self.job.as_ref().is_some_and(|job| job.work == Work::Regrouping);
+        let matters = self.setup.plan.homes.is_member(worker) || regrouping;
+        if matters && !self.goes_on_without(worker) {
             self.fail(self.lost_failure(worker, reason));
         }
         // A worker that is gone clears nothing up.
@@ -310,6 +315,7 @@ impl BossSession {
             Request::LoadState(_) => Work::Loading,
             Request::SetOptimizer(_) => Work::SettingOptimizer,
             Request::Run(run) if run.mode == Mode::Train => Work::Training,
+            Request::Regroup(_) => Work::Regrouping,
             _ => Work::Other,
         };
         let leaves = match &request {
