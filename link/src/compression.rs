@@ -71,7 +71,7 @@ impl<'a> Coded<'a> {
                 match rest {
                     0 => blocks * BLOCK,
                     // A scale, or part of one, without numbers.
-                    ..=SCALE => return Err(wrong()),
+                    1..=SCALE => return Err(wrong()),
                     _ => blocks * BLOCK + rest - SCALE,
                 }
             }

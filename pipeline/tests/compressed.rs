@@ -37,7 +37,7 @@ impl Replica {
             stages: plan.stages_of(WorkerId(0)),
             homes: plan.homes.clone(),
             buckets: BucketBytes::default(),
-            peers: vec![PeerAddress { worker: OTHER, address, dial: true }],
+            peers: vec![PeerAddress { worker: OTHER, address, dial: true, relayed: false }],
             seed: 0,
         };
         replica.command(1, Command::Assign(Box::new(assignment)));

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 
 /// A layer's weight is this wide and high: 4 MiB.
 const WIDTH: usize = 1024;
-const LAYER_MIB: usize = WIDTH * WIDTH * FLOAT >> 20;
+const LAYER_MIB: usize = (WIDTH * WIDTH * FLOAT) >> 20;
 const FLOAT: usize = size_of::<f32>();
 
 /// Sums gradients of a size over workers, and prints what that took.

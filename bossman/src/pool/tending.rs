@@ -15,6 +15,9 @@ const TOO_FAR: usize = 12;
 /// Who was put aside is tried again after so many updates.
 const TRIED_AGAIN: u64 = 200;
 
+/// Who follows, and the worker whose stages each will have.
+type Followers = BTreeMap<WorkerId, WorkerId>;
+
 impl BossMan {
     /// Takes in who has come and gone, and has the workers go on as those who are here.
     pub(crate) async fn tend(&mut self) -> Result<(), BossManError> {
@@ -104,7 +107,7 @@ impl BossMan {
     ///
     /// # Errors
     /// Nobody is left who has some stage.
-    fn next_members(&mut self) -> Result<Option<(Plan, BTreeMap<WorkerId, WorkerId>)>, BossManError> {
+    fn next_members(&mut self) -> Result<Option<(Plan, Followers)>, BossManError> {
         self.weigh();
         let updates = self.updates;
         let Some(pool) = &mut self.pool else { return Ok(None) };
@@ -150,7 +153,7 @@ impl BossMan {
     }
 
     /// The workers know: from now on these have the stages.
-    fn go_on_as(&mut self, plan: Plan, followers: &BTreeMap<WorkerId, WorkerId>) {
+    fn go_on_as(&mut self, plan: Plan, followers: &Followers) {
         self.scheduling.made.clear();
         let Some(pool) = &mut self.pool else { return };
         for (worker, contributor) in &mut pool.contributors {

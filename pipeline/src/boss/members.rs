@@ -240,8 +240,8 @@ impl BossSession {
         let new: BTreeSet<WorkerId> =
             followers.keys().copied().filter(|worker| !self.followers.contains_key(worker)).collect();
         let of_stages: Vec<(StageId, WorkerId)> = followers
-            .iter()
-            .flat_map(|(follower, _)| all.homes.stages_of(*follower).map(|stage| (stage, *follower)))
+            .keys()
+            .flat_map(|follower| all.homes.stages_of(*follower).map(|stage| (stage, *follower)))
             .collect();
         let regroup = |worker: WorkerId| {
             let peers = all.peers_of(worker).into_iter().map(|peer| PeerAddress {

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""J: workers join and leave a run all the time, and the weights are those of a quiet run, to the bit.
+
+    bench/pool.py --steps 12000
+
+Trains examples/digits twice with the release programs: alone with one worker, and as `bossman serve` while every five
+seconds a worker joins, is told to leave (SIGTERM), or is killed (SIGKILL), up to four at a time. Then all weights are
+compared. What happened goes to standard output; it ends with an error where a step was lost or a bit differs.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from programs import CHECKOUT, target
+
+MOST = 4
+
+
+def release(name):
+    """One of our programs, as `make build` makes it."""
+    return target() / "release" / name
+
+
+def run_file(place, steps):
+    """The digits with so many steps, in a place of its own."""
+    digits = CHECKOUT / "examples" / "digits"
+    text = f"""model: {digits / "digits.yaml"}
+data: {{train: {digits / "digits-train.csv.gz"}}}
+loss: CrossEntropyLoss
+optimizer: {{Adam: {{lr: 1e-3}}}}
+batch_size: 64
+microbatches: 8
+steps: {steps}
+seed: 0
+replicas: 1
+"""
+    path = place / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def weights(path):
+    """The tensors of a safetensors file as bytes, by name."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    header.pop("__metadata__", None)
+    return {name: (t["dtype"], t["shape"], body[slice(*t["data_offsets"])]) for name, t in header.items()}
+
+
+def free_port():
+    """A UDP port that nobody has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+class Pool:
+    """A boss that serves, and workers that come and go."""
+
+    def __init__(self, run, save, environment, seed):
+        self.environment, self.port, self.random = environment, free_port(), random.Random(seed)
+        self.began, self.workers, self.counts = time.monotonic(), [], {"joins": 0, "SIGTERM": 0, "SIGKILL": 0}
+        self.boss = subprocess.Popen(
+            [release("bossman"), "serve", run, "--workers", "1", "--port", self.port, "--save", save],
+            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        threading.Thread(target=self.repeat, daemon=True).start()
+
+    def say(self, text):
+        """A line with the time."""
+        print(f"{time.monotonic() - self.began:7.1f} s  {text}", flush=True)
+
+    def repeat(self):
+        """What the boss says."""
+        for line in self.boss.stderr:
+            self.say(line.rstrip())
+
+    def join(self):
+        """A worker comes."""
+        command = [release("worker"), "--port", self.port, "--device", "cpu", "--threads", "1"]
+        self.workers.append(subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL))
+        self.counts["joins"] += 1
+
+    def at_work(self):
+        """How many take part, as the boss says."""
+        status = [release("bossman"), "status", "--port", self.port, "--json"]
+        told = subprocess.run(status, env=self.environment, capture_output=True, text=True, check=False)
+        if told.returncode:
+            return 0
+        return sum(worker["state"] == "working" for worker in json.loads(told.stdout).get("workers", []))
+
+    def turn(self):
+        """Somebody comes or goes; the last one with the weights does not."""
+        self.workers = [worker for worker in self.workers if worker.poll() is None]
+        if len(self.workers) < MOST and (self.at_work() < 2 or self.random.random() < 0.5):
+            return self.join()
+        if self.at_work() < 2:
+            return None
+        # Those that came first, so that each has been at work.
+        how = self.random.choice(["SIGTERM", "SIGKILL"])
+        worker = self.workers.pop(0)
+        worker.send_signal(getattr(signal, how))
+        worker.wait()
+        self.counts[how] += 1
+        return self.say(f"process {worker.pid} got {how}")
+
+    def end(self):
+        """Whatever is left ends."""
+        for process in [self.boss, *self.workers]:
+            if process.poll() is None:
+                process.kill()
+
+
+def main():
+    """Both runs, and the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between changes")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        environment = os.environ | {"BOSSMAN_CONFIG_DIR": str(place / "config")}
+        run, quiet, pooled = run_file(place, asked.steps), place / "quiet.safetensors", place / "pool.safetensors"
+        began = time.monotonic()
+        train = [release("bossman"), "train", run, "--local", "1", "--threads", "1", "--save", quiet]
+        subprocess.run(train, env=environment, stdout=subprocess.DEVNULL, check=True)
+        print(f"quiet: {asked.steps} steps with one worker in {time.monotonic() - began:.0f} s", flush=True)
+        pool = Pool(run, pooled, environment, asked.seed)
+        try:
+            pool.join()
+            while pool.boss.poll() is None:
+                try:
+                    pool.boss.wait(timeout=asked.every)
+                except subprocess.TimeoutExpired:
+                    pool.turn()
+        finally:
+            pool.end()
+        took = time.monotonic() - pool.began
+        if pool.boss.returncode:
+            sys.exit(f"bench/pool.py: the run ended with {pool.boss.returncode} after {took:.0f} s")
+        expected, found = weights(quiet), weights(pooled)
+        different = [name for name in expected if expected[name] != found.get(name)]
+        counts = ", ".join(f"{count} {what}" for what, count in pool.counts.items())
+        print(f"pool: {asked.steps} steps in {took:.0f} s; {counts}")
+        if different or expected.keys() != found.keys():
+            sys.exit(f"bench/pool.py: other weights than the quiet run: {', '.join(different)}")
+        print(f"all {len(expected)} tensors are equal to the bit to those of the quiet run")
+
+
+if __name__ == "__main__":
+    main()
