@@ -36,14 +36,6 @@ impl RunFile {
             }
         };
         let test = self.data.test.as_ref().map(open).transpose()?;
-        // A model of one batch size cannot take the smaller batch at the end of an epoch.
-        let parts = [Some(&train), validation.as_ref(), test.as_ref()];
-        let uneven = parts.into_iter().flatten().find(|part| !part.samples().is_multiple_of(self.batch_size));
-        if let Some(part) = uneven.filter(|_| model.graph().batch().is_none()) {
-            let (samples, size) = (part.samples(), self.batch_size);
-            let problem = format!("{samples} samples are no multiple of batch_size: {size}, and the model's inputs have no word for the batch");
-            return Err(BossManError::Usage(problem));
-        }
         Ok(Parts { train, validation, test })
     }
 
