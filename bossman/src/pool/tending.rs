@@ -39,7 +39,14 @@ impl BossMan {
                     }
                 }
                 // Who left is among the events by now. Who has caught up has the state, whether or not the others know.
-                Err(error) if self.can_mend(&error) => self.go_on_as(plan, &BTreeMap::new()),
+                Err(error) if self.can_mend(&error) => {
+                    let follows = |worker: &WorkerId| {
+                        let contributor = self.pool.as_ref().and_then(|pool| pool.contributors.get(worker));
+                        contributor.is_some_and(|c| matches!(c.state, State::Following(_)))
+                    };
+                    let already = followers.into_iter().filter(|(worker, _)| follows(worker)).collect();
+                    self.go_on_as(plan, &already);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -169,7 +176,7 @@ impl BossMan {
                     contributor.in_a_row = 0;
                     State::Working
                 }
-                (State::Ready(_), _, Some(guide)) => State::Following(*guide),
+                (State::Ready(_) | State::Following(_), _, Some(guide)) => State::Following(*guide),
                 _ => continue,
             };
         }

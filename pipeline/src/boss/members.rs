@@ -250,11 +250,13 @@ impl BossSession {
             .collect();
         let regroup = |worker: WorkerId| {
             // Two that follow exchange nothing, and one may be busy for long.
-            let both_follow = |peer: &WorkerId| followers.contains_key(&worker) && followers.contains_key(peer);
-            let peers = all.peers_of(worker).into_iter().filter(|peer| !both_follow(peer)).map(|peer| PeerAddress {
+            let follows = |worker: &WorkerId| followers.contains_key(worker);
+            let peers = all.peers_of(worker).into_iter().filter(|peer| !(follows(&worker) && follows(peer)));
+            let peers = peers.map(|peer| PeerAddress {
                 worker: peer,
                 address: self.setup.address(worker).and(self.setup.address(peer)),
-                dial: worker < peer,
+                // A follower may be busy for long: who does not follow dials, and so does not wait for it.
+                dial: follows(&peer) || (worker < peer && !follows(&worker)),
                 relayed: self.relayed.contains(&(worker.min(peer), worker.max(peer))),
             });
             let given = followers.iter().filter(|(follower, guide)| **guide == worker && new.contains(follower));

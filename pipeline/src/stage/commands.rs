@@ -98,6 +98,7 @@ impl StageSession {
         (self.homes, self.buckets) = (homes, buckets);
         self.job = Some(Job::Assign { id, built: false });
         self.compute(Purpose::Command(id), Task::Build { stages, buckets, seed });
+        self.links.forget_relays();
         self.open_links(now, worker, &peers);
     }
 

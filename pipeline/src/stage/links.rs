@@ -29,6 +29,9 @@ pub(super) struct Links {
     /// Connections that are there, whether used or not: one may come up before the assignment that
     /// wants it, or after the pair has settled on the boss and serve the next assignment.
     connected: BTreeSet<WorkerId>,
+    /// Peers for which the boss relays, as it has said since the last assignment. A change of who shares the stages may have
+    /// waited here for longer than that.
+    told: BTreeSet<WorkerId>,
     /// Connections of which it is being found out what they are like.
     measuring: BTreeSet<Peer>,
     /// What they are like.
@@ -48,7 +51,7 @@ impl Links {
         let mut links = BTreeMap::new();
         for peer in peers {
             let link = match (self.connected.contains(&peer.worker), peer.dial, peer.address) {
-                _ if peer.relayed => Link::Relayed,
+                _ if peer.relayed || self.told.contains(&peer.worker) => Link::Relayed,
                 (true, ..) => Link::Direct,
                 (false, false, _) => Link::Awaited,
                 (false, true, Some(address)) => {
@@ -122,7 +125,13 @@ impl Links {
         Some(was_up)
     }
 
+    /// Whom the boss relays for is found out anew.
+    pub(super) fn forget_relays(&mut self) {
+        self.told.clear();
+    }
+
     pub(super) fn relay(&mut self, peer: WorkerId) {
+        self.told.insert(peer);
         if let Some(link) = self.links.get_mut(&peer) {
             *link = Link::Relayed;
         }

@@ -67,7 +67,8 @@ impl Pool<'_> {
                 Err(failure) => {
                     // Who has caught up has the state, whether or not the others know.
                     self.user.plan = plan;
-                    self.followers.retain(|worker, _| !joining.contains_key(worker));
+                    followers.retain(|worker, _| self.followers.contains_key(worker));
+                    self.followers = followers;
                     self.mend(&failure);
                 }
             }
