@@ -55,7 +55,7 @@ pub(crate) struct Pool {
 }
 
 impl BossMan {
-    /// From now on workers may join and leave ([`crate::serve`]). The model is distributed, and replicas are asked for; loss
+    /// From now on workers may join and leave (`bossman serve`). The model is distributed, and replicas are asked for; loss
     /// and optimizer are set.
     ///
     /// # Errors
