@@ -28,8 +28,8 @@ use tokio::sync::mpsc;
 /// Workers are told how the run stands this often.
 const TOLD_EVERY: Duration = Duration::from_secs(5);
 
-/// Characters of what is said at once.
-const LONGEST: usize = 400;
+/// Characters of what is said at once: a status of a hundred workers is less than a greeting may be.
+const LONGEST: usize = 200;
 
 /// Who is here, and what becomes of them.
 pub(crate) struct Pool {

@@ -1,6 +1,6 @@
 //! How a pool stands, for whoever asks with `bossman status`.
 
-use super::State;
+use super::{plain, State};
 use crate::boss::BossMan;
 use crate::BossManError;
 use link::{Identity, Ticket};
@@ -110,11 +110,6 @@ impl fmt::Display for Status {
             more => writeln!(f, "and {more} more"),
         }
     }
-}
-
-/// Without the control characters that could draw on a terminal.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
 }
 
 impl Status {
