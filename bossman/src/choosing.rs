@@ -202,9 +202,9 @@ impl BossMan {
     /// What is known of the fleet: layers, where they were measured, memory, and the ways between workers.
     async fn take_measured(&mut self, times: Vec<Vec<LayerTimes>>, work: &Work) -> Result<(), BossManError> {
         let links = self.call(Request::Links).await?.links;
-        let compress = self.settings.compress;
+        let (compress, sharding) = (self.settings.compress, self.settings.sharding);
         let (per_action, memory) = (PER_ACTION_NANOS, self.memory());
-        let mut fleet = Fleet { times, per_action, memory, compress, ..Fleet::default() };
+        let mut fleet = Fleet { times, per_action, memory, compress, sharding, ..Fleet::default() };
         for (from, to, report) in &links {
             if report.bytes_per_second == 0 {
                 continue;

@@ -81,6 +81,7 @@ impl RunFile {
             .cuts(self.cuts.clone())
             .replicas(self.replicas.clone())
             .compress(self.compress)
+            .shard(self.sharding)
             .schedule(self.schedule)
             .chunks(self.chunks as usize)
             .microbatches(self.microbatches)

@@ -91,7 +91,7 @@ pub use look::{look, Look};
 pub use model::Model;
 pub use pipeline::loss::Classes;
 pub use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
-pub use pipeline::replicas::{Compress, Replicas};
+pub use pipeline::replicas::{Compress, Replicas, Sharding};
 pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind};
 pub use pool::{Status, WorkerStatus};
 pub use predict::{Predicted, Predictions};

@@ -335,6 +335,8 @@ fn mistakes_in_a_run_file_are_named() {
         ("replicas: [2, 0]", "`replicas`: expected a whole number, 1 or more, found `0`"),
         ("compress: int8", "`compress` goes with `replicas` only"),
         ("compress: int4\nreplicas: 2", "`compress`: expected `f32`, `bf16` or `int8`, found `int4`"),
+        ("shard: optimizer", "`shard` goes with `replicas` only"),
+        ("shard: weights\nreplicas: 2", "`shard`: expected `none` or `optimizer`, found `weights`"),
         ("data: {trian: a.csv}", "unknown key `trian`; did you mean `train`?"),
         ("data: {train: [a.csv]}", "`train`: expected a path or a format (`Name`, or `Name: {argument: value}`), found a list"),
         ("data: {train: {idxx: {images: a}}}", "unknown format `idxx`; did you mean `idx`?"),

@@ -40,6 +40,31 @@ pub(crate) fn sum_compressed(
     Ok(each.collect())
 }
 
+/// The sums of the slices in float32, one for each place; nothing is lost of what came.
+///
+/// # Errors
+/// As for [`sum_compressed`].
+pub(crate) fn sum_decompressed(sums: &Sums, pool: &Pool) -> Result<Vec<Payload>, Failure> {
+    let places = sums.first().map_or(0, |(_, slices)| slices.len());
+    let each = (0..places).map(|place| {
+        let terms = terms(sums, place).map_err(wrong)?;
+        let len = terms.first().map_or(0, |first| first.len());
+        let meta = TensorMeta { dtype: DType::Float32, shape: vec![len as u64] };
+        let mut buffer = pool.get(len * size_of::<f32>());
+        let mut numbers = [0.0; BLOCK];
+        for (number, bytes) in buffer.as_mut().chunks_mut(BLOCK * size_of::<f32>()).enumerate() {
+            let numbers = &mut numbers[..bytes.len() / size_of::<f32>()];
+            numbers.fill(0.0);
+            terms.iter().for_each(|term| term.add(number, numbers));
+            for (bytes, number) in bytes.chunks_exact_mut(size_of::<f32>()).zip(numbers) {
+                bytes.copy_from_slice(&number.to_le_bytes());
+            }
+        }
+        Ok(Payload { meta, bytes: buffer.freeze() })
+    });
+    each.collect()
+}
+
 /// The gradients of a place that there are, all equally long.
 fn terms(sums: &Sums, place: usize) -> Result<Vec<Coded<'_>>, String> {
     let mut terms: Vec<Coded<'_>> = Vec::new();

@@ -82,3 +82,19 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     assert!(sum_compressed(Compress::Bf16, &short, &mut residuals, &Pool::default()).is_err());
     assert!(residuals[0].take(1).iter().all(|lost| *lost == 0.0));
 }
+
+/// What stays at the replica that sums it loses nothing more.
+#[test]
+fn what_stays_is_summed_in_float32() {
+    let len = 700;
+    let (here, sent) =
+        (gradient(1, len), sum(Compress::Int8, &mut [Residual::default()], &[payload(&gradient(2, len))]));
+    let sent = sent.unwrap();
+    let exact: Vec<f32> = here.iter().zip(numbers(&sent)).map(|(here, sent)| 0.0 + here + sent).collect();
+    let sums = [(NODE, vec![payload(&here), payload(&[])]), (NODE, vec![sent, payload(&[])])];
+    let found = sum_decompressed(&sums, &Pool::default()).unwrap();
+    assert_eq!(found[0], payload(&exact));
+    assert_eq!(found[1].meta.shape, [0]);
+    let unequal = [(NODE, vec![payload(&here)]), (NODE, vec![payload(&here[1..])])];
+    assert!(sum_decompressed(&unequal, &Pool::default()).unwrap_err().message.contains("700 and of 699"));
+}

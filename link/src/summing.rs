@@ -40,7 +40,7 @@ pub(crate) fn sum(microbatches: u32, sums: &[(Node, Vec<Payload>)], pool: &Pool)
 
 /// Whether the nodes are all microbatches, each once.
 fn check_whole(microbatches: u32, mut nodes: Vec<Node>) -> Result<(), Failure> {
-    let range = |node: &Node| node.microbatches(microbatches);
+    let range = |node: &Node| node.leaves(microbatches);
     if let Some(node) = nodes.iter().find(|node| node.level > u32::BITS) {
         return Err(wrong(format!("{node:?} is in no tree")));
     }

@@ -1,7 +1,7 @@
 //! What a worker is told of its place among the others.
 
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::{BucketBytes, Homes};
+use crate::replicas::{BucketBytes, Homes, Sharding};
 use crate::stage_spec::StageSpec;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -17,6 +17,8 @@ pub struct Assignment {
     pub homes: Homes,
     /// How large the buckets are in which replicas exchange gradients.
     pub buckets: BucketBytes,
+    /// What the replicas of a stage share out.
+    pub sharding: Option<Sharding>,
     /// The workers it exchanges tensors with.
     pub peers: Vec<PeerAddress>,
     /// The run's seed: parameters and dropout come from it.

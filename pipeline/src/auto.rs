@@ -143,6 +143,7 @@ fn candidate(
         })?,
         named => Plan::new(graph, named, columns.clone(), placement)?,
     };
+    let plan = plan.sharded(fleet.sharding);
     let costs = fleet.costs(graph, &plan, &wish.sizes, wish.target_bytes);
     let bytes = fleet.bytes(&plan, &wish.optimizer);
     let (microbatches, ending) = (wish.microbatches, wish.ending);

@@ -4,10 +4,10 @@
 use crate::ids::{StageId, WorkerId};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
-use crate::replicas::{buckets, Bucket, BucketBytes, Compress, Deal};
+use crate::replicas::{buckets, Bucket, BucketBytes, Compress, Deal, Sharding};
 use crate::schedule::{Costs, Link, Process, StageBytes, StageTimes};
 use crate::task::LayerTimes;
-use layerspec::{Bindings, Layer, LayerGraph, LayerId, Role, ValueId};
+use layerspec::{Bindings, Layer, LayerGraph, LayerId, ParamSpec, Role, ValueId};
 use std::collections::BTreeMap;
 
 /// Workers and the ways between them. Times are nanoseconds.
@@ -29,6 +29,8 @@ pub struct Fleet {
     pub memory: Vec<Option<u64>>,
     /// In what form replicas exchange gradients, where that is not float32.
     pub compress: Option<Compress>,
+    /// What replicas share out.
+    pub sharding: Option<Sharding>,
 }
 
 impl Fleet {
@@ -74,7 +76,7 @@ impl Fleet {
                 costs.replicas.insert((stage.stage, *worker), self.stage_times(stage, *worker));
             }
             let bytes = |bucket: &Bucket| self.compress.map_or(bucket.bytes(), |form| form.bytes(bucket.elements()));
-            let gradients = buckets(stage, BucketBytes::default()).iter().map(bytes).sum();
+            let gradients = buckets(stage, BucketBytes::default(), None).iter().map(bytes).sum();
             costs.reduced_bytes.insert(stage.stage, gradients);
         }
         costs.links.clone_from(&self.links);
@@ -126,7 +128,7 @@ impl Fleet {
     /// The memory that a plan's stages take here.
     ///
     /// Always there: for every parameter its value, and where it is trained its gradient and the optimizer's state
-    /// (nothing for SGD, one copy with momentum, two for Adam); every buffer; and for every borrowed parameter its value
+    /// (nothing for SGD, one copy with momentum, two for Adam; where replicas share it out, a part of it); every buffer; and for every borrowed parameter its value
     /// and a gradient for each use. For every microbatch: what the stage's layers were measured to keep from forward to
     /// backward, and from one half of backward to the other. Not counted: libtorch itself, tensors on their way,
     /// what one layer takes while it works, and where there are replicas the sums that wait for their neighbours.
@@ -135,7 +137,7 @@ impl Fleet {
             let home = plan.home(stage.stage).unwrap_or(WorkerId(0));
             let times = || stage.layers.iter().map(|layer| self.time(home, layer.id));
             StageBytes {
-                fixed: fixed(stage, optimizer),
+                fixed: fixed(stage, optimizer, plan),
                 held: times().map(|t| t.held).sum(),
                 held_between: times().map(|t| t.held_between).sum(),
             }
@@ -165,16 +167,26 @@ fn is_trained(graph: &LayerGraph, layer: &Layer) -> bool {
     layer.kind.params().iter().any(|p| p.role == Role::Parameter) && !owner.frozen
 }
 
-fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec) -> u64 {
+fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
+    let parts = match plan.sharding {
+        Some(Sharding::Optimizer) => plan.homes.of(stage.stage).len().max(1) as u64,
+        None => 1,
+    };
     let of_layer = |layer: &Layer| {
         let owner = layer.share.and_then(|owner| stage.owner(owner));
         let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
         let own = layer.kind.params().into_iter().filter(|p| !tied.contains(&p.name));
-        let copies = |role: Role| match (role, layer.frozen) {
-            (Role::Parameter, false) => 2 + optimizer.state_copies(),
-            _ => 1,
+        let shared = if parts > 1 { stage.shared_params(layer) } else { Vec::new() };
+        let bytes = |param: ParamSpec| {
+            let (bytes, parts) = (param.bytes().unwrap_or(0), if shared.contains(&param.name) { 1 } else { parts });
+            match (param.role, layer.frozen) {
+                (Role::Parameter, false) => {
+                    bytes.saturating_mul(2).saturating_add(bytes.saturating_mul(optimizer.state_copies()) / parts)
+                }
+                _ => bytes,
+            }
         };
-        own.map(|p| p.bytes().unwrap_or(0).saturating_mul(copies(p.role))).sum::<u64>()
+        own.map(bytes).sum::<u64>()
     };
     let own: u64 = stage.layers.iter().map(of_layer).sum();
     let borrowed = stage.borrowed.iter().map(|b| borrowed_bytes(stage, b) * (1 + b.users.len() as u64));

@@ -20,6 +20,7 @@ pub mod lr_schedule;
 pub mod message;
 mod micros;
 mod mode;
+pub mod norm;
 pub mod optimizer;
 pub mod plan;
 pub mod replicas;

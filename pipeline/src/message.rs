@@ -4,11 +4,11 @@ use crate::cached::Cached;
 use crate::ids::{MicrobatchKey, StageId, WorkerId};
 use crate::loss::LossSpec;
 use crate::micros::Micros;
+use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
 use crate::replicas::{Compress, Deal, Node};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
-use layerspec::LayerId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -76,13 +76,13 @@ pub enum Head {
         /// When each action ran; at most [`MAX_SPANS`].
         spans: Vec<Span>,
     },
-    /// Worker to boss: the sum of squares of each parameter's gradient, by layer and place among its parameters. Sent
-    /// once for a command whose actions give norms, answered by [`Head::TotalNorm`].
+    /// Worker to boss: the sums of squares of each parameter's gradient, or of the part that this worker has. Sent once for
+    /// a command whose actions give norms, answered by [`Head::TotalNorm`].
     Norms {
         /// Which command.
         id: u64,
         /// The sums.
-        squares: Vec<(LayerId, u32, f64)>,
+        squares: Vec<Square>,
         /// The weighted loss of each microbatch so far, which [`Head::Done`] then leaves out.
         losses: Vec<(u32, f32)>,
     },
@@ -200,8 +200,18 @@ pub enum Head {
         node: Node,
     },
     /// The sums over all microbatches of the sender's shard of a bucket, on their way to the stage's other replicas, in
-    /// the same form.
+    /// the same form; not of a bucket that is [sharded](crate::replicas::Bucket::sharded).
     Reduced {
+        /// The batch of the round.
+        batch: u64,
+        /// The stage of both.
+        stage: StageId,
+        /// Which of the stage's buckets.
+        bucket: u32,
+    },
+    /// The new values of the sender's shard of a bucket, on their way to the stage's other replicas: one float32 tensor for
+    /// each slice.
+    Updated {
         /// The batch of the round.
         batch: u64,
         /// The stage of both.
@@ -258,6 +268,7 @@ impl Head {
             | Head::TiedValues { .. }
             | Head::Sum { .. }
             | Head::Reduced { .. }
+            | Head::Updated { .. }
             | Head::Statistics { .. } => (0, MAX_TENSORS),
             _ => (0, 0),
         }

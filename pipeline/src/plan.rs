@@ -2,7 +2,7 @@
 
 use crate::cut::{balanced, balanced_by, CutPlace, Cuts, LayerCost, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::{Columns, Homes};
+use crate::replicas::{Columns, Homes, Sharding};
 use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
 use crate::stage_spec::stage_of;
 use crate::tied;
@@ -22,6 +22,8 @@ pub struct Plan {
     pub homes: Homes,
     /// The pairs of stages (maker, user) between which a variable goes.
     pub edges: Vec<(StageId, StageId)>,
+    /// What replicas of a stage share out; by default each has all.
+    pub sharding: Option<Sharding>,
 }
 
 /// Why a model cannot be cut as asked.
@@ -103,7 +105,13 @@ impl Plan {
         let stages: Vec<_> = (0..ranges.len()).map(|s| stage(graph, &ranges, StageId(s as u16))).collect();
         let edges = stages.iter().flat_map(|s| s.outputs.iter().flat_map(|o| o.to.iter().map(|to| (s.stage, *to))));
         let edges: BTreeSet<_> = edges.collect();
-        Plan { homes: placement.homes(columns), edges: edges.into_iter().collect(), stages }
+        Plan { homes: placement.homes(columns), edges: edges.into_iter().collect(), stages, sharding: None }
+    }
+
+    /// The same, with replicas that share this out.
+    #[must_use]
+    pub fn sharded(self, sharding: Option<Sharding>) -> Self {
+        Plan { sharding, ..self }
     }
 
     /// The checked schedule of a training step, with costs and memory unknown.
@@ -131,6 +139,7 @@ impl Plan {
             back: back.into_iter().collect(),
             trained: self.stages.iter().map(StageSpec::is_trained).collect(),
             ties: ties.into_iter().collect(),
+            sharding: self.sharding,
         }
     }
 

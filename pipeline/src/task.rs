@@ -6,12 +6,14 @@ use crate::cached::Cached;
 use crate::ids::{MicrobatchKey, StageId};
 use crate::loss::LossSpec;
 use crate::mode::Mode;
+use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{BucketBytes, Node};
+use crate::replicas::{BucketBytes, Node, Sharding, Share};
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
-use layerspec::{Layer, LayerId};
+use layerspec::Layer;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What names of optimizer state begin with; no parameter's does, for it begins with a layer's.
 pub const OPTIMIZER: &str = "optimizer/";
@@ -25,6 +27,10 @@ pub enum Task<T> {
         stages: Vec<StageSpec>,
         /// How large the buckets are in which their gradients are handed out.
         buckets: BucketBytes,
+        /// What their replicas share out.
+        sharding: Option<Sharding>,
+        /// The part of each stage with replicas that share something out which is this worker's.
+        shares: BTreeMap<StageId, Share>,
         /// The run's seed.
         seed: u64,
     },
@@ -80,8 +86,8 @@ pub enum Task<T> {
         stage: StageId,
         /// The batch of the round, whose statistics are learnt.
         batch: u64,
-        /// For every bucket and replica the slices of that replica's shard ([`Head::Reduced`](crate::message::Head)); no
-        /// buckets where the stage has one replica, whose own sums are whole.
+        /// For every bucket and replica the slices of that replica's shard ([`Head::Reduced`](crate::message::Head)), of a
+        /// sharded bucket those of this one's alone; no buckets where the stage has one replica, whose own sums are whole.
         buckets: Vec<Vec<Vec<T>>>,
         /// What the batch norms of each replica saw, in any order; nothing where the stage has one replica.
         statistics: Vec<Vec<T>>,
@@ -92,7 +98,7 @@ pub enum Task<T> {
         stage: StageId,
     },
     /// Add the gradients of tied parameters that came from other stages, and give the squared norm of every
-    /// parameter's gradient; answered by [`Outcome::Norms`].
+    /// parameter's gradient, or of the part of it that is here; answered by [`Outcome::Norms`].
     GradNorm {
         /// Which stage.
         stage: StageId,
@@ -101,7 +107,8 @@ pub enum Task<T> {
     },
     /// Apply the gradients of one stage to its parameters and clear them; answered by [`Outcome::Tied`] with the
     /// new values of the parameters that it lends. It fails where any task since the last [`Task::Discard`] has: it may
-    /// have been given before that was known, and the parameters must stay as they were.
+    /// have been given before that was known, and the parameters must stay as they were. Of sharded buckets only this
+    /// replica's part is updated, and handed out as [`HandedOut::Updated`].
     OptimStep {
         /// Which stage.
         stage: StageId,
@@ -109,6 +116,14 @@ pub enum Task<T> {
         update: Update,
         /// As for [`Task::GradNorm`]; empty where that has been.
         tied: Vec<(StageId, Vec<T>)>,
+    },
+    /// Take what the other replicas have updated.
+    AllGather {
+        /// Which stage.
+        stage: StageId,
+        /// For every bucket and replica the slices of that replica's shard; none of this one's, and of buckets that are not
+        /// sharded.
+        buckets: Vec<Vec<Vec<T>>>,
     },
     /// Take the new values of the parameters that other stages own, and clear their gradients.
     UpdateTied {
@@ -172,6 +187,15 @@ pub enum HandedOut<T> {
         bucket: u32,
         /// For each replica the slices of its shard, for each node.
         shards: Vec<Vec<(Node, Vec<T>)>>,
+    },
+    /// The new values of this replica's shard of a bucket.
+    Updated {
+        /// Which stage.
+        stage: StageId,
+        /// Which bucket.
+        bucket: u32,
+        /// One flat tensor for each slice.
+        slices: Vec<T>,
     },
     /// What the batch norms of the stage saw, with the last microbatch's forward pass.
     Statistics {
@@ -280,10 +304,10 @@ pub enum Outcome<T> {
         /// Tensors by the stage at the other end, in the order of [`crate::plan::Borrowed`].
         tensors: Vec<(StageId, Vec<T>)>,
     },
-    /// After [`Task::GradNorm`]: the sum of squares of each parameter's gradient.
+    /// After [`Task::GradNorm`].
     Norms {
-        /// By layer and place among the layer's parameters.
-        squares: Vec<(LayerId, u32, f64)>,
+        /// The sums of squares of each parameter's gradient.
+        squares: Vec<Square>,
     },
     /// After [`Task::Measure`], one for each probe.
     Measured {
@@ -306,7 +330,9 @@ impl<T> Task<T> {
     /// The same task over other tensors; the first that cannot be replaced ends it.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Task<U>, E> {
         Ok(match self {
-            Task::Build { stages, buckets, seed } => Task::Build { stages, buckets, seed },
+            Task::Build { stages, buckets, sharding, shares, seed } => {
+                Task::Build { stages, buckets, sharding, shares, seed }
+            }
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
             Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart } => Task::Forward {
                 stage,
@@ -328,15 +354,13 @@ impl<T> Task<T> {
                 Task::Backward { stage, key, grads: nested(grads, f)?, input_only, branch }
             }
             Task::BackwardWeight { stage, key, branch } => Task::BackwardWeight { stage, key, branch },
-            Task::Reduce { stage, batch, buckets, statistics } => Task::Reduce {
-                stage,
-                batch,
-                buckets: buckets.into_iter().map(|shards| nested(shards, &mut f)).collect::<Result<_, E>>()?,
-                statistics: nested(statistics, f)?,
-            },
+            Task::Reduce { stage, batch, buckets, statistics } => {
+                Task::Reduce { stage, batch, buckets: shards(buckets, &mut f)?, statistics: nested(statistics, f)? }
+            }
             Task::TiedGrads { stage } => Task::TiedGrads { stage },
             Task::GradNorm { stage, tied } => Task::GradNorm { stage, tied: by_stage(tied, f)? },
             Task::OptimStep { stage, update, tied } => Task::OptimStep { stage, update, tied: by_stage(tied, f)? },
+            Task::AllGather { stage, buckets } => Task::AllGather { stage, buckets: shards(buckets, f)? },
             Task::UpdateTied { stage, tied } => Task::UpdateTied { stage, tied: by_stage(tied, f)? },
             Task::Measure { probes } => Task::Measure { probes },
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
@@ -393,6 +417,9 @@ impl<T> HandedOut<T> {
                 let mut shard = |sums: Vec<(Node, Vec<T>)>| sums.into_iter().map(|(n, s)| (n, slices(s))).collect();
                 HandedOut::Sums { stage, bucket, shards: shards.into_iter().map(&mut shard).collect() }
             }
+            HandedOut::Updated { stage, bucket, slices } => {
+                HandedOut::Updated { stage, bucket, slices: slices.into_iter().map(f).collect() }
+            }
             HandedOut::Statistics { stage, tensors } => {
                 HandedOut::Statistics { stage, tensors: tensors.into_iter().map(f).collect() }
             }
@@ -403,9 +430,13 @@ impl<T> HandedOut<T> {
     pub fn into_tensors(self) -> Vec<T> {
         match self {
             HandedOut::Sums { shards, .. } => shards.into_iter().flatten().flat_map(|(_, slices)| slices).collect(),
-            HandedOut::Statistics { tensors, .. } => tensors,
+            HandedOut::Updated { slices: tensors, .. } | HandedOut::Statistics { tensors, .. } => tensors,
         }
     }
+}
+
+fn shards<T, U, E>(buckets: Vec<Vec<Vec<T>>>, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<Vec<Vec<U>>>, E> {
+    buckets.into_iter().map(|shards| nested(shards, &mut f)).collect()
 }
 
 fn nested<T, U, E>(lists: Vec<Vec<T>>, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<Vec<U>>, E> {

@@ -56,6 +56,16 @@ impl StageSpec {
         self.layers.iter().chain(borrowed).find(|layer| layer.id == id)
     }
 
+    /// The names of a layer's parameters that other layers use too, or that are another layer's.
+    pub(crate) fn shared_params(&self, layer: &Layer) -> Vec<&'static str> {
+        let of_owner = layer.share.and_then(|owner| self.owner(owner));
+        let own = of_owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
+        let here = self.layers.iter().filter(|user| user.share == Some(layer.id));
+        let lent = self.lent.iter().filter(|lent| lent.owner == layer.id);
+        let elsewhere = lent.flat_map(|lent| lent.to.iter().flat_map(|(_, users)| users));
+        own.into_iter().chain(here.chain(elsewhere).flat_map(|user| user.kind.tied_params(&layer.kind))).collect()
+    }
+
     /// The names of the parameters that layers here use of a borrowed layer, in its order.
     pub(crate) fn shared(&self, borrowed: &Borrowed) -> Vec<&'static str> {
         let users = borrowed.users.iter().filter_map(|id| self.owner(*id));

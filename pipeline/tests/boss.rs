@@ -253,7 +253,13 @@ fn the_norm_is_that_of_all_stages_and_reaches_all_workers() {
     boss.ask(request(RunRequest { update: Some(update), ..run(actions) }));
     let norms = |id, layer, square| Head::Norms {
         id,
-        squares: vec![(layerspec::LayerId(layer), 0, square)],
+        squares: vec![pipeline::norm::Square {
+            layer: layerspec::LayerId(layer),
+            number: 0,
+            blocks: 1,
+            node: pipeline::replicas::Node::leaf(0),
+            sum: square,
+        }],
         losses: Vec::new(),
     };
     let id = boss.command;

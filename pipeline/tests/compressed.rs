@@ -37,6 +37,7 @@ impl Replica {
             stages: plan.stages_of(WorkerId(0)),
             homes: plan.homes.clone(),
             buckets: BucketBytes::default(),
+            sharding: None,
             peers: vec![PeerAddress { worker: OTHER, address, dial: true, relayed: false }],
             seed: 0,
         };

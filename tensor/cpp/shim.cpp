@@ -187,23 +187,28 @@ void bm_storage(const at::Tensor* tensor, const void** data, uint64_t* bytes) no
   *bytes = has ? tensor->storage().nbytes() : 0;
 }
 
-// By hand: libtorch's own sums depend on the number of threads, and would first make a copy in double precision.
-char* bm_sum_of_squares(const at::Tensor* tensor, double* sum) {
+// The sum of squares of every so many elements. By hand: libtorch's own sums depend on the number of threads and on the
+// shape, and would first make a copy in double precision.
+char* bm_squares_of_blocks(const at::Tensor* tensor, size_t block, double* sums, size_t blocks) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
     TORCH_CHECK(at::isFloatingType(tensor->scalar_type()), "expected a floating-point tensor");
     at::Tensor plain = tensor->detach().to(at::kCPU).to(at::kFloat).contiguous();
     const float* data = plain.const_data_ptr<float>();
-    int64_t count = plain.numel();
-    constexpr int64_t lanes = 16;
-    double lane[lanes] = {};
-    int64_t whole = count / lanes * lanes;
-    for (int64_t i = 0; i < whole; i += lanes) {
-      for (int64_t j = 0; j < lanes; ++j) lane[j] += static_cast<double>(data[i + j]) * data[i + j];
+    size_t count = plain.numel();
+    TORCH_CHECK(block > 0 && blocks == (count + block - 1) / block, "expected one sum for each block");
+    constexpr size_t lanes = 16;
+    for (size_t b = 0; b < blocks; ++b, data += block) {
+      double lane[lanes] = {};
+      size_t here = std::min(block, count - b * block);
+      size_t whole = here / lanes * lanes;
+      for (size_t i = 0; i < whole; i += lanes) {
+        for (size_t j = 0; j < lanes; ++j) lane[j] += static_cast<double>(data[i + j]) * data[i + j];
+      }
+      for (size_t i = whole; i < here; ++i) lane[i - whole] += static_cast<double>(data[i]) * data[i];
+      sums[b] = 0;
+      for (double part : lane) sums[b] += part;
     }
-    for (int64_t i = whole; i < count; ++i) lane[i - whole] += static_cast<double>(data[i]) * data[i];
-    *sum = 0;
-    for (double part : lane) *sum += part;
   });
 }
 

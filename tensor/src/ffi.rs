@@ -63,7 +63,7 @@ extern "C" {
     pub(crate) fn bm_is_alone(tensor: *const C_tensor) -> bool;
     pub(crate) fn bm_is_plain(tensor: *const C_tensor) -> bool;
     pub(crate) fn bm_storage(tensor: *const C_tensor, data: *mut *const c_void, bytes: *mut u64);
-    pub(crate) fn bm_sum_of_squares(tensor: *const C_tensor, sum: *mut f64) -> Status;
+    pub(crate) fn bm_squares_of_blocks(tensor: *const C_tensor, block: usize, sums: *mut f64, blocks: usize) -> Status;
     pub(crate) fn bm_keep_freed_memory(largest_block: usize, keep: usize) -> bool;
     pub(crate) fn bm_fused_sgd(
         params: List,

@@ -49,12 +49,14 @@ impl Held {
     }
 }
 
-/// The sum of the squares of a floating-point tensor's elements, in f64 and in one order, whatever the number of threads.
-pub fn sum_of_squares(tensor: &Tensor) -> Result<f64, TensorError> {
-    let mut sum = 0.0;
-    // SAFETY: the tensor is borrowed for the call, and the pointer is to a live place.
-    ffi::check("a gradient's norm", unsafe { ffi::bm_sum_of_squares(tensor.as_ptr(), &mut sum) })?;
-    Ok(sum)
+/// The sums of the squares of a floating-point tensor's elements, in f64: one for every so many elements, in the order of
+/// rows, the last one perhaps of fewer. Each is taken in one order, whatever the number of threads.
+pub fn squares_of_blocks(tensor: &Tensor, block: usize) -> Result<Vec<f64>, TensorError> {
+    let mut sums = vec![0.0; tensor.numel().div_ceil(block.max(1))];
+    // SAFETY: the tensor is borrowed for the call, and there is a place for every sum.
+    let status = unsafe { ffi::bm_squares_of_blocks(tensor.as_ptr(), block, sums.as_mut_ptr(), sums.len()) };
+    ffi::check("a gradient's norm", status)?;
+    Ok(sums)
 }
 
 /// Makes freed memory stay with the process, where it is found warm again, rather than go back to the kernel, which would
@@ -116,14 +118,19 @@ mod tests {
     fn squares_are_summed_in_double_precision_whatever_the_layout() {
         let tensor = Tensor::arange(1001, (Kind::Float, Device::Cpu)) / 7.0;
         let expected = (tensor.to_kind(Kind::Double).square()).sum(Kind::Double).double_value(&[]);
-        let close = |sum: f64| (sum / expected - 1.0).abs() < 1e-14;
-        assert!(close(sum_of_squares(&tensor).unwrap()));
+        let sums = squares_of_blocks(&tensor, 256).unwrap();
+        assert_eq!(sums.len(), 4);
+        assert!((sums.iter().sum::<f64>() / expected - 1.0).abs() < 1e-14);
+        let otherwise = tensor.reshape([7, 143]).transpose(0, 1).contiguous().transpose(0, 1);
+        assert_eq!(squares_of_blocks(&otherwise, 256).unwrap(), sums);
         assert_eq!(
-            sum_of_squares(&tensor.reshape([7, 143]).transpose(0, 1).contiguous().transpose(0, 1)).unwrap(),
-            sum_of_squares(&tensor).unwrap()
+            squares_of_blocks(&tensor.narrow(0, 512, 489), 256).unwrap(),
+            sums[2..],
+            "a part that begins with a block"
         );
-        assert_eq!(sum_of_squares(&Tensor::zeros([0], (Kind::Float, Device::Cpu))).unwrap(), 0.0);
-        assert!(sum_of_squares(&Tensor::from(1i64)).is_err());
+        assert!(squares_of_blocks(&Tensor::zeros([0], (Kind::Float, Device::Cpu)), 256).unwrap().is_empty());
+        assert!(squares_of_blocks(&Tensor::from(1i64), 256).is_err());
+        assert!(squares_of_blocks(&tensor, 0).is_err());
     }
 
     #[test]

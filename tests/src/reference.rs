@@ -215,7 +215,7 @@ impl<'a> Net<'a> {
             let names = self.graph.layers().iter().flat_map(|layer| {
                 self.graph.own_params(layer.id).into_iter().map(|spec| format!("{}.{}", layer.name, spec.name))
             });
-            let square = |grad: &Tensor| tensor::memory::sum_of_squares(grad).unwrap();
+            let square = |grad: &Tensor| tree_sum(&tensor::memory::squares_of_blocks(grad, 256).unwrap());
             let squares = names.filter_map(|name| grads.get(&name).map(square)).sum::<f64>();
             (most / (squares.sqrt() * scale.abs() + 1e-6)).min(1.0)
         });
@@ -326,6 +326,15 @@ impl<'a> Net<'a> {
             other => panic!("{} is in none of these models; write it here", other.name()),
         }
     }
+}
+
+/// Neighbours first, then neighbouring sums, and so on; one that is left over moves up.
+fn tree_sum(sums: &[f64]) -> f64 {
+    let mut sums = sums.to_vec();
+    while sums.len() > 1 {
+        sums = sums.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
+    }
+    sums.first().copied().unwrap_or(0.0)
 }
 
 fn sizes(sizes: &[u64]) -> Vec<i64> {

@@ -111,7 +111,8 @@ fn whole(graph: &LayerGraph) -> StageModel {
         lent: Vec::new(),
     };
     StageModel {
-        buckets: buckets(&spec, BucketBytes::default()),
+        buckets: buckets(&spec, BucketBytes::default(), None),
+        share: None,
         layers: spec.layers,
         inputs: graph.inputs().iter().map(input).collect(),
         outputs: graph.outputs().to_vec(),

@@ -9,7 +9,6 @@ use link::{Compute, Payload};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{buckets, BucketBytes};
 use pipeline::task::{self, Branch, HandedOut, Outcome, Task, OPTIMIZER};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -202,12 +201,18 @@ impl StageCompute {
 
     fn carry_out(&mut self, task: Task<Payload>, out: Out<'_>) -> Result<Outcome<Payload>, Failure> {
         match task {
-            Task::Build { stages, buckets, seed } => {
+            Task::Build { stages, buckets, sharding, shares, seed } => {
                 self.stages.clear(); // frees the old parameters before the new ones are made
                 for spec in stages {
                     let stage = spec.stage;
                     self.check_precision(&spec)?;
-                    let engine = Engine::build(model(spec, buckets, seed, (self.device, self.own.clone())));
+                    let share = shares.get(&stage).copied();
+                    let model = StageModel {
+                        buckets: pipeline::replicas::buckets(&spec, buckets, sharding.filter(|_| share.is_some())),
+                        share,
+                        ..model(spec, seed, (self.device, self.own.clone()))
+                    };
+                    let engine = Engine::build(model);
                     self.stages.insert(stage, engine.map_err(explain)?);
                 }
             }
@@ -238,7 +243,18 @@ impl StageCompute {
             }
             Task::OptimStep { stage, update, tied: from_others } => {
                 let from_others = by_stage(&from_others)?;
-                return tied(&self.stage(stage)?.optim_step(&update, from_others).map_err(explain)?);
+                let engine = self.stage(stage)?;
+                let lent = engine.optim_step(&update, from_others).map_err(explain)?;
+                for (bucket, slices) in engine.updated().map_err(explain)? {
+                    out(handed(HandedOut::Updated { stage, bucket, slices }).map_err(plain)?);
+                }
+                return tied(&lent);
+            }
+            Task::AllGather { stage, buckets } => {
+                let shards =
+                    |shards: &Vec<Vec<Payload>>| shards.iter().map(|list| tensors(list)).collect::<Result<_, _>>();
+                let buckets = buckets.iter().map(shards).collect::<Result<_, _>>()?;
+                self.stage(stage)?.all_gather(buckets).map_err(explain)?;
             }
             Task::UpdateTied { stage, tied } => {
                 self.stage(stage)?.update_tied(by_stage(&tied)?).map_err(explain)?;
@@ -302,14 +318,15 @@ fn checked(files: Vec<(String, Payload)>) -> Result<BTreeMap<String, Bytes>, Fai
     files.into_iter().map(file).collect()
 }
 
-fn model(spec: StageSpec, bytes: BucketBytes, seed: u64, (device, own): (Device, OwnLayers)) -> StageModel {
+fn model(spec: StageSpec, seed: u64, (device, own): (Device, OwnLayers)) -> StageModel {
     let inputs = spec.inputs.iter().map(|input| StageInput {
         value: input.value,
         needs_grad: input.needs_grad,
         sum_here: input.sum_here,
     });
     StageModel {
-        buckets: buckets(&spec, bytes),
+        buckets: Vec::new(),
+        share: None,
         inputs: inputs.collect(),
         outputs: spec.outputs.iter().map(|output| output.value).collect(),
         borrowed: spec.borrowed,

@@ -23,6 +23,7 @@ impl Place {
             Task::Reduce { stage, .. } => place(Some(*stage), None, "reduction of gradients"),
             Task::TiedGrads { stage } => place(Some(*stage), None, "handing over of tied gradients"),
             Task::GradNorm { stage, .. } => place(Some(*stage), None, "gradient norm"),
+            Task::AllGather { stage, .. } => place(Some(*stage), None, "gathering of parameters"),
             Task::UpdateTied { stage, .. } => place(Some(*stage), None, "update of tied parameters"),
             Task::Measure { .. } => place(None, None, "measuring layers"),
             Task::OptimStep { stage, .. } => place(Some(*stage), None, "optimizer step"),

@@ -65,6 +65,9 @@ impl BossMan {
         if self.settings.replicas.is_none() {
             return refused("a pool needs replicas: Builder::replicas");
         }
+        if self.settings.sharding.is_some() {
+            return refused("a pool cannot have `shard`: what one worker alone keeps would be lost when it leaves");
+        }
         if self.settings.accumulate > 1 {
             return refused(
                 "a pool cannot have `accumulate`: gradients of earlier steps would be lost with whoever leaves; take larger \

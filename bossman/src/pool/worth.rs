@@ -61,7 +61,7 @@ impl BossMan {
         let replicas = homes.of(stage).len() as u64;
         let (Some(rate), true) = (self.link_rate(homes, worker), replicas > 1) else { return 0 };
         let Some(spec) = self.plan.stages.get(stage.0 as usize) else { return 0 };
-        let bytes: u64 = buckets(spec, BucketBytes::default()).iter().map(Bucket::bytes).sum();
+        let bytes: u64 = buckets(spec, BucketBytes::default(), None).iter().map(Bucket::bytes).sum();
         let moved = 2.0 * bytes as f64 * (replicas - 1) as f64 / replicas as f64;
         (moved / rate.max(1) as f64 * 1e9) as u64
     }

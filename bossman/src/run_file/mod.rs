@@ -12,7 +12,7 @@ use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION,
 use layerspec::{Fault, Precision, Recompute};
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
-use pipeline::replicas::{Compress, Replicas};
+use pipeline::replicas::{Compress, Replicas, Sharding};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, ScheduleKind};
 use std::path::{Path, PathBuf};
 
@@ -63,6 +63,8 @@ pub struct RunFile {
     pub replicas: Option<Replicas>,
     /// In what form replicas exchange gradients, where that is not float32.
     pub compress: Option<Compress>,
+    /// What replicas share out.
+    pub sharding: Option<Sharding>,
     /// Weights to start from.
     pub weights: Option<Weights>,
     /// Whether texts of about one length are trained on together.
@@ -89,7 +91,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 22] = [
+const KEYS: [&str; 23] = [
     "model",
     "data",
     "loss",
@@ -107,6 +109,7 @@ const KEYS: [&str; 22] = [
     "cuts",
     "replicas",
     "compress",
+    "shard",
     "recompute",
     "precision",
     "weights",
@@ -152,6 +155,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         cuts: cuts(&run)?,
         replicas: replicas(&run)?,
         compress: compress(&run)?,
+        sharding: sharding(&run)?,
         weights: weights(&run, folder)?,
         group_by_length: group_by_length(&run)?,
         translate: translate(&run)?,
@@ -259,6 +263,19 @@ fn compress(run: &Mapping<'_>) -> Result<Option<Compress>, Fault> {
         (None, ..) => Err(node.unexpected("`compress`", "`f32`, `bf16` or `int8`")),
         (Some(_), _, None) => Err(Fault::new(node.place, "`compress` goes with `replicas` only")),
         (form, ..) => Ok(form),
+    }
+}
+
+/// Only replicas share something out.
+fn sharding(run: &Mapping<'_>) -> Result<Option<Sharding>, Fault> {
+    let Some(node) = run.get("shard") else { return Ok(None) };
+    let name = node.as_text();
+    let way = Sharding::NAMES.iter().find(|(way, _)| name == Some(way)).map(|(_, way)| *way);
+    match (way, name, run.get("replicas")) {
+        (None, Some("none"), _) => Ok(None),
+        (None, ..) => Err(node.unexpected("`shard`", "`none` or `optimizer`")),
+        (Some(_), _, None) => Err(Fault::new(node.place, "`shard` goes with `replicas` only")),
+        (way, ..) => Ok(way),
     }
 }
 

@@ -4,10 +4,11 @@ use super::{Request, RunRequest};
 use crate::effect::{Answer, Micros, WorkerSpan};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Head, Span};
+use crate::norm::{Square, Squares};
 use crate::plan::Plan;
 use crate::schedule::Action;
 use crate::task::LayerTimes;
-use layerspec::{LayerId, ValueId};
+use layerspec::ValueId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who has still to answer, and what is here.
@@ -28,7 +29,7 @@ pub(super) struct Gathering {
     undigested: BTreeSet<WorkerId>,
     /// Workers that have still to send norms, and what the others sent.
     norms: BTreeSet<WorkerId>,
-    squares: BTreeMap<(LayerId, u32), f64>,
+    squares: Squares,
     scale: f64,
     /// Every replica gives norms, and all are here: each has all it needs to update its parameters.
     committed: bool,
@@ -59,7 +60,7 @@ impl Gathering {
             unmeasured: if probes.is_some() { unanswered.clone() } else { BTreeSet::new() },
             undigested: if matches!(request, Request::Digest) { unanswered.clone() } else { BTreeSet::new() },
             norms: unanswered.iter().copied().filter(gives_norms).collect(),
-            squares: BTreeMap::new(),
+            squares: Squares::default(),
             scale: run.and_then(|run| run.update).map_or(1.0, |update| update.scale),
             unanswered,
             committed: false,
@@ -162,25 +163,15 @@ impl Gathering {
         Ok(())
     }
 
-    /// The sum over all stages is taken in the order of layers, so that it does not depend on the cut.
-    fn norms(&mut self, from: WorkerId, squares: Vec<(LayerId, u32, f64)>) -> Result<Option<f64>, String> {
+    fn norms(&mut self, from: WorkerId, squares: Vec<Square>) -> Result<Option<f64>, String> {
         if !self.norms.remove(&from) {
             return Err("sent norms that nobody asked for".into());
         }
-        for (layer, place, square) in squares {
-            // Replicas have the same gradients, to the bit.
-            let before = self.squares.insert((layer, place), square);
-            if before.is_some_and(|before| before.to_bits() != square.to_bits()) {
-                return Err(format!(
-                    "found another norm for layer {} than another worker: one computes wrongly",
-                    layer.0
-                ));
-            }
-        }
+        self.squares.take(squares)?;
         if !self.norms.is_empty() {
             return Ok(None);
         }
-        let norm = self.squares.values().sum::<f64>().sqrt() * self.scale.abs();
+        let norm = self.squares.norm()? * self.scale.abs();
         self.answer.grad_norm = Some(norm);
         self.committed = self.commits;
         Ok(Some(norm))
@@ -214,7 +205,9 @@ fn commits(run: &RunRequest, plan: &Plan) -> bool {
         list.contains(&Action::GradNorm { stage })
     };
     let all = plan.homes.iter().flat_map(|(stage, workers)| workers.iter().map(move |worker| (stage, *worker)));
-    plan.stages.iter().all(|stage| stage.borrowed.is_empty()) && all.into_iter().all(finds)
+    // What is shared out is updated by one replica, without which the others are not done.
+    let alone = plan.sharding.is_none() && plan.stages.iter().all(|stage| stage.borrowed.is_empty());
+    alone && all.into_iter().all(finds)
 }
 
 /// The outputs of the model that a round's forward passes make, each with its worker.

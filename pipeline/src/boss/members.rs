@@ -106,7 +106,8 @@ impl BossSession {
                 };
                 let there = |worker: &WorkerId| self.followers.get(worker).is_none_or(|f| f.unanswered.is_empty());
                 let there = new.homes.members().iter().all(there);
-                match new.stages == old.stages && followers.iter().all(guided) && self.distributed && there {
+                let same = new.stages == old.stages && new.sharding.is_none() && old.sharding.is_none();
+                match same && followers.iter().all(guided) && self.distributed && there {
                     true => Ok(()),
                     false => refused(
                         "a plan with other stages, with followers of nobody, or with one who has not caught up".into(),

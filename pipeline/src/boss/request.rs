@@ -246,7 +246,8 @@ pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assign
         relayed: false,
     });
     let peers = peers.collect();
-    Assignment { worker, stages: plan.stages_of(worker), homes: plan.homes.clone(), buckets, peers, seed }
+    let (stages, homes, sharding) = (plan.stages_of(worker), plan.homes.clone(), plan.sharding);
+    Assignment { worker, stages, homes, buckets, sharding, peers, seed }
 }
 
 pub(super) fn round(run: &RunRequest, worker: WorkerId) -> Round {

@@ -4,6 +4,8 @@
 //! the other in the backward pass, so that it can leave while the rest is still computed; the first one is small, so
 //! that something leaves early.
 
+use super::Sharding;
+use crate::norm::BLOCK;
 use crate::stage_spec::StageSpec;
 use layerspec::{Layer, Role};
 use serde::{Deserialize, Serialize};
@@ -26,8 +28,9 @@ impl Default for BucketBytes {
 
 /// And no bucket holds more gradients than this, which one frame carries.
 const MOST_USES: usize = 1024;
-/// Shards begin at multiples of this many elements: a cache line of float32, several times over.
-const GRAIN: u64 = 256;
+/// Shards begin, in each parameter, at multiples of this many elements: a cache line of float32, several times over, and
+/// whole blocks of the norm.
+const GRAIN: u64 = BLOCK;
 
 /// The gradient of one parameter as one layer of the stage uses it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -45,6 +48,8 @@ pub struct Use {
 pub struct Bucket {
     /// In the order in which the backward pass is done with them.
     pub uses: Vec<Use>,
+    /// Whether each replica updates its shard alone; else all update all of it.
+    pub sharded: bool,
 }
 
 /// A part of one gradient of a bucket.
@@ -69,23 +74,29 @@ impl Bucket {
 }
 
 /// The buckets of a stage, in the order in which they are complete. Everybody who knows the stage finds the same.
-pub fn buckets(stage: &StageSpec, bytes: BucketBytes) -> Vec<Bucket> {
+///
+/// What several layers share is never sharded: its gradient is a sum over these, which may be in other stages.
+pub fn buckets(stage: &StageSpec, bytes: BucketBytes, sharding: Option<Sharding>) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     for (layer, spec) in stage.layers.iter().enumerate().rev() {
-        for used in trained(stage, layer, spec) {
+        let shared = if sharding.is_some() { stage.shared_params(spec) } else { Vec::new() };
+        for (name, used) in trained(stage, layer, spec) {
+            let sharded = sharding.is_some() && !shared.contains(&name);
             let most = if buckets.len() <= 1 { bytes.first } else { bytes.other };
-            let open = |bucket: &&mut Bucket| bucket.bytes() < most && bucket.uses.len() < MOST_USES;
+            let open = |bucket: &&mut Bucket| {
+                bucket.sharded == sharded && bucket.bytes() < most && bucket.uses.len() < MOST_USES
+            };
             match buckets.last_mut().filter(open) {
                 Some(bucket) => bucket.uses.push(used),
-                None => buckets.push(Bucket { uses: vec![used] }),
+                None => buckets.push(Bucket { uses: vec![used], sharded }),
             }
         }
     }
     buckets
 }
 
-/// What a layer has gradients for.
-fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Iterator<Item = Use> + 'a {
+/// What a layer has gradients for, by its own name.
+fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Iterator<Item = (&'static str, Use)> + 'a {
     let owner = layer.share.and_then(|owner| stage.owner(owner));
     let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
     let params = layer.kind.params().into_iter().enumerate().filter(|(_, param)| param.role == Role::Parameter);
@@ -96,7 +107,7 @@ fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Ite
     params.filter(move |(_, param)| is_trained(param.name)).map(move |(number, param)| {
         // Such a layer cannot be made; until that is found out nothing may overflow.
         let elements = param.elements().unwrap_or(u64::MAX);
-        Use { layer: place, number, elements }
+        (param.name, Use { layer: place, number, elements })
     })
 }
 
@@ -107,15 +118,20 @@ pub fn shard(bucket: &Bucket, replica: u16, replicas: u16) -> Vec<Slice> {
         let exact = u128::from(all) * u128::from(replica) / u128::from(replicas.max(1));
         match replica >= replicas {
             true => all,
-            false => exact as u64 / GRAIN * GRAIN,
+            false => exact as u64,
         }
     };
     let mine = begin(replica)..begin(replica + 1);
+    // Every replica cuts a gradient in the same places.
+    let cut = |at: u64, end: u64, place: u64| match place >= end {
+        true => end,
+        false => at + place.saturating_sub(at) / GRAIN * GRAIN,
+    };
     let mut at = 0u64;
     let mut slices = Vec::new();
     for (place, used) in bucket.uses.iter().enumerate() {
         let end = at.saturating_add(used.elements);
-        let (from, to) = (mine.start.clamp(at, end), mine.end.clamp(at, end));
+        let (from, to) = (cut(at, end, mine.start), cut(at, end, mine.end));
         if from < to {
             slices.push(Slice { place, elements: from - at..to - at });
         }
@@ -132,11 +148,12 @@ mod tests {
     fn shards_cover_every_element_once() {
         let elements = [1000, 1, 70_000, 255, 3];
         let uses = elements.iter().enumerate().map(|(layer, elements)| Use { layer, number: 0, elements: *elements });
-        let bucket = Bucket { uses: uses.collect() };
+        let bucket = Bucket { uses: uses.collect(), sharded: true };
         for replicas in 1..7 {
             let mut next = vec![0; elements.len()];
             for slice in (0..replicas).flat_map(|replica| shard(&bucket, replica, replicas)) {
                 assert_eq!(slice.elements.start, next[slice.place], "one after the other");
+                assert_eq!(slice.elements.start % GRAIN, 0, "whole blocks");
                 next[slice.place] = slice.elements.end;
             }
             assert_eq!(next, elements);
@@ -146,14 +163,14 @@ mod tests {
     #[test]
     fn what_cannot_be_in_memory_is_cut_without_a_panic() {
         let uses = [u64::MAX, u64::MAX, 5].map(|elements| Use { layer: 0, number: 0, elements });
-        let bucket = Bucket { uses: uses.to_vec() };
+        let bucket = Bucket { uses: uses.to_vec(), sharded: false };
         assert!(shard(&bucket, 0, 3).len() + shard(&bucket, 2, 3).len() > 0);
         assert_eq!(bucket.bytes(), u64::MAX);
     }
 
     #[test]
     fn a_small_bucket_is_one_replicas() {
-        let bucket = Bucket { uses: vec![Use { layer: 0, number: 0, elements: 200 }] };
+        let bucket = Bucket { uses: vec![Use { layer: 0, number: 0, elements: 200 }], sharded: false };
         assert_eq!(shard(&bucket, 0, 2), []);
         assert_eq!(shard(&bucket, 1, 2).len(), 1);
     }

@@ -35,21 +35,26 @@ impl Node {
         Node { level: 0, index: microbatch }
     }
 
+    /// The node above.
+    pub(crate) fn parent(self) -> Node {
+        Node { level: self.level + 1, index: self.index / 2 }
+    }
+
     /// The node that this one ends in next, and the sum that is added to it there; none where nothing is to its right.
     fn up(self, microbatches: u32) -> (Node, Option<Node>) {
-        let parent = Node { level: self.level + 1, index: self.index / 2 };
+        let parent = self.parent();
         let sibling = Node { level: self.level, index: self.index ^ 1 };
         let begins = u64::from(sibling.index) << sibling.level;
         (parent, (begins < u64::from(microbatches)).then_some(sibling))
     }
 
     /// Whether it is the sum of all.
-    fn is_root(self, microbatches: u32) -> bool {
+    pub(crate) fn is_root(self, microbatches: u32) -> bool {
         self.index == 0 && 1u64 << self.level >= u64::from(microbatches)
     }
 
-    /// The microbatches in it.
-    pub fn microbatches(self, of: u32) -> std::ops::Range<u32> {
+    /// The microbatches in it, or whatever the tree is over.
+    pub fn leaves(self, of: u32) -> std::ops::Range<u32> {
         let end = |index: u64| (index << self.level).min(u64::from(of)) as u32;
         end(self.index.into())..end(u64::from(self.index) + 1)
     }
@@ -163,6 +168,6 @@ mod tests {
         assert_eq!(nodes(12, 8..12), [Node { level: 3, index: 1 }], "nothing is to its right");
         assert_eq!(nodes(8, 0..3).len(), 2);
         assert_eq!(nodes(8, []), []);
-        assert_eq!(Node { level: 3, index: 1 }.microbatches(12), 8..12);
+        assert_eq!(Node { level: 3, index: 1 }.leaves(12), 8..12);
     }
 }

@@ -56,6 +56,11 @@ pub enum Action {
         /// Which stage.
         stage: StageId,
     },
+    /// On a stage whose replicas each update a part of its parameters: it takes what the others have updated.
+    AllGather {
+        /// Which stage.
+        stage: StageId,
+    },
     /// On a stage that uses parameters of other stages: it takes their new values.
     UpdateTied {
         /// Which stage.
@@ -75,6 +80,7 @@ impl Action {
             | Action::ReduceTied { stage }
             | Action::GradNorm { stage }
             | Action::OptimStep { stage }
+            | Action::AllGather { stage }
             | Action::UpdateTied { stage } => stage,
         }
     }
@@ -116,6 +122,7 @@ impl Action {
             Action::ReduceTied { .. } => "handing over of tied gradients",
             Action::GradNorm { .. } => "gradient norm",
             Action::OptimStep { .. } => "optimizer step",
+            Action::AllGather { .. } => "gathering of parameters",
             Action::UpdateTied { .. } => "update of tied parameters",
         }
     }

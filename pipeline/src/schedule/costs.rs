@@ -125,9 +125,11 @@ impl Costs {
             Action::BackwardWeight { .. } => stage.backward_weight,
             Action::OptimStep { .. } => stage.optim_step,
             // Each passes once over the gradients or parameters, where an optimizer step passes several times.
-            Action::Reduce { .. } | Action::ReduceTied { .. } | Action::GradNorm { .. } | Action::UpdateTied { .. } => {
-                stage.optim_step / 4
-            }
+            Action::Reduce { .. }
+            | Action::ReduceTied { .. }
+            | Action::GradNorm { .. }
+            | Action::AllGather { .. }
+            | Action::UpdateTied { .. } => stage.optim_step / 4,
         };
         work + self.per_action
     }

@@ -3,7 +3,7 @@
 use super::Action;
 use crate::ids::{StageId, WorkerId};
 use crate::message::Reduction;
-use crate::replicas::Homes;
+use crate::replicas::{Homes, Sharding};
 
 /// Stages, their places, and what goes between them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -18,6 +18,8 @@ pub struct Layout {
     pub trained: Vec<bool>,
     /// The pairs of stages (owner, user) that share parameters.
     pub ties: Vec<(StageId, StageId)>,
+    /// What replicas of a stage share out.
+    pub sharding: Option<Sharding>,
 }
 
 /// How a round ends.
@@ -39,7 +41,14 @@ impl Layout {
     pub fn chain(homes: Homes) -> Self {
         let stages = homes.stages() as u16;
         let edges: Vec<_> = (1..stages).map(|user| (StageId(user - 1), StageId(user))).collect();
-        Layout { back: edges.clone(), edges, trained: vec![true; homes.stages()], homes, ties: Vec::new() }
+        Layout {
+            back: edges.clone(),
+            edges,
+            trained: vec![true; homes.stages()],
+            homes,
+            ties: Vec::new(),
+            sharding: None,
+        }
     }
 
     /// How many stages there are.
@@ -68,8 +77,8 @@ impl Layout {
     }
 
     /// For every worker the actions that end a round. All stages hand gradients of shared parameters over, then all
-    /// give their norms (of replicas, which have the same, the first), then all update, then all take shared parameters:
-    /// so no two wait for each other.
+    /// give their norms (of replicas that have the same, the first), then all update, then all take what others have
+    /// updated, and shared parameters: so no two wait for each other.
     pub fn ending(&self, ending: Ending) -> Vec<Vec<Action>> {
         let borrows = |stage: &StageId| self.ties.iter().any(|(_, user)| user == stage);
         let list = |worker: u16| {
@@ -77,15 +86,18 @@ impl Layout {
             let stages = self.stages_of(worker);
             let reduce = stages.clone().filter(borrows).map(|stage| Action::ReduceTied { stage });
             let speaks = |stage: &StageId| match ending {
-                Ending::ClippedStep => self.homes.first(*stage) == Some(worker),
+                Ending::ClippedStep => self.homes.first(*stage) == Some(worker) || self.is_sharded(*stage),
                 Ending::CommittedStep => true,
                 Ending::Gather | Ending::Step => false,
             };
             let norms = stages.clone().filter(speaks);
             let norms = norms.map(|stage| Action::GradNorm { stage });
             let steps = stages.clone().map(|stage| Action::OptimStep { stage });
+            let sharded = stages.clone().filter(|stage| self.is_sharded(*stage));
+            let gather = sharded.map(|stage| Action::AllGather { stage });
             let update = stages.filter(borrows).map(|stage| Action::UpdateTied { stage });
-            reduce.chain(norms).chain(steps).chain(update).filter(|_| ending != Ending::Gather).collect()
+            let all = reduce.chain(norms).chain(steps).chain(gather).chain(update);
+            all.filter(|_| ending != Ending::Gather).collect()
         };
         (0..self.workers() as u16).map(list).collect()
     }
@@ -93,6 +105,11 @@ impl Layout {
     /// Whether something of a stage is trained.
     pub fn is_trained(&self, stage: StageId) -> bool {
         self.trained.get(stage.0 as usize).copied().unwrap_or(true)
+    }
+
+    /// Whether each replica of a stage updates a part of its parameters.
+    pub fn is_sharded(&self, stage: StageId) -> bool {
+        self.sharding.is_some() && self.homes.of(stage).len() > 1 && self.is_trained(stage)
     }
 
     /// Whether another stage waits for the gradients of a stage's inputs.

@@ -19,6 +19,7 @@ pub fn picture(timeline: &Timeline) -> String {
             Action::ReduceTied { .. } => "R".to_string(),
             Action::GradNorm { .. } => "N".to_string(),
             Action::OptimStep { .. } => "S".to_string(),
+            Action::AllGather { .. } => "G".to_string(),
             Action::UpdateTied { .. } => "U".to_string(),
         };
         if !one_stage_each {

@@ -185,6 +185,8 @@ impl<'a> Player<'a> {
             Action::ReduceTied { .. } => none(&self.left),
             Action::GradNorm { .. } => none(&self.left) && none(&self.tied_grads),
             Action::OptimStep { .. } => none(&self.left) && none(&self.tied_grads) && self.norm_known,
+            // As many bytes as with `Reduce` where nothing is sharded, and there they are counted.
+            Action::AllGather { .. } => true,
             Action::UpdateTied { .. } => none(&self.tied_values),
         }
     }
@@ -291,7 +293,7 @@ impl<'a> Player<'a> {
                     self.push(now + 2 * self.boss_latency(), Event::Norm);
                 }
             }
-            Action::Reduce { .. } | Action::UpdateTied { .. } => {}
+            Action::Reduce { .. } | Action::AllGather { .. } | Action::UpdateTied { .. } => {}
         }
     }
 

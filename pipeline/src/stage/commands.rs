@@ -85,7 +85,7 @@ impl StageSession {
     }
 
     fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
-        let Assignment { worker, stages, homes, buckets, peers, seed } = assignment;
+        let Assignment { worker, stages, homes, buckets, sharding, peers, seed } = assignment;
         if !homes.are_possible() {
             return self.refuse(Peer::Boss, Vec::new(), "sent stages with replicas that cannot be".into());
         }
@@ -93,11 +93,12 @@ impl StageSession {
         self.drop_slots(over);
         self.residuals(Residuals::Forget);
         self.worker = Some(worker);
-        self.teams = Team::of(&stages, &homes, &[], worker, buckets);
+        self.teams = Team::of(&stages, &homes, &[], worker, (buckets, sharding));
         self.stages = stages.clone();
-        (self.homes, self.buckets) = (homes, buckets);
+        (self.homes, self.buckets, self.sharding) = (homes, buckets, sharding);
         self.job = Some(Job::Assign { id, built: false });
-        self.compute(Purpose::Command(id), Task::Build { stages, buckets, seed });
+        let shares = self.teams.iter().filter_map(|(stage, team)| Some((*stage, team.share()?))).collect();
+        self.compute(Purpose::Command(id), Task::Build { stages, buckets, sharding, shares, seed });
         self.links.forget_relays();
         self.open_links(now, worker, &peers);
     }

@@ -70,6 +70,9 @@ impl StageSession {
             Head::Reduced { stage, bucket, .. } => {
                 (stage, self.item_of(from, stage, |replica| Item::Reduced { bucket, replica }))
             }
+            Head::Updated { stage, bucket, .. } => {
+                (stage, self.item_of(from, stage, |replica| Item::Updated { bucket, replica }))
+            }
             Head::Statistics { stage, .. } => {
                 (stage, self.item_of(from, stage, |replica| Item::Statistics { replica }))
             }

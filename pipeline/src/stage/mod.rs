@@ -17,7 +17,7 @@ use crate::effect::{Destination, Effect, Frame, Micros, Peer, Residuals};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, LinkReport, Round, Span, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
-use crate::replicas::{BucketBytes, Homes};
+use crate::replicas::{BucketBytes, Homes, Sharding};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerTimes, Outcome, Task};
 use commands::Waiting;
@@ -45,6 +45,8 @@ pub struct StageSession {
     teams: BTreeMap<StageId, Team>,
     /// How large the buckets are in which gradients are exchanged.
     buckets: BucketBytes,
+    /// What the replicas of a stage share out.
+    sharding: Option<Sharding>,
     links: Links,
     inbox: Inbox,
     job: Option<Job>,
@@ -195,7 +197,10 @@ impl StageSession {
                 let key = MicrobatchKey { batch, index: 0 };
                 self.arrive(from, key, to, Item::TiedValues { from: stage }, slots);
             }
-            Head::Sum { batch, .. } | Head::Reduced { batch, .. } | Head::Statistics { batch, .. } => {
+            Head::Sum { batch, .. }
+            | Head::Reduced { batch, .. }
+            | Head::Updated { batch, .. }
+            | Head::Statistics { batch, .. } => {
                 self.of_replica(from, batch, head, slots);
             }
             Head::ReplicaState { id, name, of } => self.take_state(from, id, (name, of), slots),
@@ -253,6 +258,15 @@ impl StageSession {
         // Of replicas the first finds the norm, or all do.
         if updates && (norms && !limited || !norms && limited && speaks) {
             return Err("a limit for the norm of gradients without actions that find the norm, or the reverse".into());
+        }
+        let untold = |stage: &StageId| {
+            let has = |action| round.actions.contains(&action);
+            has(Action::OptimStep { stage: *stage }) && !has(Action::AllGather { stage: *stage })
+        };
+        if let Some(stage) =
+            self.teams.iter().filter(|(_, team)| team.is_sharded()).map(|(stage, _)| stage).find(|s| untold(s))
+        {
+            return Err(format!("an optimizer step of a part of {stage} without one that gathers the other parts"));
         }
         if round.microbatches > MAX_MICROBATCHES || least > round.microbatches as usize {
             return Err(format!("a batch of {} microbatches with actions for {least}", round.microbatches));

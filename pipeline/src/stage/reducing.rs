@@ -4,6 +4,9 @@
 //! replica whose shard it is in, which sums what all have sent, and gives the sum to all. So every byte goes to and fro
 //! once, as in a ring, but the sum is taken in the order of the [tree](crate::replicas::Tree), which a ring would not do.
 //!
+//! Where the replicas share out the optimizer's state, the sum stays where it is taken, and what goes to all is what the
+//! optimizer makes of the parameters there: as many bytes.
+//!
 //! Where what travels is compressed, a replica first adds up all that its microbatches came to, for the tree's order is lost
 //! anyway, and sends that; and the one that sums them gives the compressed sum to itself, too, so that all have the same.
 
@@ -13,7 +16,7 @@ use crate::effect::{Destination, Effect, Micros, Part, Peer, Residuals, Summing}
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, Mode, Round, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
-use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node};
+use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node, Sharding, Share};
 use crate::task::HandedOut;
 use std::collections::BTreeMap;
 
@@ -27,6 +30,8 @@ pub(super) struct Team {
     followers: Vec<WorkerId>,
     /// For every bucket and replica how many slices its shard has.
     slices: Vec<Vec<usize>>,
+    /// For every bucket whether each replica updates its shard alone.
+    sharded: Vec<bool>,
     /// Whether batch norms tell what they saw.
     statistics: bool,
 }
@@ -38,7 +43,7 @@ impl Team {
         homes: &Homes,
         followers: &[(StageId, WorkerId)],
         me: WorkerId,
-        bytes: BucketBytes,
+        (bytes, sharding): (BucketBytes, Option<Sharding>),
     ) -> BTreeMap<StageId, Team> {
         let team = |spec: &StageSpec| {
             let workers = homes.of(spec.stage).to_vec();
@@ -49,10 +54,12 @@ impl Team {
             }
             let me = workers.iter().position(|w| *w == me).unwrap_or(workers.len());
             let replicas = workers.len() as u16;
-            let buckets = buckets(spec, bytes);
+            let sharding = sharding.filter(|_| replicas > 1);
+            let buckets = buckets(spec, bytes, sharding);
+            let sharded = buckets.iter().map(|bucket| bucket.sharded).collect();
             let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
             let statistics = spec.is_trained() && keeps_statistics(spec);
-            Some((spec.stage, Team { me, followers, slices: slices.collect(), statistics, workers }))
+            Some((spec.stage, Team { me, followers, slices: slices.collect(), sharded, statistics, workers }))
         };
         stages.iter().filter_map(team).collect()
     }
@@ -60,6 +67,47 @@ impl Team {
     /// How many replicas there are.
     pub(super) fn replicas(&self) -> u16 {
         self.workers.len() as u16
+    }
+
+    /// Whether each replica updates a part of the parameters alone.
+    pub(super) fn is_sharded(&self) -> bool {
+        self.sharded.contains(&true)
+    }
+
+    /// Whether the sum of a replica's shard is used here and nowhere else.
+    fn keeps(&self, bucket: u32, replica: usize) -> bool {
+        replica == self.me && self.sharded.get(bucket as usize) == Some(&true)
+    }
+
+    /// Which part that is here, where it is one.
+    pub(super) fn share(&self) -> Option<Share> {
+        self.is_sharded().then_some(Share { replica: self.me as u16, replicas: self.replicas() })
+    }
+
+    /// What the other replicas update.
+    pub(super) fn updates(&self) -> impl Iterator<Item = Item> + '_ {
+        let sharded = self.slices.iter().zip(&self.sharded).enumerate().filter(|(_, (_, sharded))| **sharded);
+        sharded.flat_map(|(bucket, (slices, _))| {
+            let others = slices.iter().enumerate().filter(|(replica, slices)| *replica != self.me && **slices > 0);
+            others.map(move |(replica, _)| Item::Updated { bucket: bucket as u32, replica })
+        })
+    }
+
+    /// The same, as the task takes it.
+    pub(super) fn take_updates(&self, take: impl FnMut(Item) -> Vec<Slot>) -> Vec<Vec<Vec<Slot>>> {
+        self.take_shards(|bucket, replica| Item::Updated { bucket, replica }, take)
+    }
+
+    fn take_shards(
+        &self,
+        item: impl Fn(u32, usize) -> Item,
+        mut take: impl FnMut(Item) -> Vec<Slot>,
+    ) -> Vec<Vec<Vec<Slot>>> {
+        let mut shards = |bucket: usize| {
+            let slices = |replica| take(item(bucket as u32, replica));
+            (0..self.workers.len()).map(slices).collect()
+        };
+        (0..self.slices.len()).map(&mut shards).collect()
     }
 
     fn replica(&self, from: Peer) -> Option<usize> {
@@ -80,7 +128,14 @@ impl Team {
                 let possible = node.level <= MAX_MICROBATCHES.ilog2() && node.index < MAX_MICROBATCHES;
                 possible && replica == sender && slices(bucket, self.me) == Some(tensors)
             }
-            Item::Reduced { bucket, replica } => replica == sender && slices(bucket, sender) == Some(tensors),
+            Item::Reduced { bucket, replica } => {
+                let is_whole = self.sharded.get(bucket as usize) == Some(&false);
+                is_whole && replica == sender && slices(bucket, sender) == Some(tensors)
+            }
+            Item::Updated { bucket, replica } => {
+                let is_sharded = self.sharded.get(bucket as usize) == Some(&true);
+                is_sharded && replica == sender && slices(bucket, sender) == Some(tensors)
+            }
             Item::Statistics { replica } => replica == sender && self.statistics,
             _ => false,
         }
@@ -122,7 +177,8 @@ impl Reducing {
     /// What has to be here before the round's gradients are whole.
     pub(super) fn needs(&self, team: &Team) -> Vec<Item> {
         let reduced = team.slices.iter().enumerate().flat_map(|(bucket, slices)| {
-            let owners = slices.iter().enumerate().filter(|(_, slices)| **slices > 0);
+            let here = move |replica: usize| !team.sharded[bucket] || replica == team.me;
+            let owners = slices.iter().enumerate().filter(move |(replica, slices)| **slices > 0 && here(*replica));
             owners.map(move |(replica, _)| Item::Reduced { bucket: bucket as u32, replica })
         });
         reduced.chain(self.statistics(team)).collect()
@@ -139,12 +195,7 @@ impl Reducing {
         team: &Team,
         mut take: impl FnMut(Item) -> Vec<Slot>,
     ) -> (Vec<Vec<Vec<Slot>>>, Vec<Vec<Slot>>) {
-        let replicas = 0..team.workers.len();
-        let shards = |bucket: usize| {
-            let slices = |replica| take(Item::Reduced { bucket: bucket as u32, replica });
-            replicas.clone().map(slices).collect()
-        };
-        let buckets = (0..team.slices.len()).map(shards).collect();
+        let buckets = team.take_shards(|bucket, replica| Item::Reduced { bucket, replica }, &mut take);
         (buckets, self.statistics(team).map(take).collect())
     }
 }
@@ -196,6 +247,15 @@ impl StageSession {
                 }
                 self.sum_up(stage);
             }
+            HandedOut::Updated { stage, bucket, slices } => {
+                let is_sharded = |team: &&Team| team.sharded.get(bucket as usize) == Some(&true);
+                let Some(team) = self.teams.get(&stage).filter(is_sharded).filter(|_| !slices.is_empty()) else {
+                    return self.drop_slots(slices);
+                };
+                let head = Head::Updated { batch, stage, bucket };
+                let to = team.others().map(|(_, worker)| self.links.to(worker, head.clone())).collect();
+                self.effects.push_back(Effect::Send { to, slots: slices });
+            }
             HandedOut::Statistics { stage, tensors } => {
                 let Some(team) = self.teams.get(&stage).filter(|team| team.statistics) else {
                     return self.drop_slots(tensors);
@@ -239,7 +299,9 @@ impl StageSession {
     /// Has what is here of a replica's shard summed: of another's, what this one is to send it.
     fn ask_for_sum(&mut self, stage: StageId, bucket: u32, replica: usize, sums: Vec<(Node, Vec<Slot>)>) {
         let Some(Job::Round(running)) = &self.job else { return };
+        let stays = self.teams.get(&stage).is_some_and(|team| team.keeps(bucket, replica));
         let summing = match running.round.reduction.compress() {
+            Some(_) if stays => Summing::Decompressed,
             Some(compress) => Summing::Compressed(compress, Part { stage, bucket, replica: replica as u16 }),
             None => Summing::Tree(running.round.microbatches),
         };
@@ -279,6 +341,11 @@ impl StageSession {
                         None => self.drop_slots(slots),
                     }
                     return;
+                }
+                if team.keeps(bucket, replica) {
+                    let key = MicrobatchKey { batch, index: 0 };
+                    self.put_own(key, stage, Item::Reduced { bucket, replica }, slots);
+                    return self.advance();
                 }
                 let head = Head::Reduced { batch, stage, bucket };
                 let followers = self.teams.get(&stage).map_or(&[][..], |team| &team.followers);

@@ -48,12 +48,13 @@ impl ReplicaState {
 impl StageSession {
     pub(super) fn regroup(&mut self, now: Micros, id: u64, regroup: Regroup) {
         let Regroup { homes, followers, peers, give, take } = regroup;
-        let Some(me) = self.worker.filter(|_| homes.are_possible() && homes.stages() == self.homes.stages()) else {
+        let is_possible = homes.are_possible() && homes.stages() == self.homes.stages() && self.sharding.is_none();
+        let Some(me) = self.worker.filter(|_| is_possible) else {
             return self.refuse(Peer::Boss, Vec::new(), "sent other workers for stages that are not here".into());
         };
         // Other shards: what was lost of the old ones is nobody's.
         self.residuals(Residuals::Forget);
-        self.teams = Team::of(&self.stages, &homes, &followers, me, self.buckets);
+        self.teams = Team::of(&self.stages, &homes, &followers, me, (self.buckets, self.sharding));
         self.homes = homes;
         let gives = !give.is_empty();
         self.job = Some(Job::Regroup(Box::new(Regrouping { id, give, copied: None, take })));

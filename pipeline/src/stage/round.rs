@@ -6,11 +6,11 @@ use super::reducing::{Reducing, Team};
 use super::StageSession;
 use crate::ids::{MicrobatchKey, Slot, StageId};
 use crate::message::{Round, RoundUpdate, Span, MAX_SPANS};
+use crate::norm::Square;
 use crate::plan::{StageOutput, StageSpec};
 use crate::replicas::{Homes, Turns};
 use crate::schedule::{Action, Picker};
 use crate::task::{Branch, LossTask, Task, Update};
-use layerspec::LayerId;
 use std::collections::BTreeMap;
 
 /// A round with how far it has come.
@@ -25,7 +25,7 @@ pub(super) struct Running {
     pub(super) spans: Vec<Span>,
     /// Something failed; nothing more is started.
     pub(super) failed: bool,
-    squares: Vec<(LayerId, u32, f64)>,
+    squares: Vec<Square>,
     /// How many stages have still to give their norms.
     unmeasured: usize,
     /// The norm over all stages, once the boss has told it.
@@ -114,7 +114,7 @@ impl Running {
     }
 
     /// Takes the norms of a stage in; gives those of all once they are complete.
-    pub(super) fn measured(&mut self, squares: Vec<(LayerId, u32, f64)>) -> Option<Vec<(LayerId, u32, f64)>> {
+    pub(super) fn measured(&mut self, squares: Vec<Square>) -> Option<Vec<Square>> {
         self.squares.extend(squares);
         self.unmeasured = self.unmeasured.saturating_sub(1);
         (self.unmeasured == 0).then(|| std::mem::take(&mut self.squares))
@@ -133,6 +133,7 @@ impl Running {
             matches!(action, Action::OptimStep { .. }) && max_norm(&self.round).is_some() && self.norm.is_none();
         let of_replicas = match (action, teams.get(&spec.stage), self.reducing.get(&spec.stage)) {
             (Action::Reduce { .. }, Some(team), Some(reducing)) => reducing.needs(team),
+            (Action::AllGather { .. }, Some(team), _) => team.updates().collect(),
             _ => Vec::new(),
         };
         !waits
@@ -199,6 +200,11 @@ impl Running {
                 let skip = self.skips(&update);
                 let update = Update { lr: update.lr, scale: update.scale, clip, skip };
                 Task::OptimStep { stage, update, tied: tied(needs(&self.round, spec, &action)) }
+            }
+            Action::AllGather { .. } => {
+                let take = |item| inbox.take(key, stage, item);
+                let buckets = teams.get(&stage).map_or(Vec::new(), |team| team.take_updates(take));
+                Task::AllGather { stage, buckets }
             }
             Action::UpdateTied { .. } => Task::UpdateTied { stage, tied: tied(needs(&self.round, spec, &action)) },
         })

@@ -9,8 +9,9 @@ use pipeline::effect::{Effect, Frame, Micros, Peer};
 use pipeline::frame::Envelope;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, RoundLoss};
+use pipeline::norm::Square;
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{Compress, Deal};
+use pipeline::replicas::{Compress, Deal, Node};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{HandedOut, LayerTimes, Outcome, Task};
@@ -68,7 +69,8 @@ struct StageDriver {
 
 impl StageDriver {
     fn event(&mut self, random: &mut Random, now: Micros) {
-        match random.below(22) {
+        match random.below(25) {
+            22.. => self.bring_input(random, now),
             20 => {
                 let handed = handed_out(random, &mut self.slots);
                 self.session.on_handed_out(now, handed);
@@ -96,6 +98,18 @@ impl StageDriver {
         self.drain();
     }
 
+    /// What a stage that is here waits for, from whom it waits for it: else hardly any pass would ever be made.
+    fn bring_input(&mut self, random: &mut Random, now: Micros) {
+        let Some(stage) = self.stages.first().cloned() else { return };
+        let key = MicrobatchKey { batch: 1 + random.below(4), index: random.below(3) as u32 };
+        for input in &stage.inputs {
+            let from = input.from.and_then(|maker| PLAN.homes.first(maker)).map_or(Peer::Boss, Peer::Worker);
+            let head = Head::Value { key, value: input.value, to: stage.stage };
+            let frame = Frame { route: None, head, slots: vec![self.slots.hold()] };
+            self.session.on_frame(now, from, frame);
+        }
+    }
+
     fn finish_task(&mut self, random: &mut Random, now: Micros) {
         let (ticket, task) = self.tasks.remove(0);
         let slots = &mut self.slots;
@@ -119,7 +133,7 @@ impl StageDriver {
             Task::TiedGrads { .. } | Task::OptimStep { .. } => {
                 Outcome::Tied { tensors: vec![(StageId(random.below(4) as u16), vec![slots.hold()])] }
             }
-            Task::GradNorm { .. } => Outcome::Norms { squares: vec![(layerspec::LayerId(0), 0, 1.0)] },
+            Task::GradNorm { .. } => Outcome::Norms { squares: vec![square()] },
             Task::Measure { probes } => {
                 Outcome::Measured { times: probes.iter().map(|_| LayerTimes::default()).collect() }
             }
@@ -165,12 +179,17 @@ impl StageDriver {
     }
 }
 
+fn square() -> Square {
+    Square { layer: layerspec::LayerId(0), number: 0, blocks: 1, node: Node::leaf(0), sum: 1.0 }
+}
+
 fn handed_out(random: &mut Random, slots: &mut Slots) -> HandedOut<Slot> {
     let stage = StageId(random.below(4) as u16);
     let mut some = |random: &mut Random| -> Vec<Slot> { (0..random.below(3)).map(|_| slots.hold()).collect() };
-    match random.chance(20) {
-        true => HandedOut::Statistics { stage, tensors: some(random) },
-        false => HandedOut::Sums {
+    match random.below(10) {
+        0..2 => HandedOut::Statistics { stage, tensors: some(random) },
+        2..4 => HandedOut::Updated { stage, bucket: random.below(3) as u32, slices: some(random) },
+        _ => HandedOut::Sums {
             stage,
             bucket: random.below(3) as u32,
             shards: (0..1 + random.below(3)).map(|_| vec![(node(random), some(random))]).collect(),
@@ -206,7 +225,8 @@ fn a_peer_cannot_fill_a_worker_with_batches() {
     let me = WorkerId(1);
     let (stages, homes) = (PLAN.stages_of(me), PLAN.homes.clone());
     let input = *stages[0].inputs.iter().find(|i| i.from.is_some()).expect("an input from stage 0");
-    let assignment = Assignment { worker: me, stages, homes, buckets: BUCKETS, peers: Vec::new(), seed: 1 };
+    let assignment =
+        Assignment { worker: me, stages, homes, buckets: BUCKETS, sharding: None, peers: Vec::new(), seed: 1 };
     let head = Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) };
     driver.session.on_frame(Micros(0), Peer::Boss, Frame { route: None, head, slots: Vec::new() });
     for batch in 1..1000 {

@@ -11,7 +11,8 @@ use pipeline::message::{
     Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Progress, Reduction, Regroup, Round, RoundLoss,
     RoundUpdate, Span,
 };
-use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node};
+use pipeline::norm::Square;
+use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node, Sharding};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
@@ -19,7 +20,7 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 26;
+pub const KINDS: u64 = 27;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -50,6 +51,7 @@ pub fn kind(head: &Head) -> u64 {
         Head::Digests { .. } => 23,
         Head::Progress(_) => 24,
         Head::ReplicaState { .. } => 25,
+        Head::Updated { .. } => 26,
     }
 }
 
@@ -132,6 +134,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
             bytes_per_second: maybe(random, Random::next),
         }),
         25 => Head::ReplicaState { id, name: text(random), of: random.below(4) as u32 },
+        26 => Head::Updated { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32 },
         _ => Head::Statistics { batch: batch(random), stage: stage(random) },
     }
 }
@@ -186,6 +189,7 @@ fn assignment(random: &mut Random) -> Assignment {
         stages: PLAN.stages_of(me),
         homes: PLAN.homes.clone(),
         buckets: BUCKETS,
+        sharding: random.chance(15).then_some(Sharding::Optimizer),
         peers,
         seed: random.next(),
     }
@@ -207,7 +211,8 @@ fn round(random: &mut Random) -> Round {
     let action = |random: &mut Random| {
         let stage = if tidy { one } else { stage(random) };
         let microbatch = random.below(3) as u32;
-        match random.below(13) {
+        match random.below(14) {
+            13 => Action::AllGather { stage },
             12 => Action::Reduce { stage },
             0..4 => Action::Forward { stage, microbatch },
             4..6 => Action::Backward { stage, microbatch },
@@ -260,8 +265,15 @@ fn span(random: &mut Random) -> Span {
     Span { action, start: Micros(random.next()), end: Micros(random.next()) }
 }
 
-fn squares(random: &mut Random) -> Vec<(LayerId, u32, f64)> {
-    (0..random.below(3)).map(|place| (LayerId(random.below(3) as u32), place as u32, 0.25)).collect()
+fn squares(random: &mut Random) -> Vec<Square> {
+    let square = |random: &mut Random, number: u64| Square {
+        layer: LayerId(random.below(3) as u32),
+        number: number as u32,
+        blocks: *random.pick(&[1, 1, 2, 5, u32::MAX]),
+        node: node(random),
+        sum: 0.25,
+    };
+    (0..random.below(4)).map(|number| square(random, number % 2)).collect()
 }
 
 fn probe(random: &mut Random) -> LayerProbe {

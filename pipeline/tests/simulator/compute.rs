@@ -7,7 +7,7 @@ use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{buckets, Bucket};
+use pipeline::replicas::{buckets, Bucket, Share};
 use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update, OPTIMIZER};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,6 +25,8 @@ struct Stage {
     spec: StageSpec,
     params: Params,
     buckets: Vec<Bucket>,
+    /// The part of the sharded ones that is updated here.
+    share: Option<Share>,
     /// A round's sums along a tree were begun and not ended.
     branching: bool,
     /// Forward passes that wait for their backward pass.
@@ -52,10 +54,11 @@ impl Compute {
 
     pub fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
         match task {
-            Task::Build { stages, buckets: bytes, seed } => {
+            Task::Build { stages, buckets: bytes, sharding, shares, seed } => {
                 let stages = stages.into_iter().map(|spec| {
-                    let buckets = buckets(&spec, bytes);
-                    (spec.stage, Stage::new(spec, buckets, seed))
+                    let share = shares.get(&spec.stage).copied();
+                    let buckets = buckets(&spec, bytes, sharding.filter(|_| share.is_some()));
+                    (spec.stage, Stage::new(spec, (buckets, share), seed))
                 });
                 *self = Compute { stages: stages.collect(), seed, optimizer: None, handed: Vec::new() };
             }
@@ -85,8 +88,13 @@ impl Compute {
             Task::GradNorm { stage, tied } => return Ok(self.stage(stage).grad_norm(tied)),
             Task::OptimStep { stage, update, tied } => {
                 let optimizer = self.optimizer.ok_or_else(|| Failure::new("there is no optimizer"))?;
-                return Ok(self.stage(stage).optim_step(&optimizer, update, tied));
+                let outcome = self.stage(stage).optim_step(&optimizer, update, tied);
+                let updated = self.stage(stage).updated();
+                let handed = |(bucket, slices)| HandedOut::Updated { stage, bucket, slices };
+                self.handed.extend(updated.into_iter().map(handed));
+                return Ok(outcome);
             }
+            Task::AllGather { stage, buckets } => self.stage(stage).all_gather(buckets),
             Task::UpdateTied { stage, tied } => self.stage(stage).update_tied(tied),
             Task::Measure { probes } => {
                 return Ok(Outcome::Measured { times: probes.iter().map(math::times).collect() });
@@ -149,10 +157,10 @@ impl Compute {
 }
 
 impl Stage {
-    fn new(spec: StageSpec, buckets: Vec<Bucket>, seed: u64) -> Self {
+    fn new(spec: StageSpec, (buckets, share): (Vec<Bucket>, Option<Share>), seed: u64) -> Self {
         let params = Params::new(&spec, seed);
         let (saved, halves) = (BTreeMap::new(), BTreeMap::new());
-        Stage { spec, params, buckets, branching: false, saved, halves, last_backward: None, reduced: false }
+        Stage { spec, params, buckets, share, branching: false, saved, halves, last_backward: None, reduced: false }
     }
 
     fn forward(
@@ -273,7 +281,7 @@ impl Stage {
             return Err(Failure::new("a sum without some of its microbatches"));
         }
         self.branching = false;
-        self.params.reduce(&self.buckets, reduced);
+        self.params.reduce(&self.buckets, self.share, reduced);
         Ok(())
     }
 
@@ -289,7 +297,7 @@ impl Stage {
 
     fn grad_norm(&mut self, tied: Vec<(StageId, Vec<Fake>)>) -> Outcome<Fake> {
         self.params.add_tied(&self.spec, tied);
-        Outcome::Norms { squares: self.params.squares(&self.spec.layers) }
+        Outcome::Norms { squares: self.params.squares(&self.spec.layers, &self.buckets, self.share) }
     }
 
     fn optim_step(
@@ -304,6 +312,17 @@ impl Stage {
         self.params.step(optimizer, update);
         self.last_backward = None;
         Outcome::Tied { tensors: self.params.tied_values(&self.spec) }
+    }
+
+    /// What this replica alone has updated.
+    fn updated(&self) -> Vec<(u32, Vec<Fake>)> {
+        let Some(share) = self.share else { return Vec::new() };
+        let sharded = (0..).zip(&self.buckets).filter(|(_, bucket)| bucket.sharded);
+        sharded.map(|(number, bucket)| (number, self.params.values(bucket, share))).collect()
+    }
+
+    fn all_gather(&mut self, updated: Vec<Vec<Vec<Fake>>>) {
+        self.params.all_gather(&self.buckets, self.share, updated);
     }
 
     fn update_tied(&mut self, tied: Vec<(StageId, Vec<Fake>)>) {

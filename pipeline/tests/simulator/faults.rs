@@ -62,6 +62,7 @@ impl Trouble {
             Task::TiedGrads { stage } => (Some(*stage), "handing over of tied gradients", None),
             Task::GradNorm { stage, .. } => (Some(*stage), "gradient norm", None),
             Task::OptimStep { stage, .. } => (Some(*stage), "optimizer step", None),
+            Task::AllGather { stage, .. } => (Some(*stage), "gathering of parameters", None),
             Task::UpdateTied { stage, .. } => (Some(*stage), "update of tied parameters", None),
             Task::Discard { .. } => {
                 self.void.take_if(|void| *void == worker);

@@ -31,7 +31,7 @@ use faults::Faults;
 use layerspec::LayerGraph;
 use network::Conditions;
 use oracle::Oracle;
-use pipeline::replicas::Columns;
+use pipeline::replicas::{Columns, Sharding};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use random::Random;
 use seeds::Log;
@@ -50,6 +50,8 @@ struct Setting {
     replicas: Vec<u16>,
     /// Whether gradients are summed along a tree.
     tree: bool,
+    /// What replicas share out.
+    sharding: Option<Sharding>,
     /// What uneven deals are drawn from.
     deals: Option<u64>,
 }
@@ -70,7 +72,7 @@ impl Setting {
         max_norm: Option<f64>,
     ) -> Self {
         let replicas = vec![1; (cuts.len() + 1) / placement.chunks()];
-        Setting { cuts, kind, placement, microbatches, max_norm, replicas, tree: false, deals: None }
+        Setting { cuts, kind, placement, microbatches, max_norm, replicas, tree: false, sharding: None, deals: None }
     }
 
     fn workers(&self) -> usize {
@@ -85,12 +87,14 @@ impl Setting {
         }
         self.tree = true;
         self.deals = random.chance(60).then(|| random.next());
+        self.sharding = random.chance(40).then_some(Sharding::Optimizer);
         self
     }
 
     fn plan(&self, graph: &LayerGraph) -> Plan {
         let cuts = Cuts::At(self.cuts.clone());
-        Plan::new(graph, &cuts, Columns::of(&self.replicas), self.placement).expect("a cut that is allowed")
+        let plan = Plan::new(graph, &cuts, Columns::of(&self.replicas), self.placement).expect("a cut that is allowed");
+        plan.sharded(self.sharding)
     }
 
     /// One of all there are.

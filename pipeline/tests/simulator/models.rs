@@ -5,12 +5,12 @@ use layerspec::LayerGraph;
 const CHAIN: &str = "
 inputs: {x: [batch, 4]}
 layers:
-  - Linear: {in_features: 4, out_features: 8}
+  - Linear: {in_features: 4, out_features: 24}
   - ReLU
-  - Linear: {in_features: 8, out_features: 8}
+  - Linear: {in_features: 24, out_features: 64}
   - Tanh
   - Dropout: {p: 0.5}
-  - Linear: {in_features: 8, out_features: 1}
+  - Linear: {in_features: 64, out_features: 1}
 ";
 
 const BRANCHY: &str = "

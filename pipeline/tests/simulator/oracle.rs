@@ -174,13 +174,26 @@ impl<'g> Oracle<'g> {
         let optimizer = self.optimizer.expect("an optimizer before a step");
         let update = calls::update(step, self.max_norm);
         // In the order of layers, as PyTorch would with the parameters of the whole model.
-        let own = |layer| math::own_weights(layer, layer.share.map(|owner| self.graph.layer(owner)));
+        let own = |layer: &'g Layer| {
+            let own = math::own_weights(layer, layer.share.map(|owner| self.graph.layer(owner)));
+            own.into_iter()
+                .map(|(number, name)| (layer.kind.params()[number as usize].elements().expect("small"), name))
+        };
         let names = self.graph.layers().iter().flat_map(own);
-        let squares: f64 = names.map(|(_, name)| self.params[&name].square()).sum();
+        let squares: f64 = names.map(|(elements, name)| whole(elements, self.params[&name].square())).sum();
         let norm = squares.sqrt() * update.scale;
         let clip = self.max_norm.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
         let step = Update { lr: update.lr, scale: update.scale, clip, skip: false };
         self.params.values_mut().for_each(|p| p.step(&optimizer, step));
         self.max_norm.map(|_| norm.to_bits())
     }
+}
+
+/// The square of a whole gradient whose blocks have so much each.
+fn whole(elements: u64, square: f64) -> f64 {
+    let mut sums = vec![square; elements.div_ceil(256) as usize];
+    while sums.len() > 1 {
+        sums = sums.chunks(2).map(|pair| pair.iter().sum()).collect();
+    }
+    sums[0]
 }

@@ -4,9 +4,10 @@ use crate::compute::owner;
 use crate::math::{self, Fake, Param};
 use layerspec::{Layer, LayerId};
 use pipeline::ids::StageId;
+use pipeline::norm::{blocks, summed, Square, BLOCK};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{shard, Bucket, Node, Use};
+use pipeline::replicas::{shard, Bucket, Node, Share, Use};
 use pipeline::task::{Update, OPTIMIZER};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -138,7 +139,7 @@ impl Params {
     }
 
     /// Ends a round's sums: with those of all replicas, or where there are none with its own.
-    pub fn reduce(&mut self, buckets: &[Bucket], reduced: Vec<Vec<Vec<Fake>>>) {
+    pub fn reduce(&mut self, buckets: &[Bucket], share: Option<Share>, reduced: Vec<Vec<Vec<Fake>>>) {
         if reduced.is_empty() {
             for used in buckets.iter().flat_map(|b| &b.uses) {
                 let (name, user) = self.named(used);
@@ -151,7 +152,8 @@ impl Params {
             let mut whole: BTreeMap<usize, Vec<Fake>> = BTreeMap::new();
             let replicas = shards.len() as u16;
             for (replica, slices) in (0..).zip(shards) {
-                let places = shard(bucket, replica, replicas);
+                let here = !bucket.sharded || share.is_some_and(|share| share.replica == replica);
+                let places = if here { shard(bucket, replica, replicas) } else { Vec::new() };
                 assert_eq!(places.len(), slices.len());
                 for (slice, grad) in places.into_iter().zip(slices) {
                     whole.entry(slice.place).or_default().push(grad);
@@ -172,13 +174,59 @@ impl Params {
         owned.for_each(|(_, p)| p.step(optimizer, update));
     }
 
-    /// The squares of the gradients of each own weight, by layer and place.
-    pub fn squares(&self, layers: &[Layer]) -> Vec<(LayerId, u32, f64)> {
-        let of_layer = |layer: &Layer| {
-            let own = math::own_weights(layer, owner(self.spec(), layer));
-            own.into_iter().map(|(place, name)| (layer.id, place, self.all[&name].square())).collect::<Vec<_>>()
+    /// The squares of the gradients of each own weight, or of what is here of it; a block has as much as the whole.
+    pub fn squares(&self, layers: &[Layer], buckets: &[Bucket], share: Option<Share>) -> Vec<Square> {
+        let mut squares = Vec::new();
+        for (index, layer) in layers.iter().enumerate() {
+            for (number, name) in math::own_weights(layer, owner(self.spec(), layer)) {
+                let elements = layer.kind.params()[number as usize].elements().expect("small");
+                let used = Use { layer: index, number: number as usize, elements };
+                let part = match part(buckets, share, &used) {
+                    None => 0..elements,
+                    Some(part) => part,
+                };
+                let count = part.end.div_ceil(BLOCK) - part.start / BLOCK;
+                let sums = vec![self.all[&name].square(); count as usize];
+                let nodes = summed(blocks(elements), (part.start / BLOCK) as u32, &sums);
+                let blocks = blocks(elements);
+                squares.extend(nodes.into_iter().map(|(node, sum)| Square {
+                    layer: layer.id,
+                    number,
+                    blocks,
+                    node,
+                    sum,
+                }));
+            }
+        }
+        squares
+    }
+
+    /// What a replica has updated of a bucket, slice by slice.
+    pub fn values(&self, bucket: &Bucket, share: Share) -> Vec<Fake> {
+        let slices = shard(bucket, share.replica, share.replicas);
+        slices.iter().map(|slice| self.all[&self.named(&bucket.uses[slice.place]).0].value).collect()
+    }
+
+    /// Takes in what the others have updated.
+    pub fn all_gather(&mut self, buckets: &[Bucket], share: Option<Share>, updated: Vec<Vec<Vec<Fake>>>) {
+        let Some(Share { replica, replicas }) = share else {
+            return assert!(updated.iter().flatten().all(Vec::is_empty));
         };
-        layers.iter().flat_map(of_layer).collect()
+        for (bucket, shards) in buckets.iter().zip(updated) {
+            let own = shard(bucket, replica, replicas);
+            for (other, slices) in (0..).zip(shards) {
+                let sent = bucket.sharded && other != replica;
+                let places = if sent { shard(bucket, other, replicas) } else { Vec::new() };
+                assert_eq!(places.len(), slices.len());
+                for (slice, value) in places.into_iter().zip(slices) {
+                    let (name, _) = self.named(&bucket.uses[slice.place]);
+                    let param = self.all.get_mut(&name).expect("known");
+                    let here = own.iter().any(|own| own.place == slice.place);
+                    assert!(!here || param.value == value, "parts of {name} that do not belong together");
+                    param.value = value;
+                }
+            }
+        }
     }
 
     pub fn tied_grads(&self, spec: &StageSpec) -> Tied {
@@ -241,6 +289,15 @@ impl Params {
         }
         assert!(left.is_empty(), "{left:?} stay as they were");
     }
+}
+
+/// What is here of a weight that is shared out.
+fn part(buckets: &[Bucket], share: Option<Share>, used: &Use) -> Option<std::ops::Range<u64>> {
+    let bucket = buckets.iter().find(|bucket| bucket.sharded && bucket.uses.contains(used))?;
+    let Share { replica, replicas } = share?;
+    let slices = shard(bucket, replica, replicas);
+    let mine = slices.into_iter().find(|slice| bucket.uses[slice.place] == *used);
+    Some(mine.map_or(0..0, |slice| slice.elements))
 }
 
 fn users<'a>(spec: &'a StageSpec, ids: &[LayerId]) -> Vec<&'a Layer> {

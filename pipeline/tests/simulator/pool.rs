@@ -170,7 +170,7 @@ fn simulator_workers_join_and_leave_at_every_point() {
     let graph = models::model("skip");
     let mut random = Random::new(1);
     let mut setting = Setting::plain(&["2"], ScheduleKind::OneFOneB, 4).with_replicas(&mut random);
-    (setting.replicas, setting.max_norm) = (vec![2, 1], Some(500.0));
+    (setting.replicas, setting.max_norm, setting.sharding) = (vec![2, 1], Some(500.0), None);
     let events = run(&graph, &setting, 5, Conditions::CALM, BTreeMap::new(), Log::default());
     each(1..=events, |event, log| {
         let due = BTreeMap::from([(event, None), (event + 40, Some(event)), (event + 60, None)]);
@@ -187,6 +187,8 @@ fn simulator_a_pool_that_comes_and_goes() {
         let mut setting = Setting::random(&mut random, graph).with_replicas(&mut random);
         // Without the action that finds norms nobody knows that all have all.
         setting.max_norm = Some(*random.pick(&[0.5, 500.0, 1e9]));
+        // What is shared out is lost with who leaves.
+        setting.sharding = None;
         let conditions = Conditions::random(&mut random);
         let mut due = BTreeMap::new();
         for _ in 0..1 + random.below(12) {

@@ -130,6 +130,12 @@ pub enum EngineError {
         /// What is wrong.
         problem: String,
     },
+    /// New values of parameters that are not the stage's.
+    #[error("the parameters that replicas sent do not fit the stage: {problem}")]
+    Gathered {
+        /// What is wrong.
+        problem: String,
+    },
     /// Statistics that are not those of the stage's norms.
     #[error("what the norms of replicas saw does not fit the stage: {problem}")]
     Statistics {

@@ -74,15 +74,21 @@ impl Gradient {
         Ok(self.memory.replace(term))
     }
 
-    /// Adds a sum that came in parts which together are all of it; each begins at this element of `param`.
-    pub(super) fn add_parts(&mut self, param: &Tensor, parts: &[(i64, Tensor)]) -> Result<(), TensorError> {
+    /// Adds a sum that came in parts which together are all of it. It has this size and is of this parameter; each part
+    /// begins at an element of the parameter, and the sum at the element `first`.
+    pub(super) fn add_parts(
+        &mut self,
+        (size, param): (&[i64], &Tensor),
+        first: i64,
+        parts: &[(i64, Tensor)],
+    ) -> Result<(), TensorError> {
         let sum = match &mut self.memory {
             Some(memory) => memory,
-            memory => memory.insert(Tensor::f_empty(param.size(), (param.f_kind()?, param.device()))?),
+            memory => memory.insert(Tensor::f_empty(size, (param.f_kind()?, param.device()))?),
         };
         let flat = sum.f_view([-1])?;
         for (begin, part) in parts {
-            let mut place = flat.f_narrow(0, *begin, part.numel() as i64)?;
+            let mut place = flat.f_narrow(0, *begin - first, part.numel() as i64)?;
             match self.filled {
                 true => drop(place.f_add_(part)?),
                 false => place.f_copy_(part)?,

@@ -67,6 +67,7 @@ impl Bench {
             borrowed: Vec::new(),
             lent: Vec::new(),
             buckets: Vec::new(),
+            share: None,
             layers: vec![layer],
             seed: 0,
             device,

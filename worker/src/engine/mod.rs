@@ -29,6 +29,7 @@ mod optimizer;
 mod own;
 mod params;
 mod reduce;
+mod shards;
 mod spare;
 mod stage;
 mod state;
@@ -61,6 +62,7 @@ use params::Params;
 use pipeline::cached::Cached;
 use pipeline::ids::MicrobatchKey;
 use pipeline::optimizer::OptimizerSpec;
+use shards::Shards;
 use statistics::Statistics;
 use std::collections::{HashMap, HashSet};
 use sum::Sum;
@@ -84,6 +86,8 @@ pub struct Engine {
     gradients: Vec<Vec<Gradient>>,
     /// What is not yet added to them.
     trees: Trees,
+    /// What of them, and of the parameters, is this replica's.
+    shards: Shards,
     statistics: Statistics,
     /// What other stages have added to the gradients of parameters, by place in the stage.
     from_others: HashMap<usize, Sum>,
@@ -103,6 +107,7 @@ impl Engine {
         Ok(Engine {
             last_used: last_used(&stage),
             trees: Trees::new(&stage.buckets, &params),
+            shards: Shards::new(&stage.buckets, stage.share),
             statistics: Statistics::new(&stage, &params),
             stage,
             params,

@@ -27,7 +27,8 @@ pub(super) struct Moments {
 pub(super) struct Due<'a> {
     /// Its place in the stage.
     pub(super) index: usize,
-    pub(super) tensor: &'a Tensor,
+    /// It, or the part of it that is updated here.
+    pub(super) tensor: Tensor,
     pub(super) grad: &'a Tensor,
 }
 
@@ -105,8 +106,8 @@ impl Optimizer {
     }
 }
 
-fn lists<'a>(due: &[Due<'a>]) -> (Vec<&'a Tensor>, Vec<&'a Tensor>) {
-    due.iter().map(|due| (due.tensor, due.grad)).unzip()
+fn lists<'a>(due: &'a [Due<'_>]) -> (Vec<&'a Tensor>, Vec<&'a Tensor>) {
+    due.iter().map(|due| (&due.tensor, due.grad)).unzip()
 }
 
 fn sgd_step(args: &Sgd, momentum: &mut HashMap<usize, Tensor>, due: Vec<Due<'_>>) -> Result<(), TensorError> {
@@ -131,7 +132,7 @@ fn adam_step(args: &Adam, moments: &mut HashMap<usize, Moments>, due: &[Due<'_>]
     for due in due {
         let moments = match moments.entry(due.index) {
             Entry::Occupied(place) => place.into_mut(),
-            Entry::Vacant(place) => place.insert(Moments::new(due.tensor)?),
+            Entry::Vacant(place) => place.insert(Moments::new(&due.tensor)?),
         };
         let _same = moments.step.f_add_scalar_(1)?;
     }

@@ -14,7 +14,8 @@ impl Engine {
     /// Adds the sums over all microbatches of a batch to the gradients so far, and has the running statistics of norms take what
     /// these saw. As in PyTorch, a parameter to which no gradient came has none.
     ///
-    /// `buckets` holds for every bucket and replica the slices of that replica's shard, and `statistics` what each other
+    /// `buckets` holds for every bucket and replica the slices of that replica's shard, of a sharded bucket those of this one
+    /// alone, and `statistics` what each other
     /// replica handed out; both are empty where this engine has had all microbatches.
     pub fn reduce(
         &mut self,
@@ -42,7 +43,11 @@ impl Engine {
         }
         for ((layer, number), parts) in self.parts(buckets)? {
             let param = &self.params.all[self.params.bindings[layer][number].index].tensor;
-            self.gradients[layer][number].add_parts(param, &parts)?;
+            let (size, begin) = match self.shards.part_of_use((layer, number)) {
+                None => (param.size(), 0),
+                Some(part) => (vec![part.end - part.start], part.start),
+            };
+            self.gradients[layer][number].add_parts((&size, param), begin, &parts)?;
         }
         Ok(())
     }
@@ -54,18 +59,24 @@ impl Engine {
             return Err(wrong(format!("expected {} buckets, got {}", own.len(), buckets.len())));
         }
         let mut parts = Parts::new();
-        for (bucket, shards) in own.iter().zip(buckets) {
-            self.parts_of(bucket, shards, &mut parts)?;
+        for (number, (bucket, shards)) in own.iter().zip(buckets).enumerate() {
+            self.parts_of((number, bucket), shards, &mut parts)?;
         }
         Ok(parts)
     }
 
-    fn parts_of(&self, bucket: &Bucket, shards: Vec<Vec<Tensor>>, parts: &mut Parts) -> Result<(), EngineError> {
+    fn parts_of(
+        &self,
+        (number, bucket): (usize, &Bucket),
+        shards: Vec<Vec<Tensor>>,
+        parts: &mut Parts,
+    ) -> Result<(), EngineError> {
         let replicas = u16::try_from(shards.len()).map_err(|_| wrong(format!("{} replicas", shards.len())))?;
         // Whether a gradient came, for each use of which some part has been seen.
         let mut has_come: BTreeMap<usize, bool> = BTreeMap::new();
         for (replica, tensors) in (0..replicas).zip(shards) {
-            let slices = shard(bucket, replica, replicas);
+            let is_here = self.shards.replica(number).is_none_or(|me| me == replica);
+            let slices = if is_here { shard(bucket, replica, replicas) } else { Vec::new() };
             if slices.len() != tensors.len() {
                 return Err(wrong(format!("expected {} slices, got {}", slices.len(), tensors.len())));
             }

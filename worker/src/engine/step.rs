@@ -2,26 +2,37 @@
 
 use super::error::EngineError;
 use super::optimizer::Due;
+use super::shards::slice_of;
 use super::tied::ByStage;
 use super::Engine;
-use layerspec::LayerId;
+use pipeline::norm::{blocks, summed, Square, BLOCK};
 use pipeline::task::Update;
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
 impl Engine {
-    /// Adds the gradients of shared parameters that came from other stages, and gives the sum of squares of every
-    /// parameter's gradient, by layer and place among the layer's parameters and buffers. It depends neither on the cut
-    /// nor on the number of threads. What another stage owns is that one's to report.
-    pub fn grad_norm(&mut self, tied: ByStage) -> Result<Vec<(LayerId, u32, f64)>, EngineError> {
+    /// Adds the gradients of shared parameters that came from other stages, and gives the sums of squares of every
+    /// parameter's gradient, or of what of it is here. They depend neither on the cut nor on the number of threads, nor on
+    /// who has which part. What another stage owns is that one's to report.
+    pub fn grad_norm(&mut self, tied: ByStage) -> Result<Vec<Square>, EngineError> {
         self.add_tied(tied)?;
-        let own = self.totals()?.into_iter().zip(&self.params.all).filter(|(_, param)| param.lender.is_none());
-        let squares = own.filter_map(|(gradient, param)| Some((param.owner, param.number, gradient?)));
-        squares.map(|(layer, number, gradient)| Ok((layer, number, memory::sum_of_squares(&gradient)?))).collect()
+        let mut squares = Vec::new();
+        for (index, gradient) in self.totals()?.into_iter().enumerate() {
+            let param = &self.params.all[index];
+            let Some(gradient) = gradient.filter(|_| param.lender.is_none()) else { continue };
+            let begin = self.shards.part(&self.params, index).map_or(0, |part| part.start.unsigned_abs());
+            let first = u32::try_from(begin / BLOCK).unwrap_or(u32::MAX);
+            let blocks = blocks(param.tensor.numel() as u64);
+            let sums = memory::squares_of_blocks(&gradient, BLOCK as usize)?;
+            let (layer, number) = (param.owner, param.number);
+            let nodes = summed(blocks, first, &sums).into_iter();
+            squares.extend(nodes.map(|(node, sum)| Square { layer, number, blocks, node, sum }));
+        }
+        Ok(squares)
     }
 
     /// One step of the optimizer over the gradients so far, which are cleared (and nothing else, where it is skipped); a
-    /// parameter without one is left alone, as in PyTorch. `tied` is as for [`Engine::grad_norm`], and empty where that has been. In the result, the new
+    /// parameter without one is left alone, as in PyTorch, and so is what other replicas update. `tied` is as for [`Engine::grad_norm`], and empty where that has been. In the result, the new
     /// values of the parameters that the stage lends, for every stage that uses some, descending.
     pub fn optim_step(&mut self, update: &Update, tied: ByStage) -> Result<ByStage, EngineError> {
         if self.optimizer.is_none() {
@@ -41,11 +52,16 @@ impl Engine {
         let all = self.params.all.iter().zip(&totals).enumerate();
         let due = all.filter_map(|(index, (param, grad))| {
             let grad = grad.as_ref().filter(|_| param.trained && param.lender.is_none())?;
-            Some(Due { index, tensor: &param.tensor, grad })
+            let tensor = match self.shards.part(&self.params, index) {
+                None => Ok(param.tensor.shallow_clone()),
+                Some(part) => slice_of(&param.tensor, &part),
+            };
+            Some(tensor.map(|tensor| Due { index, tensor, grad }))
         });
+        let due = due.collect::<Result<_, _>>()?;
         self.version += 1;
         if let Some(optimizer) = &mut self.optimizer {
-            optimizer.step(due.collect(), update.lr)?;
+            optimizer.step(due, update.lr)?;
         }
         self.zero_own_grad();
         self.lent_values()

@@ -45,6 +45,7 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
         borrowed: Vec::new(),
         lent: Vec::new(),
         buckets: Vec::new(),
+        share: None,
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),

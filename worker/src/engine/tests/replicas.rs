@@ -49,7 +49,7 @@ fn spec(model: &StageModel) -> StageSpec {
 
 fn replica(graph: &LayerGraph) -> Engine {
     let mut model = whole(graph, false);
-    model.buckets = buckets(&spec(&model), BucketBytes { first: 100, other: 1500 });
+    model.buckets = buckets(&spec(&model), BucketBytes { first: 100, other: 1500 }, None);
     let mut engine = Engine::build(model).unwrap();
     engine.set_optimizer(OptimizerSpec::adam(1e-2));
     engine
@@ -94,6 +94,7 @@ impl Handed {
                     self.sums.entry((bucket, to)).or_default().extend(sums);
                 }
             }
+            HandedOut::Updated { .. } => panic!("nothing is shared out"),
             HandedOut::Statistics { tensors, .. } => {
                 let copies = tensors.iter().map(Tensor::copy).collect();
                 assert!(self.statistics.insert(from, copies).is_none(), "once a round");
@@ -277,7 +278,7 @@ fn what_is_computed_again_counts_once() {
     let state = |recompute| {
         let graph = graph(CONV);
         let mut model = whole(&graph, false);
-        model.buckets = buckets(&spec(&model), BucketBytes::default());
+        model.buckets = buckets(&spec(&model), BucketBytes::default(), None);
         model.layers.iter_mut().for_each(|layer| layer.recompute = recompute);
         let mut team = Team::new(CONV, 1, Halves::AtOnce);
         team.engines = vec![Engine::build(model).unwrap()];

@@ -60,6 +60,7 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
             borrowed: borrowed.collect(),
             lent: lent.filter(|lent| !lent.to.is_empty()).collect(),
             buckets: Vec::new(),
+            share: None,
             layers,
             seed: 11,
             device: Device::Cpu,
@@ -95,7 +96,7 @@ fn step(engines: &mut [Engine], number: u64, update: &Update, input: fn(&str) ->
     for (stage, engine) in engines.iter_mut().enumerate() {
         let tied = to_owner.remove(&StageId(stage as u16)).unwrap_or_default();
         let found = engine.grad_norm(tied).unwrap();
-        squares.extend(found.into_iter().map(|(layer, number, square)| (layer.0, number, square)));
+        squares.extend(found.into_iter().map(|square| (square.layer.0, square.number, square.sum)));
     }
     let mut to_users: HashMap<StageId, ByStage> = HashMap::new();
     for (stage, engine) in engines.iter_mut().enumerate() {

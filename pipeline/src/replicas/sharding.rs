@@ -1,0 +1,43 @@
+//! What the replicas of a stage share out rather than each keep.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// How much of a stage's training state each replica keeps only its part of, as in ZeRO (Rajbhandari et al. 2020).
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Sharding {
+    /// The optimizer's state (ZeRO's first stage): each replica updates its part of every parameter, and gives the new
+    /// values to the others.
+    Optimizer,
+}
+
+impl Sharding {
+    /// Every way by its name in a run file.
+    pub const NAMES: [(&'static str, Sharding); 1] = [("optimizer", Sharding::Optimizer)];
+}
+
+impl fmt::Display for Sharding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::NAMES.iter().find(|(_, way)| way == self).map_or("", |(name, _)| name);
+        f.write_str(name)
+    }
+}
+
+impl FromStr for Sharding {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, way)| *way);
+        found.ok_or_else(|| format!("`{text}` cannot be shared out among replicas: expected optimizer"))
+    }
+}
+
+/// Which of how many parts a replica has.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Share {
+    /// Which replica of the stage it is.
+    pub replica: u16,
+    /// How many there are.
+    pub replicas: u16,
+}

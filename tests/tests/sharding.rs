@@ -1,0 +1,125 @@
+//! Replicas that share out the optimizer's state: losses and weights are those of one process to the bit, and each replica
+//! keeps its part of the state alone.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use pipeline::message::Reduction;
+use pipeline::optimizer::AdamArgs;
+use pipeline::replicas::{Columns, Compress, Sharding};
+use pipeline::{Cuts, OptimizerSpec, Placement, Plan, ScheduleKind};
+use tests::programs::by_hand;
+use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Steps, STEPS};
+
+/// Workers at each place of the pipeline.
+const WAYS: [&[u16]; 7] = [&[1], &[2], &[3], &[5], &[2, 2], &[3, 1], &[1, 2]];
+
+fn along_the_tree(case: Case) -> Case {
+    let steps = Steps { reduction: Reduction::Tree, ..case.steps };
+    case.with(steps)
+}
+
+fn plan(case: &Case, replicas: &[u16], placement: Placement) -> Option<Plan> {
+    let plan = Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), placement).ok()?;
+    Some(plan.sharded(Some(Sharding::Optimizer)))
+}
+
+/// Every way to group workers, frames in any order.
+fn every_way(case: Case) {
+    tensor::threads::set_count(1);
+    let case = &along_the_tree(case);
+    let expected = one_process(case, 5);
+    for (number, replicas) in WAYS.into_iter().enumerate() {
+        for placement in [Placement::Plain, Placement::V] {
+            let Some(plan) = plan(case, replicas, placement) else { continue };
+            let kinds = cuts::kinds(placement);
+            let kind = kinds[number % kinds.len()];
+            let what = format!("{} on {replicas:?}, {kind}", case.name);
+            let training = train(case, &plan, kind, 5, &mut Memory::new(plan.clone(), case.seed, number as u64));
+            expected.assert_same(&training, &what);
+        }
+    }
+    println!("{}: {STEPS} steps equal to one process", case.name);
+}
+
+/// Gradients of several steps, clipped: every replica finds the norm of its part, and the sum is that of the whole.
+fn gathered_and_clipped(case: Case) {
+    let steps = Steps { samples: &[32, 32, 20], accumulate: 3, max_norm: Some(0.05), ..case.steps };
+    every_way(case.with(steps));
+}
+
+/// The same over real connections.
+fn over_sockets(case: Case) {
+    tensor::threads::set_count(1);
+    let case = &along_the_tree(case.with(Steps { max_norm: Some(0.5), ..Steps::default() }));
+    let expected = one_process(case, 5);
+    for reach in [Reach::SharedMemory, Reach::Quic, Reach::Relayed] {
+        let plan = plan(case, &[2, 2], Placement::Plain).unwrap();
+        let training = train(case, &plan, ScheduleKind::ZbH1, 5, &mut Sockets::new(plan.clone(), case.seed, reach));
+        expected.assert_same(&training, &format!("{} over {reach:?}", case.name));
+    }
+}
+
+macro_rules! sharding {
+    ($($name:ident)*) => {
+        mod in_memory {
+            $(#[test] fn $name() { super::every_way(tests::Case::$name()); })*
+        }
+        mod clipped {
+            $(#[test] fn $name() { super::gathered_and_clipped(tests::Case::$name()); })*
+        }
+    };
+}
+
+sharding!(residual skip convnet tied);
+
+#[test]
+fn real_connections() {
+    over_sockets(Case::residual());
+}
+
+/// Every optimizer, with the state that it keeps: momentum, moments, none.
+#[test]
+fn every_optimizer() {
+    let adamw = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
+    let optimizers = [OptimizerSpec::sgd(0.01), OptimizerSpec::sgd_momentum(0.01, 0.9), OptimizerSpec::AdamW(adamw)];
+    for optimizer in optimizers {
+        every_way(Case { optimizer, ..Case::branchy() });
+    }
+}
+
+/// With gradients in fewer bits parameters still come back whole, so replicas have the same.
+#[test]
+fn compressed() {
+    tensor::threads::set_count(1);
+    for form in [Compress::Bf16, Compress::Int8] {
+        let case = Case::residual();
+        let steps = Steps { reduction: Reduction::Compressed(form), ..case.steps };
+        let case = &case.with(steps);
+        let exact = one_process(&along_the_tree(Case::residual()), 5);
+        let run = |order| {
+            let plan = plan(case, &[3], Placement::Plain).unwrap();
+            let mut fleet = Memory::new(plan.clone(), case.seed, order);
+            let training = train(case, &plan, ScheduleKind::GPipe, 5, &mut fleet);
+            let digests = fleet.call(pipeline::boss::Request::Digest).unwrap().digests;
+            assert!(digests.len() == 3 && digests.iter().all(|(.., digest)| *digest == digests[0].2), "{form}");
+            training
+        };
+        let first = run(0);
+        first.assert_same(&run(1), &form);
+        assert!(first.losses_differ_by_at_most(&exact, 0.25), "{form}: far from what it is in float32");
+    }
+}
+
+/// The programs themselves.
+#[test]
+fn in_processes() {
+    tensor::threads::set_count(1);
+    let case = &along_the_tree(Case::tied());
+    let expected = one_process(case, 4);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for (workers, more) in [(3, "replicas: 3"), (4, "replicas: 2\nschedule: zb-h1"), (2, "replicas: auto")] {
+        let settings = format!("microbatches: 4\nshard: optimizer\n{more}");
+        let run = runtime.block_on(by_hand(case, workers, &settings, &[]));
+        expected.assert_same(&run.training, &format!("{} on {workers} workers, {more}", case.name));
+    }
+}
