@@ -16,7 +16,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -233,12 +233,21 @@ pub enum Head {
         /// Which variable.
         value: layerspec::ValueId,
     },
-    /// Boss to worker, one tensor: a parameter or buffer, part of [`Command::LoadState`], or the bytes of a file, part
-    /// of [`Command::TakeFiles`].
-    Load {
+    /// One tensor: a parameter or buffer, part of [`Command::LoadState`], from the boss to the first replica of a stage, and
+    /// from replica to replica as [`Homes::takers`](crate::replicas::Homes::takers) says.
+    Weight {
         /// Which command.
         id: u64,
-        /// Its name; a file's is its SHA-256 in hexadecimal digits.
+        /// Its name, as in PyTorch's `state_dict`.
+        name: String,
+        /// The stage whose replicas get it.
+        stage: StageId,
+    },
+    /// Boss to worker, one tensor: the bytes of a file, part of [`Command::TakeFiles`].
+    File {
+        /// Which command.
+        id: u64,
+        /// Its SHA-256 in hexadecimal digits.
         name: String,
     },
 }
@@ -251,7 +260,8 @@ impl Head {
             | Head::Value { .. }
             | Head::Target { .. }
             | Head::Output { .. }
-            | Head::Load { .. }
+            | Head::Weight { .. }
+            | Head::File { .. }
             | Head::ReplicaState { .. } => (1, 1),
             Head::Gradient { .. }
             | Head::TiedGrads { .. }
@@ -292,12 +302,12 @@ pub enum Command {
     SendState,
     /// Say what the trained parameters of each stage come to, with [`Head::Digests`].
     Digest,
-    /// Take parameters and buffers, which come as [`Head::Load`].
+    /// Take parameters and buffers, which come as [`Head::Weight`], and pass them on.
     LoadState {
         /// How many come.
         tensors: u32,
     },
-    /// Take the files that layers are made from, which come as [`Head::Load`].
+    /// Take the files that layers are made from, which come as [`Head::File`].
     TakeFiles {
         /// How many come.
         files: u32,
