@@ -82,6 +82,12 @@ impl<'g> User<'g> {
             Call::Gather(step) => self.train(step, Ending::Gather),
             Call::Digest => Request::Digest,
             Call::Measure => Request::Measure(calls::probes(self.graph)),
+            Call::Eval(step) if step.is_multiple_of(2) => {
+                // As whole batches go, each the only one of its kind.
+                let deal = self.plan.deal_in_turn(self.microbatches);
+                let actions = self.plan.forwards(&deal, self.microbatches);
+                self.run(step, Mode::Eval, actions, deal, With { data: true, loss: true, outputs: true })
+            }
             Call::Eval(step) => {
                 // The order of forward passes is free, as long as it is the same everywhere.
                 let last = self.microbatches - 1;
