@@ -408,7 +408,8 @@ impl World {
                 }
                 Effect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
                 Effect::Notice(text) => {
-                    let lost = self.lost_and_known().map(|lost| lost.to_string());
+                    // With what follows a worker in a notice: worker 1 is not worker 10.
+                    let lost = self.lost_and_known().map(|lost| format!("{lost} "));
                     assert!(lost.is_none_or(|lost| !text.contains(&lost)), "old news: {text}");
                     self.notices.push(text);
                 }
