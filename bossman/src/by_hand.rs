@@ -10,6 +10,7 @@ use layerspec::ValueId;
 use link::Payload;
 use pipeline::boss::Request;
 use pipeline::effect::Answer;
+use pipeline::ids::Slot;
 use pipeline::message::Mode;
 use pipeline::schedule::{Action, Ending};
 use std::future::Future;
@@ -163,7 +164,11 @@ impl BossMan {
         self.call(Request::Discard { batch }).await.map(drop)
     }
 
-    fn payloads(&self, x: &Tensor, variables: &Variables) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
+    pub(crate) fn payloads(
+        &self,
+        x: &Tensor,
+        variables: &Variables,
+    ) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
         let inputs = Inputs::check(self.model.graph(), x, variables)?;
         inputs.payloads(&inputs.microbatches(1)?)
     }
@@ -206,7 +211,7 @@ impl BossMan {
         }
         run.step = self.step;
         let answer = self.run(run).await?;
-        self.outputs(answer, training)
+        self.outputs(answer.outputs, training)
     }
 
     async fn send_backward(&mut self, batch: u64, payloads: Vec<Option<Payload>>) -> Result<(), BossManError> {
@@ -246,9 +251,14 @@ impl BossMan {
         result
     }
 
-    pub(crate) fn outputs(&self, answer: Answer, training: bool) -> Result<Vec<Tensor>, BossManError> {
+    /// The model's outputs of one microbatch, in their order.
+    pub(crate) fn outputs(
+        &self,
+        outputs: Vec<(u32, ValueId, Slot)>,
+        training: bool,
+    ) -> Result<Vec<Tensor>, BossManError> {
         let mut tensors = Vec::new();
-        for (_, value, slot) in answer.outputs {
+        for (_, value, slot) in outputs {
             let payload = self.handle.slots.take(slot);
             let payload = payload.ok_or_else(|| BossManError::Usage(format!("{slot} is empty; please report it")))?;
             let tensor = from_payload(&payload)?;

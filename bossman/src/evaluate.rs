@@ -6,7 +6,10 @@ use crate::inputs::Inputs;
 use crate::BossManError;
 use layerspec::ValueId;
 use link::Payload;
+use pipeline::boss::RunRequest;
 use pipeline::cached::Cached;
+use pipeline::effect::Answer;
+use pipeline::ids::Slot;
 use pipeline::message::{Mode, RoundLoss};
 use pipeline::schedule::Action;
 use std::future::Future;
@@ -41,7 +44,7 @@ impl BossMan {
             run.outputs = true;
             run.inputs = self.hold_all(payloads);
             let answer = self.run(run).await?;
-            let first = self.outputs(answer, false)?.into_iter().next();
+            let first = self.outputs(answer.outputs, false)?.into_iter().next();
             first.ok_or_else(|| BossManError::Usage("the model has no output".into()))
         }
     }
@@ -64,29 +67,87 @@ impl BossMan {
         &'a mut self,
         batch: &Batch,
     ) -> impl Future<Output = Result<Evaluation, BossManError>> + Send + 'a {
-        self.evaluate_with(batch, true)
-    }
-
-    /// The same; without `outputs` they stay where they are, and the list is empty.
-    pub(crate) fn evaluate_with<'a>(
-        &'a mut self,
-        batch: &Batch,
-        outputs: bool,
-    ) -> impl Future<Output = Result<Evaluation, BossManError>> + Send + 'a {
-        let prepared = self.prepare(batch, 1);
+        let evaluations = self.evaluate_at_once(std::slice::from_ref(batch), true);
         async move {
-            let prepared = prepared?;
-            let spec = self.loss()?.clone();
-            self.batch += 1;
-            let mut run = self.round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
-            run.mode = Mode::Eval;
-            run.outputs = outputs;
-            run.loss = Some(RoundLoss { spec, weights: vec![1.0] });
-            run.inputs = self.hold_all(prepared.inputs);
-            run.targets = prepared.targets.into_iter().map(|(index, p)| (index, self.handle.slots.put(p))).collect();
-            let answer = self.run(run).await?;
-            let loss = answer.losses.first().map_or(0.0, |(_, loss)| *loss);
-            Ok(Evaluation { loss, counted: prepared.counts.iter().sum(), outputs: self.outputs(answer, false)? })
+            let only = evaluations.await?.pop();
+            only.ok_or_else(|| BossManError::Usage("no batch was evaluated; please report it".into()))
         }
     }
+
+    /// The same for several batches, which replicas take in turn: for each what [`BossMan::evaluate`] finds, to the bit.
+    /// Without `outputs` they stay where they are, and the lists are empty.
+    pub(crate) fn evaluate_at_once<'a>(
+        &'a mut self,
+        batches: &[Batch],
+        outputs: bool,
+    ) -> impl Future<Output = Result<Vec<Evaluation>, BossManError>> + Send + 'a {
+        let prepared = batches.iter().map(|batch| self.prepare(batch, 1)).collect::<Result<Vec<_>, _>>();
+        async move {
+            let (prepared, spec) = (prepared?, self.loss()?.clone());
+            let (mut inputs, mut targets, mut counted) = (Vec::new(), Vec::new(), Vec::new());
+            for batch in prepared {
+                inputs.push(batch.inputs);
+                targets.push(batch.targets);
+                counted.push(batch.counts.iter().sum());
+            }
+            let mut run = self.whole_batches(inputs);
+            run.outputs = outputs;
+            // Each is a mean of its own.
+            run.loss = Some(RoundLoss { spec, weights: vec![1.0; targets.len()] });
+            let targets = in_turn(targets).map(|(index, (_, payload))| (index, self.handle.slots.put(payload)));
+            run.targets = targets.collect();
+            let Answer { losses, outputs, .. } = self.run(run).await?;
+            let outputs = self.outputs_of(counted.len(), outputs)?;
+            let evaluation = |(index, (counted, outputs)): (u32, (f64, Vec<Tensor>))| {
+                let loss = losses.iter().find(|(of, _)| *of == index).map_or(0.0, |(_, loss)| *loss);
+                Evaluation { loss, counted, outputs }
+            };
+            Ok((0..).zip(counted.into_iter().zip(outputs)).map(evaluation).collect())
+        }
+    }
+
+    /// What [`BossMan::forward_all`] gives in evaluation mode, for several batches, which replicas take in turn.
+    pub(crate) fn forward_at_once<'a>(
+        &'a mut self,
+        batches: &[(Tensor, Variables)],
+    ) -> impl Future<Output = Result<Vec<Vec<Tensor>>, BossManError>> + Send + 'a {
+        let payloads = batches.iter().map(|(x, variables)| self.payloads(x, variables)).collect::<Result<Vec<_>, _>>();
+        async move {
+            let payloads = payloads?;
+            let batches = payloads.len();
+            let mut run = self.whole_batches(payloads);
+            run.outputs = true;
+            let answer = self.run(run).await?;
+            self.outputs_of(batches, answer.outputs)
+        }
+    }
+
+    /// A round in evaluation mode in which each microbatch is a whole batch.
+    fn whole_batches(&mut self, inputs: Vec<Vec<(u32, ValueId, Payload)>>) -> RunRequest {
+        self.batch += 1;
+        let mut run = self.round(|_| None);
+        run.mode = Mode::Eval;
+        run.microbatches = u32::try_from(inputs.len()).unwrap_or(u32::MAX);
+        run.deal = self.plan.deal_in_turn(run.microbatches);
+        run.actions = self.plan.forwards(&run.deal, run.microbatches);
+        let inputs = in_turn(inputs).map(|(index, (_, value, payload))| (index, value, payload));
+        run.inputs = self.hold_all(inputs.collect());
+        run
+    }
+
+    /// The outputs of each of so many batches.
+    fn outputs_of(&self, batches: usize, outputs: Vec<(u32, ValueId, Slot)>) -> Result<Vec<Vec<Tensor>>, BossManError> {
+        let mut of_batches = vec![Vec::new(); batches];
+        for output in outputs {
+            if let Some(of) = of_batches.get_mut(output.0 as usize) {
+                of.push(output);
+            }
+        }
+        of_batches.into_iter().map(|outputs| self.outputs(outputs, false)).collect()
+    }
+}
+
+/// What belongs to several batches, each with the number of its batch.
+fn in_turn<T>(batches: Vec<Vec<T>>) -> impl Iterator<Item = (u32, T)> {
+    (0..).zip(batches).flat_map(|(index, of)| of.into_iter().map(move |thing| (index, thing)))
 }

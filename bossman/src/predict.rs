@@ -57,11 +57,18 @@ impl Predictions {
         boss.eval();
         let mut predicted = Predicted::default();
         let order = Order::new(data.samples(), None, 0);
-        for start in (0..data.samples()).step_by(usize::try_from(together).unwrap_or(usize::MAX).max(1)) {
-            let (x, variables) = data.inputs(&order.at(start..start.saturating_add(together)))?;
-            let outputs = boss.forward_all(&x, variables).await?;
-            predicted.count(&outputs)?;
-            self.write(&names, outputs)?;
+        let starts = (0..data.samples()).step_by(usize::try_from(together).unwrap_or(usize::MAX).max(1));
+        let mut batches = starts.map(|start| data.inputs(&order.at(start..start.saturating_add(together))));
+        loop {
+            // One for each replica.
+            let group = batches.by_ref().take(boss.plan.batches_at_once()).collect::<Result<Vec<_>, _>>()?;
+            if group.is_empty() {
+                break;
+            }
+            for outputs in boss.forward_at_once(&group).await? {
+                predicted.count(&outputs)?;
+                self.write(&names, outputs)?;
+            }
         }
         self.finish(&names)?;
         Ok(Predicted { samples: data.samples(), ..predicted })

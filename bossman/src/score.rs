@@ -36,18 +36,28 @@ impl Score {
     ) -> Result<Self, BossManError> {
         let ignored = boss.settings.loss.as_ref().and_then(|loss| loss.classes()).map(|classes| classes.ignore_index);
         let (mut loss, mut counted, mut right, mut targets) = (0.0, 0.0, 0.0, 0.0);
-        for batch in batches {
-            let batch = batch?;
-            if !counts_something(boss.settings.loss.as_ref(), &batch.target)? {
-                continue;
+        let mut batches = batches.into_iter().fuse();
+        loop {
+            // One for each replica. They are added up in their order, so that how many there are makes no difference.
+            let mut group = Vec::new();
+            while group.len() < boss.plan.batches_at_once() {
+                let Some(batch) = batches.next().transpose()? else { break };
+                if counts_something(boss.settings.loss.as_ref(), &batch.target)? {
+                    group.push(batch);
+                }
             }
-            let found = boss.evaluate_with(&batch, ignored.is_some()).await?;
-            loss += f64::from(found.loss) * found.counted;
-            counted += found.counted;
-            if let (Some(ignored), Some(output)) = (ignored, found.outputs.first()) {
-                let (of_batch, all) = correct(output, &batch.target, ignored)?;
-                right += of_batch;
-                targets += all;
+            if group.is_empty() {
+                break;
+            }
+            let found = boss.evaluate_at_once(&group, ignored.is_some()).await?;
+            for (batch, found) in group.iter().zip(found) {
+                loss += f64::from(found.loss) * found.counted;
+                counted += found.counted;
+                if let (Some(ignored), Some(output)) = (ignored, found.outputs.first()) {
+                    let (of_batch, all) = correct(output, &batch.target, ignored)?;
+                    right += of_batch;
+                    targets += all;
+                }
             }
         }
         let accuracy = ignored.is_some().then(|| right / f64::max(targets, 1.0));

@@ -6,7 +6,7 @@ use crate::BossManError;
 use layerspec::LayerGraph;
 use link::Payload;
 use pipeline::boss::Request;
-use pipeline::ids::WorkerId;
+use pipeline::ids::StageId;
 use pipeline::TensorMeta;
 use std::collections::BTreeMap;
 use tch::Tensor;
@@ -77,21 +77,22 @@ impl BossMan {
         let payloads = self.refuse_in_pool("load_state_dict").and_then(|()| self.place(weights));
         async move {
             let hold =
-                |(worker, name, payload): (WorkerId, String, Payload)| (worker, name, self.handle.slots.put(payload));
+                |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.put(payload));
             let tensors = payloads?.into_iter().map(hold).collect();
             self.loaded = true;
             self.call(Request::LoadState(tensors)).await.map(drop)
         }
     }
 
-    fn place(&self, weights: &StateDict) -> Result<Vec<(WorkerId, String, Payload)>, BossManError> {
+    /// Each tensor once for each stage that keeps it: its replicas pass it on.
+    fn place(&self, weights: &StateDict) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
         let fitting = weights.fitting(self.model.graph())?;
         let mut payloads = Vec::new();
         for (name, Wanted { layer, parameter, .. }) in expected(self.model.graph()).owned {
             if let Some(tensor) = fitting.get(&name) {
                 let payload = to_payload(tensor)?;
                 let holders = self.plan.holders(layer, parameter).into_iter();
-                payloads.extend(holders.map(|worker| (worker, name.clone(), payload.clone())));
+                payloads.extend(holders.map(|stage| (stage, name.clone(), payload.clone())));
             }
         }
         Ok(payloads)

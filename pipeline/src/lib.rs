@@ -11,6 +11,7 @@ pub mod boss;
 pub mod cached;
 pub mod cut;
 pub mod effect;
+mod evaluation;
 pub mod fleet;
 pub mod frame;
 pub mod ids;

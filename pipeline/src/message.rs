@@ -243,12 +243,21 @@ pub enum Head {
         /// Which variable.
         value: layerspec::ValueId,
     },
-    /// Boss to worker, one tensor: a parameter or buffer, part of [`Command::LoadState`], or the bytes of a file, part
-    /// of [`Command::TakeFiles`].
-    Load {
+    /// One tensor: a parameter or buffer, part of [`Command::LoadState`], from the boss to the first replica of a stage, and
+    /// from replica to replica as [`Homes::takers`](crate::replicas::Homes::takers) says.
+    Weight {
         /// Which command.
         id: u64,
-        /// Its name; a file's is its SHA-256 in hexadecimal digits.
+        /// Its name, as in PyTorch's `state_dict`.
+        name: String,
+        /// The stage whose replicas get it.
+        stage: StageId,
+    },
+    /// Boss to worker, one tensor: the bytes of a file, part of [`Command::TakeFiles`].
+    File {
+        /// Which command.
+        id: u64,
+        /// Its SHA-256 in hexadecimal digits.
         name: String,
     },
 }
@@ -261,7 +270,8 @@ impl Head {
             | Head::Value { .. }
             | Head::Target { .. }
             | Head::Output { .. }
-            | Head::Load { .. }
+            | Head::Weight { .. }
+            | Head::File { .. }
             | Head::ReplicaState { .. } => (1, 1),
             Head::Gradient { .. }
             | Head::TiedGrads { .. }
@@ -303,12 +313,12 @@ pub enum Command {
     SendState,
     /// Say what the trained parameters of each stage come to, with [`Head::Digests`].
     Digest,
-    /// Take parameters and buffers, which come as [`Head::Load`].
+    /// Take parameters and buffers, which come as [`Head::Weight`], and pass them on.
     LoadState {
         /// How many come.
         tensors: u32,
     },
-    /// Take the files that layers are made from, which come as [`Head::Load`].
+    /// Take the files that layers are made from, which come as [`Head::File`].
     TakeFiles {
         /// How many come.
         files: u32,

@@ -159,23 +159,23 @@ impl Plan {
         self.home(stage.stage)
     }
 
-    /// The workers that keep a parameter or buffer of a layer: the layer's own, and those that borrow it. Loaded
-    /// parameters go to all of them; only the first hands them out.
-    pub fn holders(&self, layer: LayerId, parameter: &str) -> Vec<WorkerId> {
-        let mut holders: Vec<WorkerId> = Vec::new();
+    /// The stages whose workers keep a parameter or buffer of a layer: the layer's own, and those that borrow it. Loaded
+    /// parameters go to all of their replicas; only the first replica of the first hands them out. Stages of the same
+    /// workers count once.
+    pub fn holders(&self, layer: LayerId, parameter: &str) -> Vec<StageId> {
+        let mut reached: BTreeSet<WorkerId> = BTreeSet::new();
         let owns = |stage: &&StageSpec| stage.layers.iter().any(|l| l.id == layer);
         let borrows = |stage: &&StageSpec| {
             let lends = |b: &Borrowed| b.owner.id == layer && stage.shared(b).contains(&parameter);
             stage.borrowed.iter().any(lends)
         };
-        for stage in self.stages.iter().find(owns).into_iter().chain(self.stages.iter().filter(borrows)) {
-            for home in self.homes.of(stage.stage) {
-                if !holders.contains(home) {
-                    holders.push(*home);
-                }
-            }
-        }
-        holders
+        let stages = self.stages.iter().find(owns).into_iter().chain(self.stages.iter().filter(borrows));
+        let reaches_more = |stage: &StageId| {
+            let before = reached.len();
+            reached.extend(self.homes.of(*stage));
+            reached.len() > before
+        };
+        stages.map(|stage| stage.stage).filter(reaches_more).collect()
     }
 
     /// The stages of a worker.

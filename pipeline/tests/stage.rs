@@ -2,11 +2,14 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
 
-use pipeline::effect::{Effect, Frame, Micros, Peer};
-use pipeline::ids::Ticket;
-use pipeline::message::{Command, Head, LinkReport};
+use layerspec::LayerGraph;
+use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
+use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
+use pipeline::message::{Assignment, Command, Head, LinkReport};
+use pipeline::replicas::{BucketBytes, Columns};
 use pipeline::stage::StageSession;
-use pipeline::task::Outcome;
+use pipeline::task::{Outcome, Task};
+use pipeline::{Cuts, Placement, Plan};
 
 const NOW: Micros = Micros(0);
 
@@ -55,4 +58,108 @@ fn a_link_that_cannot_be_measured_does_not_hold_it_up() {
     session.on_link_report(Peer::Boss, None);
     let (said, _) = drain(&mut session);
     assert!(matches!(said.as_slice(), [Head::Measured { .. }, Head::Done { .. }]), "{said:?}");
+}
+
+/// The second of five workers that have the only stage.
+fn second_of_five() -> StageSession {
+    let text = "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 4}\n";
+    let graph = LayerGraph::from_yaml(text, "model.yaml").expect("a good model");
+    let plan = Plan::new(&graph, &Cuts::Auto, Columns::of(&[5]), Placement::Plain).expect("a good cut");
+    let worker = WorkerId(1);
+    let (stages, homes, buckets) = (plan.stages_of(worker), plan.homes, BucketBytes::default());
+    let assignment = Assignment { worker, stages, homes, buckets, peers: Vec::new(), seed: 1 };
+    let mut session = StageSession::new();
+    tell(&mut session, Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) });
+    let built = effects(&mut session).into_iter().find_map(|effect| match effect {
+        Effect::Compute { ticket, .. } => Some(ticket),
+        _ => None,
+    });
+    session.on_done(NOW, built.expect("a stage to build"), Ok(Outcome::Done), (NOW, NOW));
+    effects(&mut session);
+    session
+}
+
+fn tell(session: &mut StageSession, head: Head) {
+    session.on_frame(NOW, Peer::Boss, Frame { route: None, head, slots: Vec::new() });
+}
+
+fn effects(session: &mut StageSession) -> Vec<Effect> {
+    std::iter::from_fn(|| session.poll_effect()).collect()
+}
+
+fn weight(name: &str, stage: u16) -> Head {
+    Head::Weight { id: 2, name: name.into(), stage: StageId(stage) }
+}
+
+/// What comes of a weight from there.
+fn weigh(session: &mut StageSession, from: Peer, head: Head, slot: u64) -> Vec<Effect> {
+    session.on_frame(NOW, from, Frame { route: None, head, slots: vec![Slot(slot)] });
+    effects(session)
+}
+
+fn load(session: &mut StageSession, tensors: u32) -> Vec<Effect> {
+    tell(session, Head::Command { id: 2, body: Command::LoadState { tensors } });
+    effects(session)
+}
+
+const ME: Peer = Peer::Worker(WorkerId(1));
+const GIVER: Peer = Peer::Worker(WorkerId(0));
+
+#[test]
+fn weights_are_passed_on_at_once_and_loaded_when_all_are_here() {
+    let mut session = second_of_five();
+    for (name, slot) in [("0.weight", 10), ("0.bias", 20)] {
+        let to = [3, 4, 1].map(|worker| {
+            let peer = Peer::Worker(WorkerId(worker));
+            Destination { peer, route: None, head: weight(name, 0) }
+        });
+        let passed_on = Effect::Send { to: to.to_vec(), slots: vec![Slot(slot)] };
+        assert_eq!(weigh(&mut session, GIVER, weight(name, 0), slot), [passed_on]);
+    }
+    assert_eq!(weigh(&mut session, ME, weight("0.bias", 0), 21), []);
+    assert_eq!(load(&mut session, 2), [], "one is still on its way from this worker to itself");
+    let loads = weigh(&mut session, ME, weight("0.weight", 0), 11);
+    let [Effect::Compute { task: Task::Load { tensors, optimizer: false }, .. }] = loads.as_slice() else {
+        panic!("{loads:?}")
+    };
+    assert_eq!(tensors.as_slice(), [("0.bias".into(), Slot(21)), ("0.weight".into(), Slot(11))]);
+    let more = weigh(&mut session, GIVER, weight("0.weight", 0), 12);
+    assert!(matches!(&more[..], [Effect::Drop(_), Effect::Hangup { peer: GIVER, .. }]), "{more:?}");
+}
+
+#[test]
+fn weights_come_from_one_replica_alone() {
+    let mut session = second_of_five();
+    let cases = [
+        (Peer::Boss, 0, "sent weights of stage 0, which worker 0 sends"),
+        (Peer::Worker(WorkerId(3)), 0, "sent weights of stage 0, which worker 0 sends"),
+        (GIVER, 1, "sent weights of stage 1, which is not here"),
+    ];
+    for (from, stage, why) in cases {
+        let hangup = Effect::Hangup { peer: from, reason: why.into() };
+        assert_eq!(weigh(&mut session, from, weight("0.weight", stage), 10), [Effect::Drop(vec![Slot(10)]), hangup]);
+    }
+    // Nobody has it keep what no command will want.
+    for command in 2..100 {
+        let head = Head::Weight { id: command, name: "0.weight".into(), stage: StageId(0) };
+        let of = weigh(&mut session, GIVER, head, 10);
+        assert_eq!(matches!(&of[..], [Effect::Send { .. }]), command < 6, "{of:?}");
+    }
+}
+
+#[test]
+fn more_weights_than_there_are_fail_the_command_and_are_let_go() {
+    let mut session = second_of_five();
+    for slot in [10, 20] {
+        weigh(&mut session, GIVER, weight("0.weight", 0), slot);
+        assert_eq!(weigh(&mut session, ME, weight("0.weight", 0), slot + 1), []);
+    }
+    let said = load(&mut session, 1);
+    let [Effect::Send { to, .. }] = said.as_slice() else { panic!("{said:?}") };
+    assert!(matches!(&to[0].head, Head::Failed { id: 2, failure } if failure.message.contains("2 tensors came")));
+    tell(&mut session, Head::Abort { id: 2, batch: None, gradients: false });
+    let cleared = effects(&mut session);
+    assert_eq!(cleared[0], Effect::Drop(vec![Slot(11), Slot(21)]));
+    // What is late goes nowhere.
+    assert_eq!(weigh(&mut session, GIVER, weight("0.bias", 0), 30), [Effect::Drop(vec![Slot(30)])]);
 }

@@ -69,8 +69,8 @@ pub enum Request {
     SendState,
     /// Gather what the trained parameters of every stage of every worker come to.
     Digest,
-    /// Replace parameters and buffers: for each its worker, name and tensor.
-    LoadState(Vec<(WorkerId, String, Slot)>),
+    /// Replace parameters and buffers: for each the stage whose replicas get it, its name and tensor.
+    LoadState(Vec<(StageId, String, Slot)>),
     /// End the run on every worker.
     Stop,
 }
@@ -204,12 +204,16 @@ impl Request {
                 sends
             }
             Request::LoadState(tensors) => {
-                let count = |w| tensors.iter().filter(|(worker, ..)| *worker == w).count() as u32;
+                let count = |w| tensors.iter().filter(|(stage, ..)| plan.homes.has(*stage, w)).count() as u32;
                 let mut sends = vec![to_all(&|w| Command::LoadState { tensors: count(w) })];
-                sends.extend(tensors.into_iter().map(|(worker, name, slot)| {
-                    let head = Head::Load { id, name };
-                    let to = vec![Destination { peer: Peer::Worker(worker), route: None, head }];
-                    Effect::Send { to, slots: vec![slot] }
+                // The first replica passes them on.
+                sends.extend(tensors.into_iter().map(|(stage, name, slot)| match plan.homes.first(stage) {
+                    Some(first) => {
+                        let head = Head::Weight { id, name, stage };
+                        let to = vec![Destination { peer: Peer::Worker(first), route: None, head }];
+                        Effect::Send { to, slots: vec![slot] }
+                    }
+                    None => Effect::Drop(vec![slot]),
                 }));
                 sends
             }
@@ -224,7 +228,7 @@ pub(super) fn send_files(id: u64, files: Vec<(String, Slot)>, workers: &[WorkerI
     let commands = workers.iter().map(|w| command(*w, id, Command::TakeFiles { files: count })).collect();
     let mut sends = vec![Effect::Send { to: commands, slots: Vec::new() }];
     sends.extend(files.into_iter().map(|(name, slot)| {
-        let head = Head::Load { id, name };
+        let head = Head::File { id, name };
         let to = |w: &WorkerId| Destination { peer: Peer::Worker(*w), route: None, head: head.clone() };
         Effect::Send { to: workers.iter().map(to).collect(), slots: vec![slot] }
     }));

@@ -84,6 +84,15 @@ impl Deal {
         Deal(homes.iter().map(deal).collect())
     }
 
+    /// The replicas of a stage take turns, one microbatch each, where `any` of them can take it; else the first takes all.
+    pub fn in_turn(homes: &Homes, microbatches: u32, any: impl Fn(StageId) -> bool) -> Self {
+        let deal = |(stage, workers): (StageId, &[WorkerId])| match workers.len() {
+            replicas @ 2.. if any(stage) => (0..microbatches as usize).map(|m| (m % replicas) as u16).collect(),
+            _ => Vec::new(),
+        };
+        Deal(homes.iter().map(deal).collect())
+    }
+
     /// The replica of a stage that takes a microbatch.
     pub fn replica(&self, stage: StageId, microbatch: u32) -> u16 {
         let of_stage = self.0.get(stage.0 as usize);

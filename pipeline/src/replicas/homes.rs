@@ -75,6 +75,19 @@ impl Homes {
         self.of(stage).iter().position(|w| *w == worker).map(|replica| replica as u16)
     }
 
+    /// The replica of a stage from which this one gets what the boss has for all of them; nobody for the first, which gets
+    /// it from the boss. So each tensor takes its way along a binary tree, and no one sends it more than twice.
+    pub fn giver(&self, stage: StageId, worker: WorkerId) -> Option<WorkerId> {
+        let after_first = usize::from(self.replica(stage, worker)?).checked_sub(1)?;
+        self.of(stage).get(after_first / 2).copied()
+    }
+
+    /// The replicas of a stage to which this one passes on what the boss has for all of them.
+    pub fn takers(&self, stage: StageId, worker: WorkerId) -> Vec<WorkerId> {
+        let Some(replica) = self.replica(stage, worker) else { return Vec::new() };
+        self.of(stage).iter().skip(2 * usize::from(replica) + 1).take(2).copied().collect()
+    }
+
     /// Whether a worker has a stage.
     pub fn has(&self, stage: StageId, worker: WorkerId) -> bool {
         self.of(stage).contains(&worker)
@@ -120,5 +133,22 @@ mod tests {
         assert!(of(vec![0, 1]).are_possible());
         assert!(!of(vec![1, 1]).are_possible());
         assert!(!of((0..300).collect()).are_possible());
+    }
+
+    #[test]
+    fn every_replica_but_the_first_is_given_to_by_the_one_that_passes_on_to_it() {
+        for count in 1..=9 {
+            let workers: Vec<WorkerId> = (0..count).map(|n| WorkerId(10 + n)).collect();
+            let homes = Homes::new(vec![workers.clone()]);
+            let stage = StageId(0);
+            assert_eq!(homes.giver(stage, workers[0]), None);
+            for worker in &workers[1..] {
+                let giver = homes.giver(stage, *worker);
+                let passes_on: Vec<_> = workers.iter().filter(|w| homes.takers(stage, **w).contains(worker)).collect();
+                assert_eq!(passes_on, giver.iter().collect::<Vec<_>>());
+                assert!(giver < Some(*worker), "in a circle nothing would come");
+            }
+        }
+        assert_eq!(Homes::single([WorkerId(0)]).takers(StageId(0), WorkerId(7)), []);
     }
 }

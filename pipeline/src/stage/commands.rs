@@ -1,5 +1,6 @@
 //! What the boss asks of a worker, command by command.
 
+use super::loading::Arriving;
 use super::regroup::ReplicaState;
 use super::{Job, Purpose, StageSession, Team};
 use crate::effect::{Effect, Micros, Peer, Residuals};
@@ -146,24 +147,8 @@ impl StageSession {
         self.compute(Purpose::Command(id), task);
     }
 
-    pub(super) fn load(&mut self, id: u64, name: String, slots: Vec<Slot>) {
-        if id <= self.answered {
-            return self.drop_slots(slots);
-        }
-        self.loads.entry(id).or_default().extend(slots.into_iter().map(|slot| (name.clone(), slot)));
-        self.start_load();
-    }
-
-    pub(super) fn start_load(&mut self) {
-        let Some(Job::Load { id, expected, what }) = self.job else { return };
-        if self.loads.get(&id).map_or(0, Vec::len) == expected {
-            let tensors = self.loads.remove(&id).unwrap_or_default();
-            self.single(id, what(tensors));
-        }
-    }
-
     pub(super) fn abort(&mut self, id: u64, batch: Option<u64>, gradients: bool) {
-        let unloaded = self.loads.remove(&id).unwrap_or_default();
+        let unloaded = self.loads.remove(&id).map(Arriving::into_tensors).unwrap_or_default();
         let untaken = self.states.remove(&id).map(ReplicaState::into_tensors).unwrap_or_default();
         self.drop_slots(unloaded.into_iter().chain(untaken).map(|(_, slot)| slot).collect());
         if let Some(batch) = batch {

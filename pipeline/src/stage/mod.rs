@@ -7,6 +7,7 @@ mod commands;
 mod early;
 mod inbox;
 mod links;
+mod loading;
 mod needs;
 mod reducing;
 mod regroup;
@@ -24,6 +25,7 @@ use commands::Waiting;
 use early::Early;
 use inbox::{Inbox, Item};
 use links::Links;
+use loading::Arriving;
 use reducing::{Asked, Team};
 use regroup::{Regrouping, ReplicaState};
 use round::Running;
@@ -58,7 +60,7 @@ pub struct StageSession {
     sums: BTreeMap<Ticket, Asked>,
     next_ticket: u64,
     /// Tensors to load, which may arrive before the command that wants them.
-    loads: BTreeMap<u64, Vec<(String, Slot)>>,
+    loads: BTreeMap<u64, Arriving>,
     /// The state of a replica on its way here, which may arrive before the command that wants it.
     states: BTreeMap<u64, ReplicaState>,
     /// The newest command that was answered; what still arrives for it is of no use.
@@ -204,6 +206,7 @@ impl StageSession {
                 self.of_replica(from, batch, head, slots);
             }
             Head::ReplicaState { id, name, of } => self.take_state(from, id, (name, of), slots),
+            Head::Weight { id, name, stage } => self.weight(from, id, (name, stage), slots),
             head if from == Peer::Boss => self.on_boss(now, head, slots),
             head => self.refuse(from, slots, format!("sent what only the boss may send: {}", name_of(&head))),
         }
@@ -220,7 +223,7 @@ impl StageSession {
             Head::TotalNorm { id, norm } => self.total_norm(id, norm),
             Head::Progress(progress) => self.effects.push_back(Effect::Progress(progress)),
             Head::Stop => self.effects.push_back(Effect::Finish),
-            Head::Load { id, name } => self.load(id, name, slots),
+            Head::File { id, name } => self.file(id, name, slots),
             other => self.refuse(Peer::Boss, slots, format!("sent what only a worker may send: {}", name_of(&other))),
         }
     }

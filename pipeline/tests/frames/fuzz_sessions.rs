@@ -2,7 +2,7 @@
 //! end, give back every tensor once, and answer every request.
 
 use crate::fuzz;
-use crate::heads::{envelope, head, node, worker, BUCKETS, GRAPH, KINDS, PLAN};
+use crate::heads::{envelope, head, node, stage, worker, BUCKETS, GRAPH, KINDS, PLAN};
 use crate::random::Random;
 use pipeline::boss::{BossSession, Request, RunRequest, Setup};
 use pipeline::effect::{Effect, Frame, Micros, Peer};
@@ -62,7 +62,7 @@ struct StageDriver {
     tasks: Vec<(Ticket, Task<Slot>)>,
     /// Sums that are asked for, and of how many slices.
     sums: Vec<(Ticket, usize)>,
-    /// Tensors that came with `Load`, which the session keeps for as long as the boss may want.
+    /// Tensors that came to be loaded, which the session keeps for as long as the boss may want.
     loads: usize,
     passes: u64,
 }
@@ -91,7 +91,7 @@ impl StageDriver {
             _ => {
                 let from = if random.chance(60) { Peer::Boss } else { Peer::Worker(worker(random)) };
                 let frame = random_frame(random, &mut self.slots);
-                self.loads += usize::from(matches!(frame.head, Head::Load { .. }));
+                self.loads += usize::from(matches!(frame.head, Head::File { .. } | Head::Weight { .. }));
                 self.session.on_frame(now, from, frame);
             }
         }
@@ -283,7 +283,7 @@ impl BossDriver {
             2 => Request::SetOptimizer(OptimizerSpec::sgd(0.1)),
             3 => Request::Discard { batch: 1 + random.below(4) },
             4 => Request::SendState,
-            5 => Request::LoadState(vec![(worker(random), "0.weight".into(), self.slots.hold())]),
+            5 => Request::LoadState(vec![(stage(random), "0.weight".into(), self.slots.hold())]),
             6 => Request::Measure(Vec::new()),
             7 => Request::Links,
             9 => Request::SendFiles(vec![("hash".into(), self.slots.hold())]),

@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 27;
+pub const KINDS: u64 = 28;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -38,7 +38,7 @@ pub fn kind(head: &Head) -> u64 {
         Head::Target { .. } => 10,
         Head::Gradient { .. } => 11,
         Head::Output { .. } => 12,
-        Head::Load { .. } => 13,
+        Head::File { .. } => 13,
         Head::TotalNorm { .. } => 14,
         Head::Norms { .. } => 15,
         Head::Measured { .. } => 16,
@@ -52,6 +52,7 @@ pub fn kind(head: &Head) -> u64 {
         Head::Progress(_) => 24,
         Head::ReplicaState { .. } => 25,
         Head::Updated { .. } => 26,
+        Head::Weight { .. } => 27,
     }
 }
 
@@ -104,7 +105,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         10 => Head::Target { key: key(random), to: stage(random) },
         11 => Head::Gradient { key: key(random), value: value(random), from: maybe(random, stage), to: stage(random) },
         12 => Head::Output { key: key(random), value: value(random) },
-        13 => Head::Load { id, name: text(random) },
+        13 => Head::File { id, name: text(random) },
         14 => Head::TotalNorm { id, norm: *random.pick(&[0.0, 1.5, f64::INFINITY]) },
         15 => Head::Norms { id, squares: squares(random), losses: losses(random) },
         16 => Head::Measured { id, times: vec![LayerTimes::default(); random.below(3) as usize] },
@@ -135,6 +136,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         }),
         25 => Head::ReplicaState { id, name: text(random), of: random.below(4) as u32 },
         26 => Head::Updated { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32 },
+        27 => Head::Weight { id, name: text(random), stage: stage(random) },
         _ => Head::Statistics { batch: batch(random), stage: stage(random) },
     }
 }
@@ -309,7 +311,7 @@ pub fn worker(random: &mut Random) -> WorkerId {
     WorkerId(random.below(4) as u16)
 }
 
-fn stage(random: &mut Random) -> StageId {
+pub fn stage(random: &mut Random) -> StageId {
     StageId(random.below(4) as u16)
 }
 

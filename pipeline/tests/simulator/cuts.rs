@@ -110,6 +110,23 @@ fn simulator_stages_placed_anyhow() {
 }
 
 #[test]
+fn simulator_replicas_take_what_is_evaluated_in_turn() {
+    let graph = models::model("skip");
+    each_seed(50, |seed, log| {
+        let plain = Setting::plain(&["3"], ScheduleKind::GPipe, 3);
+        let setting = Setting { replicas: vec![3, 2], tree: true, ..plain };
+        let mut user = user(&graph, &setting, seed, Conditions::CALM, Faults::default(), log);
+        compare(&mut user, &mut Oracle::new(&graph, &setting), &[Call::Distribute, Call::Eval(2)]);
+        let mut took: Vec<(u16, u32)> =
+            user.world.spans.iter().map(|span| (span.worker.0, span.action.microbatch().unwrap_or(9))).collect();
+        took.sort_unstable();
+        // Of the first stage the workers 0, 2 and 4, of the second 1 and 3.
+        assert_eq!(took, [(0, 0), (1, 0), (1, 2), (2, 1), (3, 1), (4, 2)]);
+        user.stop();
+    });
+}
+
+#[test]
 fn simulator_requests_in_line_are_answered_in_order() {
     let graph = models::model("skip");
     each_seed(100, |seed, log| {

@@ -10,7 +10,7 @@ use layerspec::LayerGraph;
 use pipeline::ids::WorkerId;
 use pipeline::ScheduleKind;
 
-const CALLS: [Call; 7] = [
+const CALLS: [Call; 9] = [
     Call::Distribute,
     Call::Optimizer(1),
     Call::Train(1),
@@ -18,10 +18,12 @@ const CALLS: [Call; 7] = [
     Call::Backward(2),
     Call::OptimStep(2),
     Call::State,
+    Call::Load(3),
+    Call::Train(3),
 ];
 
 /// Runs all calls, one after the other, with a worker lost on the way.
-fn lose(graph: &LayerGraph, setting: &Setting, seed: u64, conditions: Conditions, lose: (u64, WorkerId), log: Log) {
+pub fn lose(graph: &LayerGraph, setting: &Setting, seed: u64, conditions: Conditions, lose: (u64, WorkerId), log: Log) {
     let faults = Faults { lose: Some(lose), ..Faults::default() };
     let mut user = user(graph, setting, seed, conditions, faults, log);
     let mut errors = Vec::new();
@@ -50,7 +52,7 @@ fn lose(graph: &LayerGraph, setting: &Setting, seed: u64, conditions: Conditions
     user.stop();
 }
 
-fn baseline(graph: &LayerGraph, setting: &Setting, seed: u64, conditions: Conditions, log: Log) -> u64 {
+pub fn baseline(graph: &LayerGraph, setting: &Setting, seed: u64, conditions: Conditions, log: Log) -> u64 {
     let mut user = user(graph, setting, seed, conditions, Faults::default(), log);
     for call in CALLS {
         user.call(call).expect("no trouble");

@@ -12,6 +12,7 @@ mod cuts;
 mod failing;
 mod faults;
 mod links;
+mod loading;
 mod lost;
 mod math;
 mod models;

@@ -1,10 +1,11 @@
 //! The user's side: calls turned into requests with their tensors, answers awaited.
 
 use crate::calls::{self, Answered, Call};
+use crate::math::{self, Param};
 use crate::random::Random;
 use crate::world::World;
 use crate::Setting;
-use layerspec::LayerGraph;
+use layerspec::{Layer, LayerGraph};
 use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
@@ -81,6 +82,12 @@ impl<'g> User<'g> {
             Call::Gather(step) => self.train(step, Ending::Gather),
             Call::Digest => Request::Digest,
             Call::Measure => Request::Measure(calls::probes(self.graph)),
+            Call::Eval(step) if step.is_multiple_of(2) => {
+                // As whole batches go, each the only one of its kind.
+                let deal = self.plan.deal_in_turn(self.microbatches);
+                let actions = self.plan.forwards(&deal, self.microbatches);
+                self.run(step, Mode::Eval, actions, deal, With { data: true, loss: true, outputs: true })
+            }
             Call::Eval(step) => {
                 // The order of forward passes is free, as long as it is the same everywhere.
                 let last = self.microbatches - 1;
@@ -229,13 +236,23 @@ impl<'g> User<'g> {
     }
 
     fn load(&mut self, salt: u64) -> Request {
+        if self.state.is_empty() {
+            // Nobody got to know it: as it was drawn.
+            let owner = |layer: &Layer| layer.share.map(|owner| self.graph.layer(owner));
+            let of = |layer: &Layer| {
+                let own = math::own_weights(layer, owner(layer));
+                own.into_iter().map(|(_, name)| name).collect::<Vec<_>>()
+            };
+            let names = self.graph.layers().iter().flat_map(of);
+            self.state = names.map(|name| (name.clone(), Param::new(calls::SEED, &name).value)).collect();
+        }
         let mut tensors = Vec::new();
         for (name, value) in &self.state {
             let (layer, parameter) = name.rsplit_once('.').expect("a layer and a parameter");
             let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
-            for worker in self.plan.holders(layer, parameter) {
+            for stage in self.plan.holders(layer, parameter) {
                 let slot = self.world.boss_slots.hold(calls::loaded(name, *value, salt));
-                tensors.push((worker, name.clone(), slot));
+                tensors.push((stage, name.clone(), slot));
             }
         }
         Request::LoadState(tensors)

@@ -15,8 +15,8 @@ use crate::{
 use layerspec::DType;
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, Summing, WorkerSpan};
-use pipeline::frame::{decode, encode, head_len, Envelope};
-use pipeline::ids::{Slot, Ticket, WorkerId};
+use pipeline::frame::{decode, encode, head_len, Envelope, Route};
+use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Failure, Head};
 use pipeline::replicas::{BucketBytes, Node, Tree};
 use pipeline::stage::StageSession;
@@ -111,6 +111,8 @@ pub struct World {
     pub behind: Vec<(WorkerId, usize)>,
     /// Who comes and goes, where workers may.
     pub churn: Option<Churn>,
+    /// The ways that weights to be loaded took, by name, each with the stage.
+    pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
@@ -137,6 +139,7 @@ impl World {
             events: 0,
             behind: Vec::new(),
             churn: None,
+            weights: BTreeMap::new(),
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
@@ -405,7 +408,8 @@ impl World {
                 }
                 Effect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
                 Effect::Notice(text) => {
-                    let lost = self.lost_and_known().map(|lost| lost.to_string());
+                    // With what follows a worker in a notice: worker 1 is not worker 10.
+                    let lost = self.lost_and_known().map(|lost| format!("{lost} "));
                     assert!(lost.is_none_or(|lost| !text.contains(&lost)), "old news: {text}");
                     self.notices.push(text);
                 }
@@ -495,6 +499,19 @@ impl World {
         }
     }
 
+    fn note_weight(&mut self, from: Peer, peer: Peer, route: Option<Route>, head: &Head) {
+        let to = match (peer, route) {
+            // It passes on what a worker has written.
+            (Peer::Worker(_), Some(_)) => return,
+            (Peer::Boss, Some(route)) => route.to,
+            (Peer::Worker(to), None) if from != peer => to,
+            _ => return,
+        };
+        if let Head::Weight { name, stage, .. } = head {
+            self.weights.entry(name.clone()).or_default().push((*stage, from, to));
+        }
+    }
+
     /// The lost worker, once the boss knows.
     fn lost_and_known(&self) -> Option<WorkerId> {
         self.trouble.lost.filter(|_| self.trouble.known_lost.is_some())
@@ -505,6 +522,7 @@ impl World {
             if from == Peer::Boss && self.lost_and_known().map(Peer::Worker) == Some(peer) {
                 assert_eq!(head, Head::Stop, "the boss sends to {peer}, which is lost");
             }
+            self.note_weight(from, peer, route, &head);
             let is_data = head.is_data();
             let meta = TensorMeta { dtype: DType::Int64, shape: vec![1] };
             let envelope = Envelope { route, head, tensors: vec![meta; tensors.len()] };

@@ -1,0 +1,40 @@
+//! Whole batches through a model in evaluation: each is a microbatch of its own, and replicas take them in turn.
+
+use crate::ids::{StageId, WorkerId};
+use crate::plan::Plan;
+use crate::replicas::{keeps_statistics, Deal};
+use crate::schedule::Action;
+
+impl Plan {
+    /// How many batches are evaluated at once: as many as the stage with the most replicas has, so that each of these has one
+    /// and none is kept waiting at more than that.
+    pub fn batches_at_once(&self) -> usize {
+        let replicas = self.stages.iter().filter(|spec| self.are_alike(spec.stage));
+        replicas.map(|spec| self.homes.of(spec.stage).len()).max().unwrap_or(1).max(1)
+    }
+
+    /// Who takes which of so many batches.
+    pub fn deal_in_turn(&self, batches: u32) -> Deal {
+        Deal::in_turn(&self.homes, batches, |stage| self.are_alike(stage))
+    }
+
+    /// For each worker its forward passes of a round that has nothing else.
+    pub fn forwards(&self, deal: &Deal, microbatches: u32) -> Vec<Vec<Action>> {
+        let of_worker = |worker: WorkerId| {
+            let stages = self.homes.stages_of(worker);
+            let taken = stages.flat_map(|stage| {
+                let taken = deal.taken(&self.homes, stage, worker, microbatches);
+                taken.map(move |microbatch| Action::Forward { stage, microbatch })
+            });
+            taken.collect()
+        };
+        (0..self.workers() as u16).map(WorkerId).map(of_worker).collect()
+    }
+
+    /// Whether any replica of a stage says what the first would: where norms learn, and nothing else does, each keeps what it
+    /// saw itself.
+    fn are_alike(&self, stage: StageId) -> bool {
+        let spec = self.stages.iter().find(|spec| spec.stage == stage);
+        spec.is_some_and(|spec| spec.is_trained() || !keeps_statistics(spec))
+    }
+}

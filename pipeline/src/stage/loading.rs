@@ -1,0 +1,108 @@
+//! Tensors that come to be loaded: files, and weights, which the boss sends to one replica of a stage and replicas pass on.
+//!
+//! Each tensor is passed on when it arrives, whether or not the command that wants it is here.
+
+use super::{Job, StageSession};
+use crate::effect::{Effect, Peer};
+use crate::ids::{Slot, StageId};
+use crate::message::{Failure, Head};
+
+/// For more commands than this at a time nothing is kept.
+const MOST_LOADS: usize = 4;
+/// No command brings more tensors than this.
+const MOST_TENSORS: usize = 1 << 20;
+
+/// What has arrived for a command, which may come later.
+#[derive(Default)]
+pub(super) struct Arriving {
+    /// How many came, those included that this worker has sent to itself and not got yet.
+    came: usize,
+    tensors: Vec<(String, Slot)>,
+}
+
+impl Arriving {
+    pub(super) fn into_tensors(self) -> Vec<(String, Slot)> {
+        self.tensors
+    }
+}
+
+impl StageSession {
+    /// A parameter or buffer of a stage.
+    pub(super) fn weight(&mut self, from: Peer, id: u64, (name, stage): (String, StageId), slots: Vec<Slot>) {
+        if id <= self.answered {
+            return self.drop_slots(slots);
+        }
+        let Some(me) = self.worker.filter(|me| self.homes.has(stage, *me)) else {
+            return self.refuse(from, slots, format!("sent weights of {stage}, which is not here"));
+        };
+        if from == Peer::Worker(me) {
+            return self.keep(id, name, slots);
+        }
+        let giver = self.homes.giver(stage, me).map_or(Peer::Boss, Peer::Worker);
+        if from != giver {
+            return self.refuse(from, slots, format!("sent weights of {stage}, which {giver} sends"));
+        }
+        if let Err(reason) = self.let_in(id) {
+            return self.refuse(from, slots, reason);
+        }
+        let takers = self.homes.takers(stage, me);
+        if takers.is_empty() {
+            return self.keep(id, name, slots);
+        }
+        // A tensor that goes to others and stays goes to this worker, too.
+        let head = Head::Weight { id, name, stage };
+        let to = takers.into_iter().chain([me]).map(|worker| self.links.to(worker, head.clone())).collect();
+        self.effects.push_back(Effect::Send { to, slots });
+    }
+
+    /// A file that layers are made from.
+    pub(super) fn file(&mut self, id: u64, name: String, slots: Vec<Slot>) {
+        if id <= self.answered {
+            return self.drop_slots(slots);
+        }
+        match self.let_in(id) {
+            Ok(()) => self.keep(id, name, slots),
+            Err(reason) => self.refuse(Peer::Boss, slots, reason),
+        }
+    }
+
+    /// Counts a tensor for a command, or says why it is one too many.
+    fn let_in(&mut self, id: u64) -> Result<(), String> {
+        let most = match &self.job {
+            Some(Job::Load { id: at_work, expected, .. }) if *at_work == id => *expected,
+            // All have come, and are being loaded.
+            Some(job) if job.id() == Some(id) => 0,
+            _ => MOST_TENSORS,
+        };
+        let came = self.loads.get(&id).map_or(0, |arriving| arriving.came);
+        if came >= most {
+            return Err("sent more tensors to load than were to come".into());
+        }
+        if !self.loads.contains_key(&id) && self.loads.len() >= MOST_LOADS {
+            return Err(format!("sent tensors to load while those of {MOST_LOADS} other commands wait"));
+        }
+        self.loads.entry(id).or_default().came += 1;
+        Ok(())
+    }
+
+    fn keep(&mut self, id: u64, name: String, slots: Vec<Slot>) {
+        // Nothing is there of one that was aborted.
+        let Some(arriving) = self.loads.get_mut(&id) else { return self.drop_slots(slots) };
+        arriving.tensors.extend(slots.into_iter().map(|slot| (name.clone(), slot)));
+        self.start_load();
+    }
+
+    /// Loads what the command at work wants, once all of it is here.
+    pub(super) fn start_load(&mut self) {
+        let Some(Job::Load { id, expected, what }) = self.job else { return };
+        let (came, here) = self.loads.get(&id).map_or((0, 0), |arriving| (arriving.came, arriving.tensors.len()));
+        if came > expected {
+            let failure = Failure::new(format!("{came} tensors came to be loaded; there are {expected}"));
+            return self.fail(id, failure);
+        }
+        if here == expected {
+            let tensors = self.loads.remove(&id).map(Arriving::into_tensors).unwrap_or_default();
+            self.single(id, what(tensors));
+        }
+    }
+}

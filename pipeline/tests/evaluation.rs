@@ -1,0 +1,56 @@
+//! Whole batches in evaluation: who takes which.
+
+#![allow(clippy::expect_used, reason = "everything here is part of a test")]
+
+use layerspec::LayerGraph;
+use pipeline::ids::StageId;
+use pipeline::replicas::Columns;
+use pipeline::schedule::Action;
+use pipeline::{Cuts, Placement, Plan};
+
+/// Three layers, the middle one a norm that learns of what it sees, with whatever else is said of that.
+fn plan(norm: &str, replicas: &[u16]) -> Plan {
+    let text = format!(
+        "inputs: {{x: [batch, 4]}}\nlayers:\n  - Linear: {{in_features: 4, out_features: 4}}\n  - BatchNorm1d: \
+         {{num_features: 4}}\n{norm}  - Linear: {{in_features: 4, out_features: 4}}\n"
+    );
+    let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
+    let cuts = Cuts::At(["1", "2"].iter().take(replicas.len() - 1).map(|name| name.to_string()).collect());
+    Plan::new(&graph, &cuts, Columns::of(replicas), Placement::Plain).expect("a good cut")
+}
+
+/// For each worker the batches it takes through each of its stages.
+fn taken(plan: &Plan, batches: u32) -> Vec<Vec<(u16, u32)>> {
+    let deal = plan.deal_in_turn(batches);
+    assert!(deal.fits(&plan.homes));
+    let of = |action: &Action| match *action {
+        Action::Forward { stage: StageId(stage), microbatch } => Some((stage, microbatch)),
+        _ => None,
+    };
+    let lists = plan.forwards(&deal, batches);
+    lists.iter().map(|list| list.iter().map(|action| of(action).expect("a forward pass")).collect()).collect()
+}
+
+#[test]
+fn replicas_take_batches_in_turn_and_each_at_most_one_of_those_at_once() {
+    let alone = plan("", &[3]);
+    assert_eq!(alone.batches_at_once(), 3);
+    assert_eq!(taken(&alone, 3), [[(0, 0)], [(0, 1)], [(0, 2)]]);
+    assert_eq!(taken(&alone, 2), [vec![(0, 0)], vec![(0, 1)], vec![]]);
+    let uneven = plan("", &[1, 2, 1]);
+    assert_eq!(uneven.batches_at_once(), 2);
+    assert_eq!(taken(&uneven, 2), [vec![(0, 0), (0, 1)], vec![(1, 0)], vec![(2, 0), (2, 1)], vec![(1, 1)]]);
+    let without = plan("", &[1, 1, 1]);
+    assert_eq!((without.batches_at_once(), taken(&without, 1)), (1, vec![vec![(0, 0)], vec![(1, 0)], vec![(2, 0)]]));
+}
+
+#[test]
+fn replicas_that_may_differ_leave_it_to_the_first() {
+    // The norm is the whole stage, and its replicas do not tell each other what they saw.
+    let frozen = plan("    freeze: true\n", &[2, 3, 1]);
+    assert_eq!(frozen.batches_at_once(), 2);
+    let deal = frozen.deal_in_turn(2);
+    let takers = |stage| [0, 1].map(|m| deal.worker(&frozen.homes, StageId(stage), m).expect("a worker").0);
+    assert_eq!([takers(0), takers(1), takers(2)], [[0, 3], [1, 1], [2, 2]]);
+    assert_eq!(plan("", &[2, 3, 1]).batches_at_once(), 3);
+}

@@ -1,0 +1,128 @@
+//! Replicas that are given weights, and share out what is evaluated and predicted: all as one worker does it, to the bit.
+
+#![allow(clippy::unwrap_used, reason = "everything here is part of a test")]
+
+use bossman::data::{Dataset, Source};
+use bossman::{
+    Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Predictions, Replicas, ScheduleKind, Score, StateDict,
+};
+use std::fmt::Write as _;
+use std::future::Future;
+use std::time::Duration;
+use tch::{Device, Kind, Tensor};
+
+/// Its norm learns of what it sees.
+const MODEL: &str = "
+model: small
+inputs: {x: [batch, 8]}
+layers:
+  - Linear: {in_features: 8, out_features: 16}
+  - BatchNorm1d: {num_features: 16}
+  - ReLU
+  - Dropout: {p: 0.25}
+  - Linear: {in_features: 16, out_features: 4}
+";
+
+/// No test takes longer.
+fn soon(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
+}
+
+async fn boss(replicas: &[u16]) -> BossMan {
+    let workers = replicas.iter().map(|n| usize::from(*n)).sum();
+    // Some sums of norms depend on the number of threads.
+    let alike = Host::new(workers).local(workers).port(0).threads(1).quiet().wait().await.unwrap();
+    let mut boss = BossMan::builder(Model::from_yaml(MODEL).unwrap())
+        .replicas(Replicas::Of(replicas.to_vec()))
+        .schedule(ScheduleKind::GPipe)
+        .loss(Loss::cross_entropy())
+        .microbatches(6)
+        .seed(3)
+        .build(alike)
+        .unwrap();
+    boss.distribute_model().await.unwrap();
+    boss
+}
+
+/// Samples that are the same in every run.
+fn batch(number: i64, samples: i64) -> Batch {
+    let x = (Tensor::arange(samples * 8, (Kind::Float, Device::Cpu)) * 0.37 + number).sin().view([samples, 8]);
+    Batch::new(&x, &(Tensor::arange(samples, (Kind::Int64, Device::Cpu)) + number).remainder(4))
+}
+
+#[test]
+fn what_replicas_share_out_is_what_one_worker_finds() {
+    soon(async {
+        let folder = tempfile::tempdir().unwrap();
+        let csv = folder.path().join("samples.csv");
+        let mut lines = String::new();
+        for sample in 0..23 {
+            let numbers: Vec<String> = (0..8).map(|n| (f64::from(sample * 8 + n) * 0.11).cos().to_string()).collect();
+            writeln!(lines, "{}", numbers.join(",")).unwrap();
+        }
+        std::fs::write(&csv, lines).unwrap();
+        let mut found: Vec<([u64; 2], Vec<u8>)> = Vec::new();
+        for replicas in [&[1][..], &[2], &[3], &[1, 2]] {
+            let mut boss = boss(replicas).await;
+            boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
+            for step in 0..3 {
+                boss.train_step(&batch(step, 24)).await.unwrap();
+            }
+            // The last of a round of three comes alone, and two sizes go together.
+            let sizes = [5, 5, 5, 9, 1, 5, 2];
+            let batches = || sizes.iter().zip(100..).map(|(samples, number)| batch(number, *samples));
+            let score = Score::of(&mut boss, batches().map(Ok::<_, BossManError>)).await.unwrap();
+            let (mut loss, mut counted) = (0.0, 0.0);
+            for batch in batches() {
+                let alone = boss.evaluate(&batch).await.unwrap();
+                loss += f64::from(alone.loss) * alone.counted;
+                counted += alone.counted;
+            }
+            assert_eq!(score.loss.to_bits(), f64::to_bits(loss / counted), "{replicas:?}");
+
+            let to = folder.path().join(format!("{}.csv", found.len()));
+            let data = Dataset::open_inputs(&Source::File(csv.clone()), boss.model().graph(), None).unwrap();
+            let predicted = Predictions::create(&to).unwrap().of(&mut boss, &data, 5).await.unwrap();
+            assert_eq!(predicted.samples, 23);
+            found.push(([score.loss.to_bits(), score.accuracy.unwrap().to_bits()], std::fs::read(to).unwrap()));
+            boss.shutdown().await;
+        }
+        assert!(found.iter().all(|of| *of == found[0]), "{:?}", found.iter().map(|(of, _)| of).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn weights_that_are_loaded_reach_every_replica() {
+    soon(async {
+        for replicas in [&[3][..], &[3, 2]] {
+            let mut boss = boss(replicas).await;
+            let mut other = StateDict::default();
+            for (name, tensor) in boss.state_dict().await.unwrap().iter() {
+                other.insert(name, &(tensor * 2 + 1).to_kind(tensor.kind()));
+            }
+            boss.load_state_dict(&other).await.unwrap();
+            // It compares what the replicas have.
+            let loaded = boss.state_dict().await.unwrap();
+            for (name, tensor) in loaded.iter() {
+                assert!(tensor.equal(other.get(name).unwrap()), "{name} on {replicas:?}");
+            }
+            // Each replica computes with it: the same batch goes to every one.
+            let mut scores = Vec::new();
+            for count in [1, 3] {
+                let batches = (0..count).map(|_| Ok::<_, BossManError>(batch(7, 8)));
+                scores.push(Score::of(&mut boss, batches).await.unwrap());
+            }
+            assert_eq!(scores[0], scores[1], "{replicas:?}");
+
+            let mut misshapen = StateDict::default();
+            for (name, tensor) in loaded.iter() {
+                misshapen.insert(name, &if name == "4.weight" { tensor.narrow(0, 0, 2) } else { tensor * 3 });
+            }
+            let error = boss.load_state_dict(&misshapen).await.unwrap_err().to_string();
+            assert!(error.contains("`4.weight`: expected"), "{error}");
+            assert!(boss.state_dict().await.unwrap().iter().all(|(name, t)| t.equal(loaded.get(name).unwrap())));
+            boss.shutdown().await;
+        }
+    });
+}
