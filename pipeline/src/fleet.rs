@@ -69,15 +69,23 @@ impl Fleet {
 
     /// What a plan's stages and messages take here, for microbatches of these sizes with so many bytes of targets.
     pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings, target_bytes: u64) -> Costs {
-        let first = |s: &StageSpec| self.stage_times(s, plan.home(s.stage).unwrap_or(WorkerId(0)));
+        let times = |s: &StageSpec, worker: WorkerId| {
+            let times = self.stage_times(s, worker);
+            StageTimes { optim_step: times.optim_step / parts(plan, s.stage), ..times }
+        };
+        let first = |s: &StageSpec| times(s, plan.home(s.stage).unwrap_or(WorkerId(0)));
         let mut costs = Costs::of_stages(plan.stages.iter().map(first).collect());
         for stage in &plan.stages {
             for worker in plan.homes.of(stage.stage).iter().skip(1) {
-                costs.replicas.insert((stage.stage, *worker), self.stage_times(stage, *worker));
+                costs.replicas.insert((stage.stage, *worker), times(stage, *worker));
             }
             let bytes = |bucket: &Bucket| self.compress.map_or(bucket.bytes(), |form| form.bytes(bucket.elements()));
-            let gradients = buckets(stage, BucketBytes::default(), None).iter().map(bytes).sum();
+            let buckets = buckets(stage, BucketBytes::default(), None);
+            let gradients = buckets.iter().map(bytes).sum();
             costs.reduced_bytes.insert(stage.stage, gradients);
+            // Updated parameters are never compressed.
+            let whole = buckets.iter().map(Bucket::bytes).sum();
+            costs.returned_bytes.insert(stage.stage, if plan.sharding.is_some() { whole } else { gradients });
         }
         costs.links.clone_from(&self.links);
         costs.boss_links.clone_from(&self.boss_links);
@@ -167,18 +175,23 @@ fn is_trained(graph: &LayerGraph, layer: &Layer) -> bool {
     layer.kind.params().iter().any(|p| p.role == Role::Parameter) && !owner.frozen
 }
 
-fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
-    let parts = match plan.sharding {
-        Some(Sharding::Optimizer) => plan.homes.of(stage.stage).len().max(1) as u64,
+/// Into how many parts the replicas of a stage share out the optimizer's work.
+fn parts(plan: &Plan, stage: StageId) -> u64 {
+    match plan.sharding {
+        Some(Sharding::Optimizer) => plan.homes.of(stage).len().max(1) as u64,
         None => 1,
-    };
+    }
+}
+
+fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
+    let parts = parts(plan, stage.stage);
     let of_layer = |layer: &Layer| {
         let owner = layer.share.and_then(|owner| stage.owner(owner));
         let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
         let own = layer.kind.params().into_iter().filter(|p| !tied.contains(&p.name));
-        let shared = if parts > 1 { stage.shared_params(layer) } else { Vec::new() };
+        let kept = if parts > 1 { stage.tied_params(layer) } else { Vec::new() };
         let bytes = |param: ParamSpec| {
-            let (bytes, parts) = (param.bytes().unwrap_or(0), if shared.contains(&param.name) { 1 } else { parts });
+            let (bytes, parts) = (param.bytes().unwrap_or(0), if kept.contains(&param.name) { 1 } else { parts });
             match (param.role, layer.frozen) {
                 (Role::Parameter, false) => {
                     bytes.saturating_mul(2).saturating_add(bytes.saturating_mul(optimizer.state_copies()) / parts)

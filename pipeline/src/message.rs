@@ -494,6 +494,9 @@ pub struct Failure {
     /// The boss's session refused the request before any worker heard of it, so nothing has changed.
     #[serde(skip)]
     pub refused: bool,
+    /// The worker's session only: the parameters were being updated by then, and may have changed.
+    #[serde(skip)]
+    pub updating: bool,
     /// The boss's session only: a worker was lost, or a link between two. Without that worker the same may succeed.
     #[serde(skip)]
     pub passing: bool,

@@ -90,7 +90,8 @@ impl Squares {
         for Square { layer, number, blocks, node, sum } in squares {
             let parameter = self.0.entry((layer, number)).or_insert(OfParameter { blocks, sums: BTreeMap::new() });
             let before = parameter.sums.insert(node, sum);
-            if parameter.blocks != blocks || before.is_some_and(|before| before.to_bits() != sum.to_bits()) {
+            let differs = |before: f64| before.to_bits() != sum.to_bits() && !(before.is_nan() && sum.is_nan());
+            if parameter.blocks != blocks || before.is_some_and(differs) {
                 return Err(format!(
                     "found another norm for layer {} than another worker: one computes wrongly",
                     layer.0
@@ -106,7 +107,8 @@ impl Squares {
     /// Some blocks of a gradient have not come, or there are no such blocks.
     pub(crate) fn norm(&self) -> Result<f64, String> {
         let of_parameter = |((layer, _), OfParameter { blocks, sums }): (&(LayerId, u32), &OfParameter)| {
-            root(*blocks, sums).ok_or_else(|| format!("sent norms that are not those of all of layer {}", layer.0))
+            root(*blocks, sums)
+                .ok_or_else(|| format!("sent norms that, with those of the others, are not all of layer {}", layer.0))
         };
         Ok(self.0.iter().map(of_parameter).sum::<Result<f64, String>>()?.sqrt())
     }

@@ -8,7 +8,7 @@ use crate::loss::LossSpec;
 use crate::mode::Mode;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{BucketBytes, Node, Sharding, Share};
+use crate::replicas::{BucketBytes, Node, ShardId, Sharding};
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
 use layerspec::Layer;
@@ -30,7 +30,7 @@ pub enum Task<T> {
         /// What their replicas share out.
         sharding: Option<Sharding>,
         /// The part of each stage with replicas that share something out which is this worker's.
-        shares: BTreeMap<StageId, Share>,
+        shard_ids: BTreeMap<StageId, ShardId>,
         /// The run's seed.
         seed: u64,
     },
@@ -330,8 +330,8 @@ impl<T> Task<T> {
     /// The same task over other tensors; the first that cannot be replaced ends it.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Task<U>, E> {
         Ok(match self {
-            Task::Build { stages, buckets, sharding, shares, seed } => {
-                Task::Build { stages, buckets, sharding, shares, seed }
+            Task::Build { stages, buckets, sharding, shard_ids, seed } => {
+                Task::Build { stages, buckets, sharding, shard_ids, seed }
             }
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
             Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart } => Task::Forward {

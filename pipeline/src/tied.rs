@@ -57,7 +57,7 @@ impl StageSpec {
     }
 
     /// The names of a layer's parameters that other layers use too, or that are another layer's.
-    pub(crate) fn shared_params(&self, layer: &Layer) -> Vec<&'static str> {
+    pub(crate) fn tied_params(&self, layer: &Layer) -> Vec<&'static str> {
         let of_owner = layer.share.and_then(|owner| self.owner(owner));
         let own = of_owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
         let here = self.layers.iter().filter(|user| user.share == Some(layer.id));

@@ -67,7 +67,7 @@ fn second_of_five() -> StageSession {
     let plan = Plan::new(&graph, &Cuts::Auto, Columns::of(&[5]), Placement::Plain).expect("a good cut");
     let worker = WorkerId(1);
     let (stages, homes, buckets) = (plan.stages_of(worker), plan.homes, BucketBytes::default());
-    let assignment = Assignment { worker, stages, homes, buckets, peers: Vec::new(), seed: 1 };
+    let assignment = Assignment { worker, stages, homes, buckets, sharding: None, peers: Vec::new(), seed: 1 };
     let mut session = StageSession::new();
     tell(&mut session, Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) });
     let built = effects(&mut session).into_iter().find_map(|effect| match effect {

@@ -194,11 +194,12 @@ char* bm_squares_of_blocks(const at::Tensor* tensor, size_t block, double* sums,
     c10::NoGradGuard no_grad;
     TORCH_CHECK(at::isFloatingType(tensor->scalar_type()), "expected a floating-point tensor");
     at::Tensor plain = tensor->detach().to(at::kCPU).to(at::kFloat).contiguous();
-    const float* data = plain.const_data_ptr<float>();
+    const float* all = plain.const_data_ptr<float>();
     size_t count = plain.numel();
     TORCH_CHECK(block > 0 && blocks == (count + block - 1) / block, "expected one sum for each block");
     constexpr size_t lanes = 16;
-    for (size_t b = 0; b < blocks; ++b, data += block) {
+    for (size_t b = 0; b < blocks; ++b) {
+      const float* data = all + b * block;
       double lane[lanes] = {};
       size_t here = std::min(block, count - b * block);
       size_t whole = here / lanes * lanes;

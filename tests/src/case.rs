@@ -131,6 +131,12 @@ impl Case {
         Case { steps, ..self }
     }
 
+    /// The same with another optimizer.
+    #[must_use]
+    pub fn optimized_by(self, optimizer: Optimizer) -> Self {
+        Case { optimizer, ..self }
+    }
+
     /// The same with a change in the text of the model.
     #[must_use]
     pub fn changed(self, from: &str, to: &str) -> Self {

@@ -83,7 +83,7 @@ fn every_optimizer() {
     let adamw = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
     let optimizers = [OptimizerSpec::sgd(0.01), OptimizerSpec::sgd_momentum(0.01, 0.9), OptimizerSpec::AdamW(adamw)];
     for optimizer in optimizers {
-        every_way(Case { optimizer, ..Case::branchy() });
+        every_way(Case::branchy().optimized_by(optimizer));
     }
 }
 
@@ -93,9 +93,10 @@ fn compressed() {
     tensor::threads::set_count(1);
     for form in [Compress::Bf16, Compress::Int8] {
         let case = Case::residual();
-        let steps = Steps { reduction: Reduction::Compressed(form), ..case.steps };
-        let case = &case.with(steps);
-        let exact = one_process(&along_the_tree(Case::residual()), 5);
+        // Rounds without an update end once what others sum is on its way to them.
+        let steps = Steps { accumulate: 2, ..case.steps };
+        let exact = one_process(&along_the_tree(Case::residual().with(steps)), 5);
+        let case = &case.with(Steps { reduction: Reduction::Compressed(form), ..steps });
         let run = |order| {
             let plan = plan(case, &[3], Placement::Plain).unwrap();
             let mut fleet = Memory::new(plan.clone(), case.seed, order);

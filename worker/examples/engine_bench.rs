@@ -112,7 +112,7 @@ fn whole(graph: &LayerGraph) -> StageModel {
     };
     StageModel {
         buckets: buckets(&spec, BucketBytes::default(), None),
-        share: None,
+        shard_id: None,
         layers: spec.layers,
         inputs: graph.inputs().iter().map(input).collect(),
         outputs: graph.outputs().to_vec(),

@@ -1,6 +1,6 @@
 //! What the compute thread does: tasks in, libtorch at work, outcomes out.
 
-use crate::engine::{measure, Along, Engine, LossTask, Mode, OwnLayers, Pass, StageInput, StageModel};
+use crate::engine::{measure, Along, ByStage, Engine, LossTask, Mode, OwnLayers, Pass, StageInput, StageModel};
 use crate::payloads::{by_stage, explain, handed, payloads, plain, sums, tensor, tensors, tied, to_payload};
 use crate::place::Place;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use link::{Compute, Payload};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
-use pipeline::task::{self, Branch, HandedOut, Outcome, Task, OPTIMIZER};
+use pipeline::task::{self, Branch, HandedOut, Outcome, Task, Update, OPTIMIZER};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
@@ -201,15 +201,15 @@ impl StageCompute {
 
     fn carry_out(&mut self, task: Task<Payload>, out: Out<'_>) -> Result<Outcome<Payload>, Failure> {
         match task {
-            Task::Build { stages, buckets, sharding, shares, seed } => {
+            Task::Build { stages, buckets, sharding, shard_ids, seed } => {
                 self.stages.clear(); // frees the old parameters before the new ones are made
                 for spec in stages {
                     let stage = spec.stage;
                     self.check_precision(&spec)?;
-                    let share = shares.get(&stage).copied();
+                    let shard_id = shard_ids.get(&stage).copied();
                     let model = StageModel {
-                        buckets: pipeline::replicas::buckets(&spec, buckets, sharding.filter(|_| share.is_some())),
-                        share,
+                        buckets: pipeline::replicas::buckets(&spec, buckets, sharding.filter(|_| shard_id.is_some())),
+                        shard_id,
                         ..model(spec, seed, (self.device, self.own.clone()))
                     };
                     let engine = Engine::build(model);
@@ -244,11 +244,10 @@ impl StageCompute {
             Task::OptimStep { stage, update, tied: from_others } => {
                 let from_others = by_stage(&from_others)?;
                 let engine = self.stage(stage)?;
-                let lent = engine.optim_step(&update, from_others).map_err(explain)?;
-                for (bucket, slices) in engine.updated().map_err(explain)? {
-                    out(handed(HandedOut::Updated { stage, bucket, slices }).map_err(plain)?);
-                }
-                return tied(&lent);
+                let before = engine.version();
+                let stepped = step(engine, stage, &update, from_others, out);
+                let updating = self.stage(stage)?.version() != before;
+                return stepped.map_err(|failure| Failure { updating, ..failure });
             }
             Task::AllGather { stage, buckets } => {
                 let shards =
@@ -295,6 +294,23 @@ impl StageCompute {
     }
 }
 
+/// An optimizer step, and what of it others wait for.
+fn step(
+    engine: &mut Engine,
+    stage: StageId,
+    update: &Update,
+    from_others: ByStage,
+    out: Out<'_>,
+) -> Result<Outcome<Payload>, Failure> {
+    let lent = engine.optim_step(update, from_others).map_err(explain)?;
+    let updates = engine.hand_out_updates(|bucket, slices| {
+        out(handed(HandedOut::Updated { stage, bucket, slices })?);
+        Ok(())
+    });
+    updates.map_err(explain)?;
+    tied(&lent)
+}
+
 /// A SHA-256 of all trained parameters, what they are called, and how large they are.
 fn digest(engine: &Engine) -> Result<[u8; 32], Failure> {
     let mut hash = Sha256::new();
@@ -326,7 +342,7 @@ fn model(spec: StageSpec, seed: u64, (device, own): (Device, OwnLayers)) -> Stag
     });
     StageModel {
         buckets: Vec::new(),
-        share: None,
+        shard_id: None,
         inputs: inputs.collect(),
         outputs: spec.outputs.iter().map(|output| output.value).collect(),
         borrowed: spec.borrowed,

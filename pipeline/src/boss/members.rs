@@ -106,8 +106,10 @@ impl BossSession {
                 };
                 let there = |worker: &WorkerId| self.followers.get(worker).is_none_or(|f| f.unanswered.is_empty());
                 let there = new.homes.members().iter().all(there);
-                let same = new.stages == old.stages && new.sharding.is_none() && old.sharding.is_none();
-                match same && followers.iter().all(guided) && self.distributed && there {
+                if new.sharding.is_some() || old.sharding.is_some() {
+                    return refused("what replicas share out cannot change hands".into());
+                }
+                match new.stages == old.stages && followers.iter().all(guided) && self.distributed && there {
                     true => Ok(()),
                     false => refused(
                         "a plan with other stages, with followers of nobody, or with one who has not caught up".into(),

@@ -79,9 +79,9 @@ impl Bucket {
 pub fn buckets(stage: &StageSpec, bytes: BucketBytes, sharding: Option<Sharding>) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     for (layer, spec) in stage.layers.iter().enumerate().rev() {
-        let shared = if sharding.is_some() { stage.shared_params(spec) } else { Vec::new() };
+        let tied = if sharding.is_some() { stage.tied_params(spec) } else { Vec::new() };
         for (name, used) in trained(stage, layer, spec) {
-            let sharded = sharding.is_some() && !shared.contains(&name);
+            let sharded = sharding.is_some() && !tied.contains(&name);
             let most = if buckets.len() <= 1 { bytes.first } else { bytes.other };
             let open = |bucket: &&mut Bucket| {
                 bucket.sharded == sharded && bucket.bytes() < most && bucket.uses.len() < MOST_USES

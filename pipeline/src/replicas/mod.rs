@@ -20,7 +20,7 @@ pub use columns::Columns;
 pub use compress::Compress;
 pub use deal::{Deal, Pace};
 pub use homes::Homes;
-pub use sharding::{Sharding, Share};
+pub use sharding::{ShardId, Sharding};
 pub use statistics::keeps_statistics;
 pub use tree::{nodes, Node, Tree};
 pub use turns::Turns;

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::str::FromStr;
 
 /// How much of a stage's training state each replica keeps only its part of, as in ZeRO (Rajbhandari et al. 2020).
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -24,18 +23,9 @@ impl fmt::Display for Sharding {
     }
 }
 
-impl FromStr for Sharding {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, way)| *way);
-        found.ok_or_else(|| format!("`{text}` cannot be shared out among replicas: expected optimizer"))
-    }
-}
-
 /// Which of how many parts a replica has.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Share {
+pub struct ShardId {
     /// Which replica of the stage it is.
     pub replica: u16,
     /// How many there are.

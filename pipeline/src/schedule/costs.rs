@@ -21,6 +21,8 @@ pub struct Costs {
     pub tied_bytes: BTreeMap<(StageId, StageId), u64>,
     /// Bytes of the gradients of a stage, which its replicas exchange.
     pub reduced_bytes: BTreeMap<StageId, u64>,
+    /// Bytes of what each replica has made of its part, and gives to the others: sums, or updated parameters.
+    pub returned_bytes: BTreeMap<StageId, u64>,
     /// Bytes of a microbatch that the boss sends to a stage: inputs of the model, and targets.
     pub from_boss: BTreeMap<StageId, u64>,
     /// The way between the boss and a worker, where it is not `boss_link`.

@@ -185,7 +185,7 @@ impl<'a> Player<'a> {
             Action::ReduceTied { .. } => none(&self.left),
             Action::GradNorm { .. } => none(&self.left) && none(&self.tied_grads),
             Action::OptimStep { .. } => none(&self.left) && none(&self.tied_grads) && self.norm_known,
-            // As many bytes as with `Reduce` where nothing is sharded, and there they are counted.
+            // What it waits for is played as if it had gone out with the sums.
             Action::AllGather { .. } => true,
             Action::UpdateTied { .. } => none(&self.tied_values),
         }
@@ -311,20 +311,21 @@ impl<'a> Player<'a> {
         if *left > 0 {
             return;
         }
-        self.exchange(now, (stage, replica), Need::Sum);
+        let bytes = self.costs.reduced_bytes.get(&StageId(stage as u16)).copied().unwrap_or(0);
+        self.exchange(now, (stage, replica), bytes, Need::Sum);
         self.summed(now, (stage, replica));
     }
 
     /// Once the gradients of all replicas are there, each gives the sum of its part to the others.
     fn summed(&mut self, now: u64, (stage, replica): Place) {
         if self.left[stage][replica] == 0 && self.sums[stage][replica] == 0 {
-            self.exchange(now, (stage, replica), Need::Reduced);
+            let bytes = self.costs.returned_bytes.get(&StageId(stage as u16)).copied().unwrap_or(0);
+            self.exchange(now, (stage, replica), bytes, Need::Reduced);
         }
     }
 
-    fn exchange(&mut self, now: u64, (stage, replica): Place, need: fn(Place) -> Need) {
+    fn exchange(&mut self, now: u64, (stage, replica): Place, all: u64, need: fn(Place) -> Need) {
         let replicas = self.left[stage].len();
-        let all = self.costs.reduced_bytes.get(&StageId(stage as u16)).copied().unwrap_or(0);
         let from = self.worker((stage, replica)).0.into();
         for to in (0..replicas).filter(|to| *to != replica).map(|to| (stage, to)) {
             self.send(now, from, self.worker(to), all / replicas as u64, need(to));

@@ -98,8 +98,8 @@ impl StageSession {
         self.stages = stages.clone();
         (self.homes, self.buckets, self.sharding) = (homes, buckets, sharding);
         self.job = Some(Job::Assign { id, built: false });
-        let shares = self.teams.iter().filter_map(|(stage, team)| Some((*stage, team.share()?))).collect();
-        self.compute(Purpose::Command(id), Task::Build { stages, buckets, sharding, shares, seed });
+        let shard_ids = self.teams.iter().filter_map(|(stage, team)| Some((*stage, team.shard_id()?))).collect();
+        self.compute(Purpose::Command(id), Task::Build { stages, buckets, sharding, shard_ids, seed });
         self.links.forget_relays();
         self.open_links(now, worker, &peers);
     }

@@ -262,14 +262,17 @@ impl StageSession {
         if updates && (norms && !limited || !norms && limited && speaks) {
             return Err("a limit for the norm of gradients without actions that find the norm, or the reverse".into());
         }
-        let untold = |stage: &StageId| {
-            let has = |action| round.actions.contains(&action);
-            has(Action::OptimStep { stage: *stage }) && !has(Action::AllGather { stage: *stage })
-        };
-        if let Some(stage) =
-            self.teams.iter().filter(|(_, team)| team.is_sharded()).map(|(stage, _)| stage).find(|s| untold(s))
-        {
-            return Err(format!("an optimizer step of a part of {stage} without one that gathers the other parts"));
+        for stage in self.teams.iter().filter(|(_, team)| team.is_sharded()).map(|(stage, _)| *stage) {
+            let place = |action| round.actions.iter().position(|other| *other == action);
+            let (step, gather) = (place(Action::OptimStep { stage }), place(Action::AllGather { stage }));
+            if step.is_some() != gather.is_some() || step > gather {
+                return Err(format!(
+                    "an update of a part of {stage} that is not followed by one that gathers the others"
+                ));
+            }
+            if step.is_some() && place(Action::GradNorm { stage }).is_some() != limited {
+                return Err(format!("a limit for the norm of gradients of which a part of {stage} is left out"));
+            }
         }
         if round.microbatches > MAX_MICROBATCHES || least > round.microbatches as usize {
             return Err(format!("a batch of {} microbatches with actions for {least}", round.microbatches));
@@ -305,7 +308,9 @@ impl StageSession {
             self.compute(purpose, task);
         }
         if let Some(Job::Round(running)) = &mut self.job {
-            if running.all_started() && self.tasks.is_empty() {
+            // What others wait for of this round's gradients may still be on its way to them by the sum thread.
+            let sums = self.sums.values().any(|asked| asked.is_for(running.id));
+            if running.all_started() && self.tasks.is_empty() && !sums {
                 let (id, losses, sent) = (running.id, std::mem::take(&mut running.losses), running.sent);
                 let spans = std::mem::take(&mut running.spans);
                 let (used, batch) = (running.uses_compressed(), running.round.batch);
@@ -365,6 +370,9 @@ impl StageSession {
                 }
             }
             (Purpose::Command(id) | Purpose::Action(id, _), Err(failure)) => {
+                if failure.updating {
+                    self.stepped = Some(id);
+                }
                 if self.is_active(id) {
                     self.fail(id, failure);
                 }

@@ -16,7 +16,7 @@ use crate::effect::{Destination, Effect, Micros, Part, Peer, Residuals, Summing}
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, Mode, Round, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
-use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node, Sharding, Share};
+use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node, ShardId, Sharding};
 use crate::task::HandedOut;
 use std::collections::BTreeMap;
 
@@ -75,13 +75,13 @@ impl Team {
     }
 
     /// Whether the sum of a replica's shard is used here and nowhere else.
-    fn keeps(&self, bucket: u32, replica: usize) -> bool {
+    fn updates_alone(&self, bucket: u32, replica: usize) -> bool {
         replica == self.me && self.sharded.get(bucket as usize) == Some(&true)
     }
 
     /// Which part that is here, where it is one.
-    pub(super) fn share(&self) -> Option<Share> {
-        self.is_sharded().then_some(Share { replica: self.me as u16, replicas: self.replicas() })
+    pub(super) fn shard_id(&self) -> Option<ShardId> {
+        self.is_sharded().then_some(ShardId { replica: self.me as u16, replicas: self.replicas() })
     }
 
     /// What the other replicas update.
@@ -150,6 +150,13 @@ pub(super) struct Asked {
     bucket: u32,
     /// Whose shard it is of.
     replica: usize,
+}
+
+impl Asked {
+    /// Whether it is of this command's round.
+    pub(super) fn is_for(&self, id: u64) -> bool {
+        self.id == id
+    }
 }
 
 /// How far a round has come with the gradients of one stage.
@@ -299,7 +306,7 @@ impl StageSession {
     /// Has what is here of a replica's shard summed: of another's, what this one is to send it.
     fn ask_for_sum(&mut self, stage: StageId, bucket: u32, replica: usize, sums: Vec<(Node, Vec<Slot>)>) {
         let Some(Job::Round(running)) = &self.job else { return };
-        let stays = self.teams.get(&stage).is_some_and(|team| team.keeps(bucket, replica));
+        let stays = self.teams.get(&stage).is_some_and(|team| team.updates_alone(bucket, replica));
         let summing = match running.round.reduction.compress() {
             Some(_) if stays => Summing::Decompressed,
             Some(compress) => Summing::Compressed(compress, Part { stage, bucket, replica: replica as u16 }),
@@ -340,9 +347,9 @@ impl StageSession {
                         Some(to) => self.effects.push_back(Effect::Send { to: vec![to], slots }),
                         None => self.drop_slots(slots),
                     }
-                    return;
+                    return self.advance();
                 }
-                if team.keeps(bucket, replica) {
+                if team.updates_alone(bucket, replica) {
                     let key = MicrobatchKey { batch, index: 0 };
                     self.put_own(key, stage, Item::Reduced { bucket, replica }, slots);
                     return self.advance();
@@ -357,6 +364,7 @@ impl StageSession {
                 });
                 let to = to.collect();
                 self.effects.push_back(Effect::Send { to, slots });
+                self.advance();
             }
         }
     }

@@ -48,8 +48,14 @@ impl ReplicaState {
 impl StageSession {
     pub(super) fn regroup(&mut self, now: Micros, id: u64, regroup: Regroup) {
         let Regroup { homes, followers, peers, give, take } = regroup;
-        let is_possible = homes.are_possible() && homes.stages() == self.homes.stages() && self.sharding.is_none();
-        let Some(me) = self.worker.filter(|_| is_possible) else {
+        if self.sharding.is_some() {
+            return self.refuse(
+                Peer::Boss,
+                Vec::new(),
+                "sent other workers for stages of which each keeps a part alone".into(),
+            );
+        }
+        let Some(me) = self.worker.filter(|_| homes.are_possible() && homes.stages() == self.homes.stages()) else {
             return self.refuse(Peer::Boss, Vec::new(), "sent other workers for stages that are not here".into());
         };
         // Other shards: what was lost of the old ones is nobody's.

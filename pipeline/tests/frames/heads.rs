@@ -293,6 +293,7 @@ fn failure(random: &mut Random) -> Failure {
         step: maybe(random, Random::next),
         message: text(random),
         refused: false,
+        updating: false,
         passing: false,
     }
 }

@@ -7,7 +7,7 @@ use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{buckets, Bucket, Share};
+use pipeline::replicas::{buckets, Bucket, ShardId};
 use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update, OPTIMIZER};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ struct Stage {
     params: Params,
     buckets: Vec<Bucket>,
     /// The part of the sharded ones that is updated here.
-    share: Option<Share>,
+    share: Option<ShardId>,
     /// A round's sums along a tree were begun and not ended.
     branching: bool,
     /// Forward passes that wait for their backward pass.
@@ -54,9 +54,9 @@ impl Compute {
 
     pub fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
         match task {
-            Task::Build { stages, buckets: bytes, sharding, shares, seed } => {
+            Task::Build { stages, buckets: bytes, sharding, shard_ids, seed } => {
                 let stages = stages.into_iter().map(|spec| {
-                    let share = shares.get(&spec.stage).copied();
+                    let share = shard_ids.get(&spec.stage).copied();
                     let buckets = buckets(&spec, bytes, sharding.filter(|_| share.is_some()));
                     (spec.stage, Stage::new(spec, (buckets, share), seed))
                 });
@@ -157,7 +157,7 @@ impl Compute {
 }
 
 impl Stage {
-    fn new(spec: StageSpec, (buckets, share): (Vec<Bucket>, Option<Share>), seed: u64) -> Self {
+    fn new(spec: StageSpec, (buckets, share): (Vec<Bucket>, Option<ShardId>), seed: u64) -> Self {
         let params = Params::new(&spec, seed);
         let (saved, halves) = (BTreeMap::new(), BTreeMap::new());
         Stage { spec, params, buckets, share, branching: false, saved, halves, last_backward: None, reduced: false }

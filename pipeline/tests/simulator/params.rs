@@ -7,7 +7,7 @@ use pipeline::ids::StageId;
 use pipeline::norm::{blocks, summed, Square, BLOCK};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{shard, Bucket, Node, Share, Use};
+use pipeline::replicas::{shard, Bucket, Node, ShardId, Use};
 use pipeline::task::{Update, OPTIMIZER};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -139,7 +139,7 @@ impl Params {
     }
 
     /// Ends a round's sums: with those of all replicas, or where there are none with its own.
-    pub fn reduce(&mut self, buckets: &[Bucket], share: Option<Share>, reduced: Vec<Vec<Vec<Fake>>>) {
+    pub fn reduce(&mut self, buckets: &[Bucket], share: Option<ShardId>, reduced: Vec<Vec<Vec<Fake>>>) {
         if reduced.is_empty() {
             for used in buckets.iter().flat_map(|b| &b.uses) {
                 let (name, user) = self.named(used);
@@ -175,7 +175,7 @@ impl Params {
     }
 
     /// The squares of the gradients of each own weight, or of what is here of it; a block has as much as the whole.
-    pub fn squares(&self, layers: &[Layer], buckets: &[Bucket], share: Option<Share>) -> Vec<Square> {
+    pub fn squares(&self, layers: &[Layer], buckets: &[Bucket], share: Option<ShardId>) -> Vec<Square> {
         let mut squares = Vec::new();
         for (index, layer) in layers.iter().enumerate() {
             for (number, name) in math::own_weights(layer, owner(self.spec(), layer)) {
@@ -202,14 +202,14 @@ impl Params {
     }
 
     /// What a replica has updated of a bucket, slice by slice.
-    pub fn values(&self, bucket: &Bucket, share: Share) -> Vec<Fake> {
+    pub fn values(&self, bucket: &Bucket, share: ShardId) -> Vec<Fake> {
         let slices = shard(bucket, share.replica, share.replicas);
         slices.iter().map(|slice| self.all[&self.named(&bucket.uses[slice.place]).0].value).collect()
     }
 
     /// Takes in what the others have updated.
-    pub fn all_gather(&mut self, buckets: &[Bucket], share: Option<Share>, updated: Vec<Vec<Vec<Fake>>>) {
-        let Some(Share { replica, replicas }) = share else {
+    pub fn all_gather(&mut self, buckets: &[Bucket], share: Option<ShardId>, updated: Vec<Vec<Vec<Fake>>>) {
+        let Some(ShardId { replica, replicas }) = share else {
             return assert!(updated.iter().flatten().all(Vec::is_empty));
         };
         for (bucket, shards) in buckets.iter().zip(updated) {
@@ -292,9 +292,9 @@ impl Params {
 }
 
 /// What is here of a weight that is shared out.
-fn part(buckets: &[Bucket], share: Option<Share>, used: &Use) -> Option<std::ops::Range<u64>> {
+fn part(buckets: &[Bucket], share: Option<ShardId>, used: &Use) -> Option<std::ops::Range<u64>> {
     let bucket = buckets.iter().find(|bucket| bucket.sharded && bucket.uses.contains(used))?;
-    let Share { replica, replicas } = share?;
+    let ShardId { replica, replicas } = share?;
     let slices = shard(bucket, replica, replicas);
     let mine = slices.into_iter().find(|slice| bucket.uses[slice.place] == *used);
     Some(mine.map_or(0..0, |slice| slice.elements))

@@ -67,7 +67,7 @@ impl Bench {
             borrowed: Vec::new(),
             lent: Vec::new(),
             buckets: Vec::new(),
-            share: None,
+            shard_id: None,
             layers: vec![layer],
             seed: 0,
             device,

@@ -107,7 +107,7 @@ impl Engine {
         Ok(Engine {
             last_used: last_used(&stage),
             trees: Trees::new(&stage.buckets, &params),
-            shards: Shards::new(&stage.buckets, stage.share),
+            shards: Shards::new(&stage.buckets, stage.shard_id),
             statistics: Statistics::new(&stage, &params),
             stage,
             params,
@@ -125,6 +125,11 @@ impl Engine {
     /// What the stage was told to be.
     pub fn stage(&self) -> &StageModel {
         &self.stage
+    }
+
+    /// How often the parameters have changed.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// How many microbatches wait for their backward pass, or half of it.

@@ -165,7 +165,8 @@ fn filled(spec: &ParamSpec, key: &Key, file: &BTreeMap<String, Tensor>) -> Resul
         Init::Uniform { low, high } => draw()?.uniform(&shape, kind, low, high),
         Init::Normal { mean, std } => draw()?.normal(&shape, kind, mean, std),
         Init::File => match file.get(spec.name) {
-            Some(tensor) => super::state::copy(tensor),
+            // A file's may lie in memory in another order.
+            Some(tensor) => super::layout::plain(super::state::copy(tensor)?),
             None => Err(TensorError::invalid("the layer's file", format!("has no `{}`", spec.name))),
         },
         Init::NormalZeroRow { mean, std, zero_row } => {

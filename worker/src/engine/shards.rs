@@ -8,7 +8,7 @@ use super::error::EngineError;
 use super::params::Params;
 use super::state::copy;
 use super::Engine;
-use pipeline::replicas::{shard, Bucket, Share, Slice};
+use pipeline::replicas::{shard, Bucket, ShardId, Slice};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tch::{Kind, Tensor};
@@ -17,7 +17,7 @@ use tensor::TensorError;
 /// Which elements of which parameters are this replica's.
 #[derive(Debug, Default)]
 pub(super) struct Shards {
-    share: Option<Share>,
+    id: Option<ShardId>,
     /// The buckets that are shared out, by their place among all, each with this replica's slices.
     buckets: BTreeMap<usize, Vec<Slice>>,
     /// Of each parameter that is shared out, by the layer that uses it and its number there.
@@ -25,15 +25,15 @@ pub(super) struct Shards {
 }
 
 impl Shards {
-    pub(super) fn new(buckets: &[Bucket], share: Option<Share>) -> Self {
-        let mut shards = Shards { share, ..Shards::default() };
-        let Some(Share { replica, replicas }) = share else { return shards };
+    pub(super) fn new(buckets: &[Bucket], id: Option<ShardId>) -> Self {
+        let mut shards = Shards { id, ..Shards::default() };
+        let Some(ShardId { replica, replicas }) = id else { return shards };
         for (number, bucket) in buckets.iter().enumerate().filter(|(_, bucket)| bucket.sharded) {
             shards.parts.extend(bucket.uses.iter().map(|used| ((used.layer, used.number), 0..0)));
             let mine = shard(bucket, replica, replicas);
             let part = |slice: &Slice| {
                 let used = &bucket.uses[slice.place];
-                ((used.layer, used.number), slice.elements.start as i64..slice.elements.end as i64)
+                ((used.layer, used.number), elements(slice))
             };
             shards.parts.extend(mine.iter().map(part));
             shards.buckets.insert(number, mine);
@@ -52,9 +52,9 @@ impl Shards {
         self.parts.get(&used).cloned()
     }
 
-    /// Whose slices of a bucket this replica takes part in summing, or all.
+    /// Whose slices of a bucket come to this replica as sums, where not all replicas' do: its own.
     pub(super) fn replica(&self, bucket: usize) -> Option<u16> {
-        self.share.filter(|_| self.buckets.contains_key(&bucket)).map(|share| share.replica)
+        self.id.filter(|_| self.buckets.contains_key(&bucket)).map(|id| id.replica)
     }
 }
 
@@ -64,55 +64,65 @@ pub(super) fn slice_of(param: &Tensor, elements: &Range<i64>) -> Result<Tensor, 
 }
 
 impl Engine {
-    /// Copies of what this replica has updated: for each bucket that is shared out the slices of its shard.
-    pub fn updated(&self) -> Result<Vec<(u32, Vec<Tensor>)>, EngineError> {
-        let copied = |bucket: usize, slice: &Slice| {
-            let elements = slice.elements.start as i64..slice.elements.end as i64;
-            copy(&slice_of(self.param_of(bucket, slice), &elements)?)
-        };
-        let of_bucket = |(bucket, slices): (&usize, &Vec<Slice>)| {
-            let slices = slices.iter().map(|slice| copied(*bucket, slice)).collect::<Result<_, TensorError>>()?;
-            Ok((*bucket as u32, slices))
-        };
-        let _known = self.trees.buckets()?;
-        self.shards.buckets.iter().map(of_bucket).collect()
+    /// Hands out copies of what this replica has updated, bucket by bucket: the slices of its shard of each that is shared
+    /// out.
+    pub fn hand_out_updates(
+        &self,
+        mut hand_out: impl FnMut(u32, Vec<Tensor>) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        for (bucket, slices) in &self.shards.buckets {
+            let copied = |slice: &Slice| copy(&slice_of(self.param_of(*bucket, slice), &elements(slice))?);
+            let slices: Result<Vec<Tensor>, TensorError> = slices.iter().map(copied).collect();
+            hand_out(*bucket as u32, slices?)?;
+        }
+        Ok(())
     }
 
     /// Takes in what the other replicas have updated: for every bucket and replica the slices of its shard, none of this
-    /// replica's, and none of buckets that are not shared out.
+    /// replica's, and none of buckets that are not shared out. Nothing changes unless all of it fits.
     pub fn all_gather(&mut self, buckets: Vec<Vec<Vec<Tensor>>>) -> Result<(), EngineError> {
-        let Some(Share { replica, replicas }) = self.shards.share else {
-            // All that the stage has is shared with other layers.
+        let places = self.to_gather(&buckets)?;
+        self.version += 1;
+        for ((bucket, slice), new) in places.into_iter().zip(buckets.into_iter().flatten().flatten()) {
+            let mut here = slice_of(self.param_of(bucket, &slice), &elements(&slice))?;
+            here.f_copy_(&new).map_err(TensorError::from)?;
+        }
+        Ok(())
+    }
+
+    /// Where each of these goes: bucket and slice; checked, for it is from other workers.
+    fn to_gather(&self, buckets: &[Vec<Vec<Tensor>>]) -> Result<Vec<(usize, Slice)>, EngineError> {
+        let Some(ShardId { replica, replicas }) = self.shards.id else {
+            // All that the stage has is tied.
             let nothing = buckets.iter().flatten().all(Vec::is_empty);
-            return if nothing { Ok(()) } else { Err(wrong("nothing is shared out here")) };
+            return if nothing { Ok(Vec::new()) } else { Err(wrong("nothing is shared out here")) };
         };
         let own = self.trees.buckets()?;
         if buckets.len() != own.len() {
             return Err(wrong(format!("expected {} buckets, got {}", own.len(), buckets.len())));
         }
-        for (number, shards) in buckets.into_iter().enumerate() {
+        let mut places = Vec::new();
+        for (number, shards) in buckets.iter().enumerate() {
             if shards.len() != usize::from(replicas) {
                 return Err(wrong(format!("expected {replicas} replicas, got {}", shards.len())));
             }
             for (other, slices) in (0..replicas).zip(shards) {
                 let sent = other != replica && self.shards.buckets.contains_key(&number);
-                let places = if sent { shard(&own[number], other, replicas) } else { Vec::new() };
-                if places.len() != slices.len() {
-                    return Err(wrong(format!("expected {} slices, got {}", places.len(), slices.len())));
+                let expected = if sent { shard(&own[number], other, replicas) } else { Vec::new() };
+                if expected.len() != slices.len() {
+                    return Err(wrong(format!("expected {} slices, got {}", expected.len(), slices.len())));
                 }
-                for (place, new) in places.iter().zip(slices) {
-                    let elements = place.elements.start as i64..place.elements.end as i64;
+                for (slice, new) in expected.into_iter().zip(slices) {
+                    let count = slice.elements.end - slice.elements.start;
                     let (kind, size) = (new.f_kind().map_err(TensorError::from)?, new.size());
-                    if kind != Kind::Float || size != [elements.end - elements.start] {
-                        return Err(wrong(format!("expected {elements:?}, got {kind:?} {size:?}")));
+                    if kind != Kind::Float || size != [count as i64] {
+                        return Err(wrong(format!("expected {count} numbers, got {kind:?} {size:?}")));
                     }
-                    let mut here = slice_of(self.param_of(number, place), &elements)?;
-                    here.f_copy_(&new).map_err(TensorError::from)?;
+                    places.push((number, slice));
                 }
             }
         }
-        self.version += 1;
-        Ok(())
+        Ok(places)
     }
 
     /// The parameter that a slice is of.
@@ -120,6 +130,10 @@ impl Engine {
         let used = &self.stage.buckets[bucket].uses[slice.place];
         &self.params.all[self.params.bindings[used.layer][used.number].index].tensor
     }
+}
+
+fn elements(slice: &Slice) -> Range<i64> {
+    slice.elements.start as i64..slice.elements.end as i64
 }
 
 fn wrong(problem: impl Into<String>) -> EngineError {

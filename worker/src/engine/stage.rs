@@ -5,7 +5,7 @@ use layerspec::{Layer, ValueId};
 use pipeline::ids::MicrobatchKey;
 use pipeline::loss::LossSpec;
 use pipeline::plan::{Borrowed, Lent};
-use pipeline::replicas::{Bucket, Share};
+use pipeline::replicas::{Bucket, ShardId};
 use tch::{Device, Tensor};
 
 /// A stage: a contiguous run of a model's layers, and the values that cross its border.
@@ -25,7 +25,7 @@ pub struct StageModel {
     /// How the gradients of its parameters travel between replicas; needed only where they are summed along a tree.
     pub buckets: Vec<Bucket>,
     /// Which part of the sharded ones is this replica's to update.
-    pub share: Option<Share>,
+    pub shard_id: Option<ShardId>,
     /// The run's seed: parameters and dropout depend on it and on names alone.
     pub seed: u64,
     /// Where the stage computes. Tensors from elsewhere are moved there on arrival.

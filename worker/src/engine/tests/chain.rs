@@ -126,7 +126,7 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel 
         borrowed: Vec::new(),
         lent: Vec::new(),
         buckets: Vec::new(),
-        share: None,
+        shard_id: None,
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),

@@ -45,7 +45,7 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
         borrowed: Vec::new(),
         lent: Vec::new(),
         buckets: Vec::new(),
-        share: None,
+        shard_id: None,
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),

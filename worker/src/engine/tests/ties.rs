@@ -60,7 +60,7 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
             borrowed: borrowed.collect(),
             lent: lent.filter(|lent| !lent.to.is_empty()).collect(),
             buckets: Vec::new(),
-            share: None,
+            shard_id: None,
             layers,
             seed: 11,
             device: Device::Cpu,
