@@ -2,6 +2,7 @@
 
 from statistics import median
 
+import memory
 import sections
 from figures import best, perfect_1f1b, ratio
 from workloads import ALL_REDUCED, MICROBATCHES, REPLICAS
@@ -39,7 +40,7 @@ def goals():
     quic, shared, gloo = (f"{who} bandwidth {256 << 10}" for who in ("quic", "shared memory", "gloo"))
     quic_large, shared_large, gloo_large = (f"{who} bandwidth {4 << 20}" for who in ("quic", "shared memory", "gloo"))
     sums = [(count, mib) for mib in ALL_REDUCED for count in REPLICAS]
-    memory = "peak memory of the largest worker, of PyTorch's largest rank"
+    peak = "peak memory of the largest worker, of PyTorch's largest rank"
     return [
         Goal("P", "throughput, of PyTorch's best schedule", throughput, least=1.10),
         Goal("P", "time of a step, of the perfect 1F1B's", of_perfect, most=1.03),
@@ -47,13 +48,14 @@ def goals():
         Goal("P32", "throughput, of PyTorch's best schedule", throughput, least=1.15),
         Goal("T", "`train_step`, of PyTorch's step on two ranks", of("bossman train_step", "pytorch two ranks"), most=0.9),
         Goal("S", "time to the first finished step, of PyTorch's", of("bossman start", "pytorch start"), most=0.25),
-        Goal("S", memory, of("bossman memory", "pytorch memory"), most=0.5),
+        Goal("S", peak, of("bossman memory", "pytorch memory"), most=0.5),
         Goal("N", "QUIC's bandwidth at 256 KiB, of gloo's", of(quic, gloo), least=1.0),
         Goal("N", "QUIC's bandwidth at 4 MiB, of gloo's", of(quic_large, gloo_large), least=1.0),
         Goal("N", "shared memory's at 256 KiB, of gloo's", of(shared, gloo), least=3.0),
         Goal("N", "shared memory's at 4 MiB, of gloo's", of(shared_large, gloo_large), least=3.0),
         *(sums_goal("shared memory", "", *of) for of in sums),
         *(sums_goal("quic", " over QUIC", *of) for of in sums),
+        *(memory_goal(replicas) for replicas in memory.REPLICAS),
         Goal("D-slow", "throughput with `compress: int8`, of DDP's", of("pytorch DDP", "bossman int8"), least=3.0),
         Goal("D-slow", "loss after 200 steps, int8, of float32's", of("loss int8", "loss f32"), most=1.01),
         Goal("H20", "throughput, of PyTorch's best schedule, 20 ms each way", throughput, least=1.3),
@@ -64,6 +66,16 @@ def sums_goal(who, how, count, mib):
     """That gradients of this size are summed among so many processes as fast as gloo does it."""
     value = of(f"gloo {count} {mib}", f"{who} {count} {mib}")
     return Goal("A", f"gradients of {mib} MiB summed among {count}{how}, of gloo's speed", value, least=1.0)
+
+
+def memory_goal(replicas):
+    """That a worker takes hardly more than the formula says."""
+
+    def value(pairs):
+        formula = memory.formula(replicas, sharded=True)
+        return median(pair[f"optimizer {replicas}"] for pair in pairs) / formula
+
+    return Goal("Z", f"memory of {replicas} replicas with `shard: optimizer`, of the formula's", value, most=1.1)
 
 
 def series(pairs, who):

@@ -4,6 +4,7 @@ import textwrap
 from statistics import median
 
 import far
+import memory
 import pictures
 import slow
 from figures import perfect_1f1b, ratio, spread
@@ -63,6 +64,14 @@ TITLES = {
         "what it took the slowest process; "
         + " and ".join(f"{rounds} rounds of {mib} MiB" for mib, rounds in ALL_REDUCED.items())
         + f", of which the first {ROUNDS_TO_WARM_UP} do not count.",
+    ),
+    "Z": (
+        "Z: memory with the optimizer's state shared out",
+        f"16 linear layers of 2048 x 2048, {memory.PARAMETERS / 1e6:.1f} million parameters, on 2 and 4 replicas of one stage with "
+        "Adam, each replica with one microbatch of two samples. Shown is the most that the largest worker had resident (`VmHWM`) "
+        f"over {memory.STEPS} steps, less what it has with the small residual model. The formula is {memory.WEIGHT} bytes of each "
+        f"parameter for its value, {memory.GRADIENT} for its gradient, and {memory.ADAM} for Adam's state, with `shard: optimizer` "
+        f"{memory.ADAM} / replicas.",
     ),
     "S": (
         "S and M: start and memory",
@@ -232,6 +241,19 @@ def summed_table(_, pairs):
     return table(["", "", "ms", "from, to", "of gloo's speed"], rows, words=2)
 
 
+def memory_table(_, pairs):
+    """What workers took, beside the formula."""
+    rows = []
+    for key, values in pairs.items():
+        shard, replicas = key.split(" ")
+        formula = memory.formula(int(replicas), shard != "none")
+        low, high = spread(values)
+        cells = [f"{value / 2**20:.0f}" for value in (median(values), low, high, formula)]
+        off = f"{median(values) / formula - 1:+.1%}"
+        rows.append([f"{replicas} replicas, `shard: {shard}`", cells[0], f"{cells[1]} to {cells[2]}", cells[3], off])
+    return table(["", "MiB", "from, to", "formula", "off"], rows)
+
+
 def slow_table(name, pairs):
     """Steps over the slow line, and what was learned."""
     losses = {key.removeprefix("loss "): values for key, values in pairs.items() if key.startswith("loss ")}
@@ -264,4 +286,4 @@ def columns(times):
     return [f"{value * 1e3:.0f}" for value in (*seconds, sum(times.values()))]
 
 
-TABLES = {"A": summed_table, "S": start_table, "N": transport_table, "D-slow": slow_table}
+TABLES = {"Z": memory_table, "A": summed_table, "S": start_table, "N": transport_table, "D-slow": slow_table}

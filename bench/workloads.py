@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 
+import memory
 import pictures
 import programs
 from figures import settled
@@ -216,6 +217,7 @@ WORKLOADS = {
     "D": work_d,
     "U": work_u,
     "A": work_a,
+    "Z": memory.pair,
     "S": work_s,
     "N": work_n,
 }

@@ -235,8 +235,8 @@ impl Builder {
 
     /// What replicas share out rather than each keep, as in ZeRO ([Rajbhandari et al.
     /// 2020](https://arxiv.org/abs/1910.02054)); by default nothing. With [`Sharding::Optimizer`] each replica of a stage
-    /// keeps the optimizer's state of its part of the parameters, updates that, and gives it to the others: as many bytes
-    /// on the wire, and of Adam's 8 bytes a parameter 4 with two replicas. The result is the same to the bit. It goes with
+    /// keeps the optimizer's state of its part of the parameters, updates that, and gives it to the others (in float32,
+    /// whatever [`Builder::compress`] says): of Adam's 8 bytes a parameter 4 stay with two replicas, 2 with four. The result is the same to the bit. It goes with
     /// [`Builder::replicas`], and not in a pool.
     #[must_use]
     pub fn shard(mut self, sharding: impl Into<Option<Sharding>>) -> Self {

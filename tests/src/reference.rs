@@ -367,7 +367,7 @@ impl Optimizer {
     fn step(&mut self, params: &[&Tensor], grads: &[&Tensor]) {
         match self {
             Optimizer::Sgd { args, buffers, started } => {
-                let buffers: Vec<&Tensor> = buffers.iter().collect();
+                let buffers: Vec<&Tensor> = if args.momentum == 0.0 { Vec::new() } else { buffers.iter().collect() };
                 optim::sgd(params, grads, &buffers, !*started, args).unwrap();
                 *started = true;
             }

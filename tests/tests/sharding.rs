@@ -107,7 +107,8 @@ fn compressed() {
         };
         let first = run(0);
         first.assert_same(&run(1), &form);
-        assert!(first.losses_differ_by_at_most(&exact, 0.25), "{form}: far from what it is in float32");
+        // As far as without sharding.
+        assert!(first.losses_differ_by_at_most(&exact, 0.5), "{form}: far from what it is in float32");
     }
 }
 

@@ -221,7 +221,7 @@ impl Compute for Gradients {
     ) -> Result<Outcome<Payload>, Failure> {
         match task {
             Task::Build { stages, buckets: bytes, .. } => {
-                self.buckets = stages.first().map_or(Vec::new(), |stage| buckets(stage, bytes));
+                self.buckets = stages.first().map_or(Vec::new(), |stage| buckets(stage, bytes, None));
                 let number = f32::from(self.number + 1).to_le_bytes();
                 let own = |bucket: &Bucket| number.repeat(bucket.elements() as usize).into();
                 self.own = self.buckets.iter().map(own).collect();

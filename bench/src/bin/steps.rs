@@ -4,7 +4,9 @@
 use anyhow::{Context, Result};
 use bench::memory;
 use bossman::trace::Trace;
-use bossman::{Batch, BossMan, Compress, Loss, Model, Optimizer, Replicas, ScheduleKind, Transport, Variables};
+use bossman::{
+    Batch, BossMan, Compress, Loss, Model, Optimizer, Replicas, ScheduleKind, Sharding, Transport, Variables,
+};
 use clap::{Parser, ValueEnum};
 use layerspec::{Bindings, ValueId};
 use serde::Serialize;
@@ -48,6 +50,9 @@ struct Options {
     /// In what form replicas exchange gradients: `bf16`, `int8`, or `f32`.
     #[arg(long, default_value = "f32")]
     compress: Form,
+    /// What replicas share out: `optimizer`, or `none`.
+    #[arg(long, default_value = "none")]
+    shard: SharedOut,
     /// Deal microbatches to replicas evenly, whatever their speed.
     #[arg(long)]
     even: bool,
@@ -82,6 +87,22 @@ impl FromStr for Form {
 
     fn from_str(text: &str) -> Result<Self, String> {
         Ok(Form(if text == "f32" { None } else { Some(text.parse()?) }))
+    }
+}
+
+/// What replicas share out, or nothing.
+#[derive(Clone)]
+struct SharedOut(Option<Sharding>);
+
+impl FromStr for SharedOut {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Sharding::NAMES.iter().find(|(name, _)| *name == text).map(|(_, way)| *way);
+        match found.is_some() || text == "none" {
+            true => Ok(SharedOut(found)),
+            false => Err("expected `optimizer` or `none`".into()),
+        }
     }
 }
 
@@ -126,7 +147,8 @@ async fn main() -> Result<()> {
     };
     let builder = BossMan::builder(model).schedule(options.schedule.0).microbatches(options.microbatches);
     let builder = builder.replicas(options.replicas.map(Replicas::Each)).deal_evenly(options.even);
-    let mut boss = builder.compress(options.compress.0).loss(Loss::MSELoss).build(host.wait().await?)?;
+    let builder = builder.compress(options.compress.0).shard(options.shard.0);
+    let mut boss = builder.loss(Loss::MSELoss).build(host.wait().await?)?;
     boss.distribute_model().await?;
     boss.send_optimizer(Optimizer::adam(options.lr)).await?;
 

@@ -2,8 +2,8 @@
 
 use super::{Action, Timeline};
 
-/// `F2` is the forward pass of microbatch 2, `B2` its backward pass (`<<` while it lasts), `S` the
-/// optimizer step, `.` an idle unit. Actions of several stages on a worker carry the stage: `F2/3`.
+/// `F2` is the forward pass of microbatch 2, `B2` its backward pass (`<<` while it lasts), `A` the sum over replicas, `S` the
+/// optimizer step, `G` the gathering of what other replicas have updated, `.` an idle unit. Actions of several stages on a worker carry the stage: `F2/3`.
 pub fn picture(timeline: &Timeline) -> String {
     let one_stage_each = timeline.workers.iter().all(|list| {
         let first = list.first().map(|i| i.action.stage());

@@ -5,7 +5,7 @@
 //! once, as in a ring, but the sum is taken in the order of the [tree](crate::replicas::Tree), which a ring would not do.
 //!
 //! Where the replicas share out the optimizer's state, the sum stays where it is taken, and what goes to all is what the
-//! optimizer makes of the parameters there: as many bytes.
+//! optimizer makes of the parameters there.
 //!
 //! Where what travels is compressed, a replica first adds up all that its microbatches came to, for the tree's order is lost
 //! anyway, and sends that; and the one that sums them gives the compressed sum to itself, too, so that all have the same.
