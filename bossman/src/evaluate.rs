@@ -11,9 +11,13 @@ use pipeline::cached::Cached;
 use pipeline::effect::Answer;
 use pipeline::ids::Slot;
 use pipeline::message::{Mode, RoundLoss};
+use pipeline::replicas::Pace;
 use pipeline::schedule::Action;
 use std::future::Future;
 use tch::Tensor;
+
+/// Batches that take more than this at the boss are not evaluated at once, however many replicas there are; 256 MiB.
+pub(crate) const MOST_AT_ONCE: u64 = 256 << 20;
 
 /// What [`BossMan::evaluate`] found.
 #[derive(Debug)]
@@ -74,7 +78,7 @@ impl BossMan {
         }
     }
 
-    /// The same for several batches, which replicas take in turn: for each what [`BossMan::evaluate`] finds, to the bit.
+    /// The same for several batches, which replicas share: for each what [`BossMan::evaluate`] finds, to the bit.
     /// Without `outputs` they stay where they are, and the lists are empty.
     pub(crate) fn evaluate_at_once<'a>(
         &'a mut self,
@@ -106,7 +110,7 @@ impl BossMan {
         }
     }
 
-    /// What [`BossMan::forward_all`] gives in evaluation mode, for several batches, which replicas take in turn.
+    /// What [`BossMan::forward_all`] gives in evaluation mode, for several batches, which replicas share.
     pub(crate) fn forward_at_once<'a>(
         &'a mut self,
         batches: &[(Tensor, Variables)],
@@ -122,13 +126,23 @@ impl BossMan {
         }
     }
 
+    /// What a batch takes at the boss while it is evaluated, in bytes: inputs and outputs.
+    pub(crate) fn bytes_of(&self, x: &Tensor, variables: &Variables) -> Result<u64, BossManError> {
+        let graph = self.model.graph();
+        let inputs = Inputs::check(graph, x, variables)?;
+        let values = graph.inputs().iter().chain(graph.outputs());
+        let bytes = values.map(|value| graph.value(*value).ty.bytes(inputs.sizes()).unwrap_or(0));
+        Ok(bytes.fold(0, u64::saturating_add))
+    }
+
     /// A round in evaluation mode in which each microbatch is a whole batch.
     fn whole_batches(&mut self, inputs: Vec<Vec<(u32, ValueId, Payload)>>) -> RunRequest {
         self.batch += 1;
         let mut run = self.round(|_| None);
         run.mode = Mode::Eval;
         run.microbatches = u32::try_from(inputs.len()).unwrap_or(u32::MAX);
-        run.deal = self.plan.deal_in_turn(run.microbatches);
+        let pace = |stage, worker| Pace { each: self.time(stage, worker), ..Pace::default() };
+        run.deal = self.plan.deal_batches(run.microbatches, pace);
         run.actions = self.plan.forwards(&run.deal, run.microbatches);
         let inputs = in_turn(inputs).map(|(index, (_, value, payload))| (index, value, payload));
         run.inputs = self.hold_all(inputs.collect());

@@ -58,6 +58,11 @@ impl Inputs {
         self.samples.as_ref().map_or(1, |(_, samples)| *samples)
     }
 
+    /// What the words of the model's shapes are in the whole batch.
+    pub(crate) fn sizes(&self) -> &Bindings {
+        &self.sizes
+    }
+
     /// What the words of the model's shapes are in a microbatch.
     pub(crate) fn sizes_of(&self, range: &Range) -> Bindings {
         let mut sizes = self.sizes.clone();

@@ -2,6 +2,7 @@
 
 use crate::boss::BossMan;
 use crate::data::{Dataset, Order};
+use crate::evaluate::MOST_AT_ONCE;
 use crate::fixed_batch::FixedBatch;
 use crate::{replaced, BossManError, StateDict};
 use serde_json::{Map, Value};
@@ -61,7 +62,12 @@ impl Predictions {
         let mut batches = starts.map(|start| data.inputs(&order.at(start..start.saturating_add(together))));
         loop {
             // One for each replica.
-            let group = batches.by_ref().take(boss.plan.batches_at_once()).collect::<Result<Vec<_>, _>>()?;
+            let (mut group, mut bytes) = (Vec::new(), 0u64);
+            while group.len() < boss.plan.batches_at_once() && bytes < MOST_AT_ONCE {
+                let Some((x, variables)) = batches.next().transpose()? else { break };
+                bytes = bytes.saturating_add(boss.bytes_of(&x, &variables)?);
+                group.push((x, variables));
+            }
             if group.is_empty() {
                 break;
             }

@@ -2,6 +2,7 @@
 
 use crate::batch::Batch;
 use crate::counts::counts_something;
+use crate::evaluate::MOST_AT_ONCE;
 use crate::{BossMan, BossManError};
 use std::fmt;
 use tch::{Kind, Tensor};
@@ -39,10 +40,11 @@ impl Score {
         let mut batches = batches.into_iter().fuse();
         loop {
             // One for each replica. They are added up in their order, so that how many there are makes no difference.
-            let mut group = Vec::new();
-            while group.len() < boss.plan.batches_at_once() {
+            let (mut group, mut bytes) = (Vec::new(), 0u64);
+            while group.len() < boss.plan.batches_at_once() && bytes < MOST_AT_ONCE {
                 let Some(batch) = batches.next().transpose()? else { break };
                 if counts_something(boss.settings.loss.as_ref(), &batch.target)? {
+                    bytes = bytes.saturating_add(boss.bytes_of(&batch.x, &batch.variables)?);
                     group.push(batch);
                 }
             }

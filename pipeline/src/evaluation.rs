@@ -1,21 +1,21 @@
-//! Whole batches through a model in evaluation: each is a microbatch of its own, and replicas take them in turn.
+//! Whole batches through a model in evaluation: each is a microbatch of its own, and replicas take them by their speed.
 
 use crate::ids::{StageId, WorkerId};
 use crate::plan::Plan;
-use crate::replicas::{keeps_statistics, Deal};
+use crate::replicas::{keeps_statistics, Deal, Pace};
 use crate::schedule::Action;
 
 impl Plan {
-    /// How many batches are evaluated at once: as many as the stage with the most replicas has, so that each of these has one
-    /// and none is kept waiting at more than that.
+    /// How many batches are evaluated at once: as many as the stage with the most replicas has, so that each of these can
+    /// have one.
     pub fn batches_at_once(&self) -> usize {
         let replicas = self.stages.iter().filter(|spec| self.are_alike(spec.stage));
         replicas.map(|spec| self.homes.of(spec.stage).len()).max().unwrap_or(1).max(1)
     }
 
-    /// Who takes which of so many batches.
-    pub fn deal_in_turn(&self, batches: u32) -> Deal {
-        Deal::in_turn(&self.homes, batches, |stage| self.are_alike(stage))
+    /// Who takes which of so many batches, so that the slowest is done soonest.
+    pub fn deal_batches(&self, batches: u32, pace: impl Fn(StageId, WorkerId) -> Pace) -> Deal {
+        Deal::by_speed_alone(&self.homes, batches, pace).with_first_of(|stage| !self.are_alike(stage))
     }
 
     /// For each worker its forward passes of a round that has nothing else.

@@ -3,8 +3,8 @@
 #![allow(clippy::expect_used, reason = "everything here is part of a test")]
 
 use layerspec::LayerGraph;
-use pipeline::ids::StageId;
-use pipeline::replicas::Columns;
+use pipeline::ids::{StageId, WorkerId};
+use pipeline::replicas::{Columns, Pace};
 use pipeline::schedule::Action;
 use pipeline::{Cuts, Placement, Plan};
 
@@ -21,7 +21,7 @@ fn plan(norm: &str, replicas: &[u16]) -> Plan {
 
 /// For each worker the batches it takes through each of its stages.
 fn taken(plan: &Plan, batches: u32) -> Vec<Vec<(u16, u32)>> {
-    let deal = plan.deal_in_turn(batches);
+    let deal = plan.deal_batches(batches, |_, _| Pace::from(1));
     assert!(deal.fits(&plan.homes));
     let of = |action: &Action| match *action {
         Action::Forward { stage: StageId(stage), microbatch } => Some((stage, microbatch)),
@@ -32,7 +32,7 @@ fn taken(plan: &Plan, batches: u32) -> Vec<Vec<(u16, u32)>> {
 }
 
 #[test]
-fn replicas_take_batches_in_turn_and_each_at_most_one_of_those_at_once() {
+fn replicas_share_batches_and_each_that_is_as_fast_has_one_of_those_at_once() {
     let alone = plan("", &[3]);
     assert_eq!(alone.batches_at_once(), 3);
     assert_eq!(taken(&alone, 3), [[(0, 0)], [(0, 1)], [(0, 2)]]);
@@ -49,8 +49,17 @@ fn replicas_that_may_differ_leave_it_to_the_first() {
     // The norm is the whole stage, and its replicas do not tell each other what they saw.
     let frozen = plan("    freeze: true\n", &[2, 3, 1]);
     assert_eq!(frozen.batches_at_once(), 2);
-    let deal = frozen.deal_in_turn(2);
+    let deal = frozen.deal_batches(2, |_, _| Pace::from(1));
     let takers = |stage| [0, 1].map(|m| deal.worker(&frozen.homes, StageId(stage), m).expect("a worker").0);
     assert_eq!([takers(0), takers(1), takers(2)], [[0, 3], [1, 1], [2, 2]]);
     assert_eq!(plan("", &[2, 3, 1]).batches_at_once(), 3);
+}
+
+#[test]
+fn who_is_slow_is_left_out() {
+    let alone = plan("", &[3]);
+    let pace = |_, worker: WorkerId| Pace::from(if worker.0 == 1 { 100 } else { 10 });
+    let deal = alone.deal_batches(3, pace);
+    let takers = [0, 1, 2].map(|batch| deal.worker(&alone.homes, StageId(0), batch).expect("a worker").0);
+    assert!(!takers.contains(&1) && takers.contains(&0) && takers.contains(&2), "{takers:?}");
 }

@@ -37,6 +37,8 @@ pub struct BossSession {
     cancelled: BTreeSet<u64>,
     /// A cancelled step came too late for some stages: their parameters are a step ahead.
     torn: Option<Torn>,
+    /// Some workers may have parameters of a load that failed on others.
+    half_loaded: bool,
     /// Batches that went forward in training mode and wait for their backward pass.
     outstanding: BTreeSet<u64>,
     links: BTreeMap<(WorkerId, Option<WorkerId>), LinkReport>,
@@ -108,6 +110,7 @@ impl BossSession {
             next_id: 1,
             cancelled: BTreeSet::new(),
             torn: None,
+            half_loaded: false,
             outstanding: BTreeSet::new(),
             links: BTreeMap::new(),
             open: false,
@@ -261,6 +264,9 @@ impl BossSession {
                 "step {step} failed after some stages had already updated their parameters; load a state_dict and send the \
                  optimizer again to go on"
             ))),
+            (None, Request::Run(_) | Request::SendState) if self.half_loaded => Err(Failure::new(
+                "loading parameters failed on some workers, so they may not belong together: load a state_dict again to go on",
+            )),
             (None, Request::Run(run)) if self.cancelled.contains(&run.batch) => Err(Failure::new(
                 "this batch was cancelled when an earlier call failed, and its gradients are gone: begin again with \
                  forward()",
@@ -427,6 +433,7 @@ impl BossSession {
             (Some(Torn { loaded: true, .. }), Work::SettingOptimizer) | (_, Work::Distributing) => None,
             (torn, _) => torn,
         };
+        self.half_loaded &= !matches!(work, Work::Loading | Work::Distributing);
         self.distributed |= work == Work::Distributing;
         let answer = Answer { behind: self.behind(), ..gathering.into_answer() };
         self.effects.push_back(Effect::Reply { request, result: Ok(answer) });
@@ -446,6 +453,7 @@ impl BossSession {
         self.awaited.clear();
         // Of a change that failed nothing holds: who was to follow is asked anew.
         self.followers.retain(|_, follower| !follower.began_with(job.id));
+        self.half_loaded |= job.work == Work::Loading;
         job.phase = Phase::Aborting { uncleared: alive, stepped: false };
         if let Some(batch) = job.batch {
             self.outstanding.remove(&batch);

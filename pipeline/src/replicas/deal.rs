@@ -65,7 +65,27 @@ impl Deal {
     ///
     /// Where all stages have as many replicas, replica `r` of each takes the same microbatches, so that they form
     /// pipelines of their own.
+    ///
+    /// None is left without, where there are enough, for what it takes would not be known any more.
     pub fn by_speed<P: Into<Pace>>(homes: &Homes, microbatches: u32, pace: impl Fn(StageId, WorkerId) -> P) -> Self {
+        Self::soonest(homes, microbatches, 1, pace)
+    }
+
+    /// The same, but who is slow may be left without.
+    pub fn by_speed_alone<P: Into<Pace>>(
+        homes: &Homes,
+        microbatches: u32,
+        pace: impl Fn(StageId, WorkerId) -> P,
+    ) -> Self {
+        Self::soonest(homes, microbatches, 0, pace)
+    }
+
+    fn soonest<P: Into<Pace>>(
+        homes: &Homes,
+        microbatches: u32,
+        least: u32,
+        pace: impl Fn(StageId, WorkerId) -> P,
+    ) -> Self {
         let of_worker = Pace::of_workers(homes, pace);
         let paces = |workers: &[WorkerId]| -> Vec<Pace> {
             workers.iter().map(|w| of_worker.get(w).copied().unwrap_or_default()).collect()
@@ -78,19 +98,18 @@ impl Deal {
         let lane = homes.iter().fold(vec![Pace::default(); replicas], |all, (_, workers)| slowest(all, workers));
         let deal = |(_, workers): (StageId, &[WorkerId])| match (workers.len(), lanes) {
             (..=1, _) => Vec::new(),
-            (_, true) => branches(microbatches, &shares(microbatches, &lane)),
-            (_, false) => branches(microbatches, &shares(microbatches, &paces(workers))),
+            (_, true) => branches(microbatches, &shares(microbatches, least, &lane)),
+            (_, false) => branches(microbatches, &shares(microbatches, least, &paces(workers))),
         };
         Deal(homes.iter().map(deal).collect())
     }
 
-    /// The replicas of a stage take turns, one microbatch each, where `any` of them can take it; else the first takes all.
-    pub fn in_turn(homes: &Homes, microbatches: u32, any: impl Fn(StageId) -> bool) -> Self {
-        let deal = |(stage, workers): (StageId, &[WorkerId])| match workers.len() {
-            replicas @ 2.. if any(stage) => (0..microbatches as usize).map(|m| (m % replicas) as u16).collect(),
-            _ => Vec::new(),
-        };
-        Deal(homes.iter().map(deal).collect())
+    /// The same, but of these stages the first replica takes all.
+    #[must_use]
+    pub fn with_first_of(mut self, stages: impl Fn(StageId) -> bool) -> Self {
+        let theirs = self.0.iter_mut().enumerate().filter(|(stage, _)| stages(StageId(*stage as u16)));
+        theirs.for_each(|(_, takers)| takers.clear());
+        self
     }
 
     /// The replica of a stage that takes a microbatch.
@@ -140,10 +159,10 @@ impl Deal {
     }
 }
 
-/// How many microbatches each replica takes: each goes to who would be done with it first. None is left without, where there
-/// are enough, for what it takes would not be known any more.
-fn shares(microbatches: u32, paces: &[Pace]) -> Vec<u32> {
-    let least = u32::from(microbatches as usize >= paces.len());
+/// How many microbatches each replica takes: each goes to who would be done with it first, and to all at `least` so many,
+/// where there are enough.
+fn shares(microbatches: u32, least: u32, paces: &[Pace]) -> Vec<u32> {
+    let least = if microbatches as usize >= paces.len() { least } else { 0 };
     let mut shares = vec![least; paces.len()];
     for _ in least * paces.len() as u32..microbatches {
         let end = |replica: &usize| paces[*replica].time(shares[*replica] + 1);

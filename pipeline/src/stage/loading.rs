@@ -1,6 +1,7 @@
 //! Tensors that come to be loaded: files, and weights, which the boss sends to one replica of a stage and replicas pass on.
 //!
-//! Each tensor is passed on when it arrives, whether or not the command that wants it is here.
+//! Each tensor is passed on when it arrives, once the command that wants it is here: with that this worker knows of every
+//! link that has broken before.
 
 use super::{Job, StageSession};
 use crate::effect::{Effect, Peer};
@@ -18,11 +19,14 @@ pub(super) struct Arriving {
     /// How many came, those included that this worker has sent to itself and not got yet.
     came: usize,
     tensors: Vec<(String, Slot)>,
+    /// What goes to others, too, once the command is here.
+    held: Vec<(StageId, String, Vec<Slot>)>,
 }
 
 impl Arriving {
     pub(super) fn into_tensors(self) -> Vec<(String, Slot)> {
-        self.tensors
+        let held = self.held.into_iter().flat_map(|(_, name, slots)| slots.into_iter().map(move |s| (name.clone(), s)));
+        self.tensors.into_iter().chain(held).collect()
     }
 }
 
@@ -45,13 +49,22 @@ impl StageSession {
         if let Err(reason) = self.let_in(id) {
             return self.refuse(from, slots, reason);
         }
-        let takers = self.homes.takers(stage, me);
-        if takers.is_empty() {
+        if self.homes.takers(stage, me).is_empty() {
             return self.keep(id, name, slots);
         }
+        let is_here = matches!(&self.job, Some(Job::Load { id: at_work, .. }) if *at_work == id);
+        match self.loads.get_mut(&id).filter(|_| !is_here) {
+            Some(arriving) => arriving.held.push((stage, name, slots)),
+            None => self.pass_on(id, stage, name, slots),
+        }
+    }
+
+    fn pass_on(&mut self, id: u64, stage: StageId, name: String, slots: Vec<Slot>) {
+        let Some(me) = self.worker else { return self.drop_slots(slots) };
         // A tensor that goes to others and stays goes to this worker, too.
         let head = Head::Weight { id, name, stage };
-        let to = takers.into_iter().chain([me]).map(|worker| self.links.to(worker, head.clone())).collect();
+        let takers = self.homes.takers(stage, me).into_iter().chain([me]);
+        let to = takers.map(|worker| self.links.to(worker, head.clone())).collect();
         self.effects.push_back(Effect::Send { to, slots });
     }
 
@@ -99,6 +112,10 @@ impl StageSession {
         if came > expected {
             let failure = Failure::new(format!("{came} tensors came to be loaded; there are {expected}"));
             return self.fail(id, failure);
+        }
+        let held = self.loads.get_mut(&id).map(|arriving| std::mem::take(&mut arriving.held)).unwrap_or_default();
+        for (stage, name, slots) in held {
+            self.pass_on(id, stage, name, slots);
         }
         if here == expected {
             let tensors = self.loads.remove(&id).map(Arriving::into_tensors).unwrap_or_default();

@@ -95,6 +95,11 @@ fn again(user: &mut User<'_>, oracle: &mut Oracle<'_>, call: Call, errors: &mut 
     let first = user.call(call);
     let answered = first.or_else(|failure| {
         errors.push(failure.to_string());
+        if let Call::Load(_) = call {
+            // Some workers may have the new weights, and others the old ones.
+            let failure = user.call(Call::Eval(1)).expect_err("weights may not belong together").to_string();
+            assert!(failure.contains("load a state_dict again"), "{failure}");
+        }
         user.call(call)
     });
     assert_eq!(answered, Ok(oracle.call(call)), "{call:?}");

@@ -84,7 +84,7 @@ impl<'g> User<'g> {
             Call::Measure => Request::Measure(calls::probes(self.graph)),
             Call::Eval(step) if step.is_multiple_of(2) => {
                 // As whole batches go, each the only one of its kind.
-                let deal = self.plan.deal_in_turn(self.microbatches);
+                let deal = self.plan.deal_batches(self.microbatches, |_, _| pipeline::replicas::Pace::from(1));
                 let actions = self.plan.forwards(&deal, self.microbatches);
                 self.run(step, Mode::Eval, actions, deal, With { data: true, loss: true, outputs: true })
             }

@@ -112,7 +112,7 @@ impl<'a> Call<'a> {
         self.pass.mode == Mode::Train
     }
 
-    /// Random numbers that depend on the run's seed, the step, the microbatch and the layer alone.
+    /// Random numbers that depend on the run's seed, the step, the layer, and in training the microbatch alone.
     pub(super) fn random(&self, purpose: &str) -> Result<Stream, TensorError> {
         self.key(purpose).stream(self.device)
     }
@@ -120,7 +120,9 @@ impl<'a> Call<'a> {
     /// What those numbers come from.
     pub(super) fn key(&self, purpose: &str) -> Key {
         let key = Key::new(self.seed).text(purpose).number(self.pass.step);
-        key.number(u64::from(self.pass.key.index)).text(self.layer)
+        // In evaluation a microbatch is a batch, and which of those that are evaluated at once may not show.
+        let microbatch = if self.training() { self.pass.key.index } else { 0 };
+        key.number(u64::from(microbatch)).text(self.layer)
     }
 
     pub(super) fn device(&self) -> Device {
