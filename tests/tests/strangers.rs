@@ -100,7 +100,7 @@ fn garbage(port: &str) {
 
 /// Dials as a QUIC client that takes the boss's key for good and shows none of its own; why that fails.
 async fn without_a_key(port: &str) -> String {
-    let crypto = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+    let crypto = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .dangerous()
