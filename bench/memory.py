@@ -1,4 +1,4 @@
-"""Z: what a worker's memory comes to where replicas share out the optimizer's state, beside the formula."""
+"""Z: what a worker's memory comes to where replicas share out their state, beside the formula."""
 
 from programs import CHECKOUT
 
@@ -7,12 +7,14 @@ SMALL = CHECKOUT / "examples" / "models" / "residual.yaml"
 PARAMETERS = 16 * (2048 * 2048 + 2048)
 WEIGHT, GRADIENT, ADAM = 4, 4, 8  # bytes of a parameter
 REPLICAS = (2, 4)
+SHARDS = ("none", "optimizer", "gradients")
 STEPS = 3
 
 
-def formula(replicas, sharded):
-    """Bytes of all parameters on one worker, their gradients, and its part of Adam's state."""
-    return PARAMETERS * (WEIGHT + GRADIENT + ADAM / (replicas if sharded else 1))
+def formula(replicas, shard):
+    """Bytes of all parameters on one worker, their gradients, and Adam's state, or its part of these."""
+    gradient = GRADIENT / (replicas if shard == "gradients" else 1)
+    return PARAMETERS * (WEIGHT + gradient + ADAM / (replicas if shard != "none" else 1))
 
 
 def pair(bench):
@@ -20,7 +22,7 @@ def pair(bench):
     found = {}
     for replicas in REPLICAS:
         empty = most(bench, SMALL, replicas, "none")
-        for shard in ("none", "optimizer"):
+        for shard in SHARDS:
             found[f"{shard} {replicas}"] = most(bench, WIDE, replicas, shard) - empty
     return found
 

@@ -4,6 +4,7 @@ from statistics import median
 
 import memory
 import sections
+import slow
 from figures import best, perfect_1f1b, ratio
 from workloads import ALL_REDUCED, MICROBATCHES, REPLICAS
 
@@ -55,9 +56,15 @@ def goals():
         Goal("N", "shared memory's at 4 MiB, of gloo's", of(shared_large, gloo_large), least=3.0),
         *(sums_goal("shared memory", "", *of) for of in sums),
         *(sums_goal("quic", " over QUIC", *of) for of in sums),
-        *(memory_goal(replicas) for replicas in memory.REPLICAS),
-        Goal("D-slow", "throughput with `compress: int8`, of DDP's", of("pytorch DDP", "bossman int8"), least=3.0),
-        Goal("D-slow", "loss after 200 steps, int8, of float32's", of("loss int8", "loss f32"), most=1.01),
+        *(memory_goal(replicas, shard) for shard in memory.SHARDS[1:] for replicas in memory.REPLICAS),
+        *(
+            goal
+            for form in slow.FORMS[2:]
+            for goal in (
+                Goal("D-slow", f"throughput with `compress: {form}`, of DDP's", of("pytorch DDP", f"bossman {form}"), least=3.0),
+                Goal("D-slow", f"loss after 200 steps, {form}, of float32's", of(f"loss {form}", "loss f32"), most=1.01),
+            )
+        ),
         Goal("H20", "throughput, of PyTorch's best schedule, 20 ms each way", throughput, least=1.3),
     ]
 
@@ -68,14 +75,13 @@ def sums_goal(who, how, count, mib):
     return Goal("A", f"gradients of {mib} MiB summed among {count}{how}, of gloo's speed", value, least=1.0)
 
 
-def memory_goal(replicas):
+def memory_goal(replicas, shard):
     """That a worker takes hardly more than the formula says."""
 
     def value(pairs):
-        formula = memory.formula(replicas, sharded=True)
-        return median(pair[f"optimizer {replicas}"] for pair in pairs) / formula
+        return median(pair[f"{shard} {replicas}"] for pair in pairs) / memory.formula(replicas, shard)
 
-    return Goal("Z", f"memory of {replicas} replicas with `shard: optimizer`, of the formula's", value, most=1.1)
+    return Goal("Z", f"memory of {replicas} replicas with `shard: {shard}`, of the formula's", value, most=1.1)
 
 
 def series(pairs, who):

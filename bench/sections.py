@@ -53,7 +53,8 @@ TITLES = {
     "U": (
         "U: a replica that is half as fast",
         "The layers of P on two replicas, each bound to a core of its own; on the second one's core another program counts. "
-        f"Batch {BATCH} in 12 microbatches, {SLOWED_STEPS} steps of which the first {SLOWED_WARM_UP} do not count.",
+        f"Batch {BATCH} in 12 microbatches, {SLOWED_STEPS} steps of which the first {SLOWED_WARM_UP} do not count. "
+        "The last row has `reduction: fast`, dealt by speed, too.",
     ),
     "A": (
         "A: gradients summed among processes of this machine",
@@ -66,12 +67,12 @@ TITLES = {
         + f", of which the first {ROUNDS_TO_WARM_UP} do not count.",
     ),
     "Z": (
-        "Z: memory with the optimizer's state shared out",
+        "Z: memory where replicas share out their state",
         f"16 linear layers of 2048 x 2048, {memory.PARAMETERS / 1e6:.1f} million parameters, on 2 and 4 replicas of one stage with "
         "Adam, each replica with one microbatch of two samples. Shown is the most that the largest worker had resident (`VmHWM`) "
         f"over {memory.STEPS} steps, less what it has with the small residual model. The formula is {memory.WEIGHT} bytes of each "
-        f"parameter for its value, {memory.GRADIENT} for its gradient, and {memory.ADAM} for Adam's state, with `shard: optimizer` "
-        f"{memory.ADAM} / replicas.",
+        f"parameter for its value, {memory.GRADIENT} for its gradient, and {memory.ADAM} for Adam's state; with `shard: optimizer` "
+        f"{memory.ADAM} / replicas for the state, with `gradients` {memory.GRADIENT} / replicas for the gradient, too.",
     ),
     "S": (
         "S and M: start and memory",
@@ -87,7 +88,7 @@ TITLES = {
     "D-slow": (
         "D-slow: encoder layers, data parallel over a slow line",
         f"The work of D, the two replicas or ranks in network namespaces joined by a line of {slow.MBIT} Mbit/s each way, "
-        f"{slow.STEPS} steps of which the first does not count. BossMan's are shown with `compress: f32`, `bf16` and `int8`; DDP "
+        f"{slow.STEPS} steps of which the first does not count. BossMan's are shown with `compress: f32`, `bf16`, `int8` and `int4`; DDP "
         "is as it comes, without a communication hook. BossMan's boss is on the first replica's side, so the second one's half "
         "of each batch crosses the line within the step; DDP's ranks make their own. What is learned is the mean loss of the "
         f"last {slow.LAST} of {slow.LEARNED} steps of `examples/digits` on two replicas without a line.",
@@ -246,7 +247,7 @@ def memory_table(_, pairs):
     rows = []
     for key, values in pairs.items():
         shard, replicas = key.split(" ")
-        formula = memory.formula(int(replicas), shard != "none")
+        formula = memory.formula(int(replicas), shard)
         low, high = spread(values)
         cells = [f"{value / 2**20:.0f}" for value in (median(values), low, high, formula)]
         off = f"{median(values) / formula - 1:+.1%}"

@@ -14,7 +14,7 @@ from workloads import ENCODER
 
 MBIT = 100
 STEPS, WARM_UP = 4, 1
-FORMS = ("f32", "bf16", "int8")
+FORMS = ("f32", "bf16", "int8", "int4")
 LEAST = 6 << 20  # the bytes of a step's gradients in the smallest form
 LEARNED, LAST = 200, 20  # steps whose losses are compared, and how many at the end
 DIGITS = CHECKOUT / "examples" / "digits"

@@ -167,7 +167,7 @@ def work_u(bench):
     """U: two replicas, one of which shares its core with a program that only counts."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     pair = {}
-    for shown, more in (("even deal", ["--even"]), ("dealt by speed", [])):
+    for shown, more in (("even deal", ["--even"]), ("dealt by speed", []), ("fast reduction", ["--fast-reduction"])):
         pair[f"bossman {shown}"] = settled(slowed(bench, cores, more)["steps"], SLOWED_WARM_UP)
     return pair
 

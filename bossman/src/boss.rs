@@ -71,6 +71,8 @@ pub(crate) struct Settings {
     pub(crate) replicas: Option<Replicas>,
     /// Replicas take as many microbatches each, whatever their speed.
     pub(crate) even: bool,
+    /// Gradients are added up replica by replica.
+    pub(crate) fast: bool,
     /// In what form replicas exchange gradients, where that is not float32.
     pub(crate) compress: Option<Compress>,
     /// What replicas share out.
@@ -223,8 +225,18 @@ impl Builder {
         self
     }
 
+    /// Whether each replica adds up the gradients of all its microbatches before it sends, rather than keep them apart where
+    /// the tree over a batch's microbatches wants that; by default not. It halves what an uneven deal sends, and the result
+    /// is no longer the same to the bit for any number of replicas, nor whoever takes which microbatch. It goes with
+    /// [`Builder::replicas`], and changes nothing where [`Builder::compress`] does the same.
+    #[must_use]
+    pub fn fast_reduction(mut self, fast: bool) -> Self {
+        self.settings.fast = fast;
+        self
+    }
+
     /// In what form replicas exchange gradients; by default float32. It is for networks that are slow beside the computers:
-    /// [`Compress::Int8`] sends about a quarter of the bytes, [`Compress::Bf16`] half. What rounding loses is added to what
+    /// [`Compress::Int4`] sends about an eighth of the bytes, [`Compress::Int8`] a quarter, [`Compress::Bf16`] half. What rounding loses is added to what
     /// is sent next, and all replicas have the same weights to the bit; but the result is no longer the same for any
     /// number of replicas, nor whoever takes which microbatch. It goes with [`Builder::replicas`].
     #[must_use]
@@ -236,8 +248,10 @@ impl Builder {
     /// What replicas share out rather than each keep, as in ZeRO ([Rajbhandari et al.
     /// 2020](https://arxiv.org/abs/1910.02054)); by default nothing. With [`Sharding::Optimizer`] each replica of a stage
     /// keeps the optimizer's state of its part of the parameters, updates that, and gives it to the others (in float32,
-    /// whatever [`Builder::compress`] says): of Adam's 8 bytes a parameter 4 stay with two replicas, 2 with four. The result is the same to the bit. It goes with
-    /// [`Builder::replicas`], and not in a pool.
+    /// whatever [`Builder::compress`] says): of Adam's 8 bytes a parameter 4 stay with two replicas, 2 with four. With
+    /// [`Sharding::Gradients`] no replica keeps the gradients of the other parts either; these then travel with every
+    /// microbatch, and not compressed. The result is the same to the bit. It goes with [`Builder::replicas`], and not in a
+    /// pool.
     #[must_use]
     pub fn shard(mut self, sharding: impl Into<Option<Sharding>>) -> Self {
         self.settings.sharding = sharding.into();
@@ -297,6 +311,19 @@ impl Builder {
             return Err(BossManError::Usage(format!(
                 "shard({sharding}): without replicas there is nobody to share with; set `replicas`"
             )));
+        }
+        if let (true, Some(sharding @ Sharding::Gradients)) =
+            (self.settings.fast || self.settings.compress.is_some(), self.settings.sharding)
+        {
+            return Err(BossManError::Usage(format!(
+                "shard({sharding}) goes neither with compress nor with fast_reduction, for which a replica adds up its \
+                 gradients before any leave; take shard(optimizer)"
+            )));
+        }
+        if self.settings.fast && self.settings.replicas.is_none() {
+            return Err(BossManError::Usage(
+                "fast_reduction: without replicas no gradients are exchanged; set `replicas`".into(),
+            ));
         }
         let Workers { lobby, local, runtime, count, quiet } = workers;
         let plan = self.plan(count)?;
@@ -362,6 +389,7 @@ impl Settings {
     pub(crate) fn reduction(&self) -> Reduction {
         match (&self.replicas, self.compress) {
             (None, _) => Reduction::Sequential,
+            (Some(_), None) if self.fast => Reduction::Fast,
             (Some(_), None) => Reduction::Tree,
             (Some(_), Some(compress)) => Reduction::Compressed(compress),
         }
@@ -398,6 +426,7 @@ impl BossMan {
             in_flight: IN_FLIGHT,
             replicas: None,
             even: false,
+            fast: false,
             compress: None,
             sharding: None,
         };

@@ -17,13 +17,13 @@ impl BossMan {
             return None;
         }
         if self.settings.even {
-            return Some(Deal::even(homes, microbatches));
+            return Some(self.plan.ordered(Deal::even(homes, microbatches)));
         }
         let pace = |stage: StageId, worker: WorkerId| Pace {
             each: self.time(stage, worker),
             once: self.scheduling.observed.once(stage, worker),
         };
-        let best = Deal::by_speed(homes, microbatches, pace);
+        let best = self.plan.ordered(Deal::by_speed(homes, microbatches, pace));
         let longest = |deal: &Deal| deal.longest(homes, microbatches, pace) as f64;
         match now {
             Some(now) if longest(&best) >= longest(now) * WORTH_IT => Some(now.clone()),

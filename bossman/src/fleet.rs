@@ -80,6 +80,7 @@ impl RunFile {
         let builder = BossMan::builder(model)
             .cuts(self.cuts.clone())
             .replicas(self.replicas.clone())
+            .fast_reduction(self.fast_reduction)
             .compress(self.compress)
             .shard(self.sharding)
             .schedule(self.schedule)

@@ -317,6 +317,10 @@ fn run_file_error(line: &str) -> String {
     message.trim_end().to_string()
 }
 
+const ADDED_UP_FIRST: &str =
+    "`shard: gradients` goes neither with `compress` nor with `reduction: fast`, for which a replica \
+                              adds up its gradients before any leave; take `shard: optimizer`";
+
 #[test]
 fn mistakes_in_a_run_file_are_named() {
     let golden = [
@@ -334,9 +338,13 @@ fn mistakes_in_a_run_file_are_named() {
         ("replicas: many", "`replicas`: expected `auto`, a number of workers for each stage, or a list of such numbers, found `many`"),
         ("replicas: [2, 0]", "`replicas`: expected a whole number, 1 or more, found `0`"),
         ("compress: int8", "`compress` goes with `replicas` only"),
-        ("compress: int4\nreplicas: 2", "`compress`: expected `f32`, `bf16` or `int8`, found `int4`"),
+        ("compress: fp8\nreplicas: 2", "`compress`: expected `f32`, `bf16`, `int8` or `int4`, found `fp8`"),
         ("shard: optimizer", "`shard` goes with `replicas` only"),
-        ("shard: weights\nreplicas: 2", "`shard`: expected `none` or `optimizer`, found `weights`"),
+        ("shard: gradients\nreplicas: 2\ncompress: int8", ADDED_UP_FIRST),
+        ("shard: gradients\nreplicas: 2\nreduction: fast", ADDED_UP_FIRST),
+        ("reduction: fast", "`reduction: fast` goes with `replicas` only"),
+        ("reduction: slow\nreplicas: 2", "`reduction`: expected `exact` or `fast`, found `slow`"),
+        ("shard: weights\nreplicas: 2", "`shard`: expected `none`, `optimizer` or `gradients`, found `weights`"),
         ("data: {trian: a.csv}", "unknown key `trian`; did you mean `train`?"),
         ("data: {train: [a.csv]}", "`train`: expected a path or a format (`Name`, or `Name: {argument: value}`), found a list"),
         ("data: {train: {idxx: {images: a}}}", "unknown format `idxx`; did you mean `idx`?"),

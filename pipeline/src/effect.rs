@@ -126,8 +126,8 @@ pub enum Summing {
     /// One node after the other, each in whatever form it came, and then what was lost the last time; the sum in this
     /// form. What that loses is kept for the next time.
     Compressed(Compress, Part),
-    /// One node after the other, each in whatever form it came; the sum in float32, for it stays here.
-    Decompressed,
+    /// One node after the other, each in whatever form it came; the sum in float32.
+    InTurn,
 }
 
 /// What a replica compresses: what it lost of one of these has nothing to do with any other.

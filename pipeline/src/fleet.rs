@@ -123,7 +123,8 @@ impl Fleet {
 
     /// Which replica takes which of so many microbatches, so that the slowest is done soonest.
     pub fn deal(&self, plan: &Plan, microbatches: u32) -> Deal {
-        Deal::by_speed(&plan.homes, microbatches, |stage, worker| self.microbatch(plan, stage, worker))
+        let pace = |stage, worker| self.microbatch(plan, stage, worker);
+        plan.ordered(Deal::by_speed(&plan.homes, microbatches, pace))
     }
 
     /// What one microbatch takes through a stage and back on a worker.
@@ -136,8 +137,8 @@ impl Fleet {
     /// The memory that a plan's stages take here.
     ///
     /// Always there: for every parameter its value, and where it is trained its gradient and the optimizer's state
-    /// (nothing for SGD, one copy with momentum, two for Adam; where replicas share it out, a part of it); every buffer; and for every borrowed parameter its value
-    /// and a gradient for each use. For every microbatch: what the stage's layers were measured to keep from forward to
+    /// (nothing for SGD, one copy with momentum, two for Adam; where replicas share these out, a part of them); every buffer;
+    /// and for every borrowed parameter its value and a gradient for each use. For every microbatch: what the stage's layers were measured to keep from forward to
     /// backward, and from one half of backward to the other. Not counted: libtorch itself, tensors on their way,
     /// what one layer takes while it works, and where there are replicas the sums that wait for their neighbours.
     pub fn bytes(&self, plan: &Plan, optimizer: &OptimizerSpec) -> Vec<StageBytes> {
@@ -177,14 +178,12 @@ fn is_trained(graph: &LayerGraph, layer: &Layer) -> bool {
 
 /// Into how many parts the replicas of a stage share out the optimizer's work.
 fn parts(plan: &Plan, stage: StageId) -> u64 {
-    match plan.sharding {
-        Some(Sharding::Optimizer) => plan.homes.of(stage).len().max(1) as u64,
-        None => 1,
-    }
+    plan.sharding.map_or(1, |_| plan.homes.of(stage).len().max(1) as u64)
 }
 
 fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
     let parts = parts(plan, stage.stage);
+    let scatters = plan.sharding.is_some_and(Sharding::scatters);
     let of_layer = |layer: &Layer| {
         let owner = layer.share.and_then(|owner| stage.owner(owner));
         let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
@@ -194,7 +193,9 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
             let (bytes, parts) = (param.bytes().unwrap_or(0), if kept.contains(&param.name) { 1 } else { parts });
             match (param.role, layer.frozen) {
                 (Role::Parameter, false) => {
-                    bytes.saturating_mul(2).saturating_add(bytes.saturating_mul(optimizer.state_copies()) / parts)
+                    let gradient = if scatters { bytes / parts } else { bytes };
+                    let state = bytes.saturating_mul(optimizer.state_copies()) / parts;
+                    bytes.saturating_add(gradient).saturating_add(state)
                 }
                 _ => bytes,
             }

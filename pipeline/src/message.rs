@@ -417,8 +417,10 @@ pub enum Reduction {
     Sequential,
     /// Along a [tree](crate::replicas::Tree), whose branches replicas can take.
     Tree,
-    /// Along the tree by each replica, and then replica by replica, what travels between these in fewer bits. The result
+    /// Along the tree by each replica, and then replica by replica, so that each sends one sum whatever it took. The result
     /// depends on who took which microbatch.
+    Fast,
+    /// The same, what travels in fewer bits.
     Compressed(Compress),
 }
 
@@ -432,8 +434,13 @@ impl Reduction {
     pub fn compress(self) -> Option<Compress> {
         match self {
             Reduction::Compressed(compress) => Some(compress),
-            Reduction::Sequential | Reduction::Tree => None,
+            Reduction::Sequential | Reduction::Tree | Reduction::Fast => None,
         }
+    }
+
+    /// Whether a replica adds up all that its microbatches came to before it sends.
+    pub fn adds_up_first(self) -> bool {
+        matches!(self, Reduction::Fast | Reduction::Compressed(_))
     }
 }
 

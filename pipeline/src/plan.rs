@@ -2,7 +2,7 @@
 
 use crate::cut::{balanced, balanced_by, CutPlace, Cuts, LayerCost, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::{Columns, Homes, Sharding};
+use crate::replicas::{Columns, Deal, Homes, Sharding};
 use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
 use crate::stage_spec::stage_of;
 use crate::tied;
@@ -112,6 +112,15 @@ impl Plan {
     #[must_use]
     pub fn sharded(self, sharding: Option<Sharding>) -> Self {
         Plan { sharding, ..self }
+    }
+
+    /// A deal with the microbatches in the order that suits what replicas share out.
+    pub fn ordered(&self, deal: Deal) -> Deal {
+        if self.sharding.is_some_and(Sharding::scatters) {
+            deal.in_turn()
+        } else {
+            deal
+        }
     }
 
     /// The checked schedule of a training step, with costs and memory unknown.

@@ -171,9 +171,11 @@ pub enum Task<T> {
 pub struct Branch {
     /// How many microbatches the batch has.
     pub microbatches: u32,
-    /// Set on the last one of a replica that is not alone: the sums are handed out as [`HandedOut`], for so many
+    /// Set where what is summed so far leaves with this microbatch: it is handed out as [`HandedOut`], for so many
     /// replicas, as soon as a bucket is complete.
     pub hand_out: Option<u16>,
+    /// Whether it is the last one of this replica's, with which it hands out what batch norms saw.
+    pub last: bool,
 }
 
 /// What the compute thread hands out while it is at work.

@@ -64,6 +64,7 @@ pub fn step_request(
     };
     // Replicas take another share of each batch.
     let deal = Deal::by_speed(&plan.homes, microbatches, |_, worker| 1 + (u64::from(worker.0) + step as u64) % 3);
+    let deal = plan.ordered(deal);
     let terms = Terms { ending, reduction: steps.reduction, deal: Some(deal), ..Terms::new(kind, microbatches) };
     let schedule = plan.schedule_for(&terms).unwrap();
     let update = RoundUpdate {

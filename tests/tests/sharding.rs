@@ -1,5 +1,5 @@
-//! Replicas that share out the optimizer's state: losses and weights are those of one process to the bit, and each replica
-//! keeps its part of the state alone.
+//! Replicas that share out the optimizer's state, or gradients too: losses and weights are those of one process to the bit, and
+//! each replica keeps its part alone.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -10,6 +10,8 @@ use pipeline::{Cuts, OptimizerSpec, Placement, Plan, ScheduleKind};
 use tests::programs::by_hand;
 use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Steps, STEPS};
 
+const SHARDINGS: [Sharding; 2] = [Sharding::Optimizer, Sharding::Gradients];
+
 /// Workers at each place of the pipeline.
 const WAYS: [&[u16]; 7] = [&[1], &[2], &[3], &[5], &[2, 2], &[3, 1], &[1, 2]];
 
@@ -18,22 +20,23 @@ fn along_the_tree(case: Case) -> Case {
     case.with(steps)
 }
 
-fn plan(case: &Case, replicas: &[u16], placement: Placement) -> Option<Plan> {
+fn plan(case: &Case, replicas: &[u16], placement: Placement, sharding: Sharding) -> Option<Plan> {
     let plan = Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), placement).ok()?;
-    Some(plan.sharded(Some(Sharding::Optimizer)))
+    Some(plan.sharded(Some(sharding)))
 }
 
-/// Every way to group workers, frames in any order.
-fn every_way(case: Case) {
+/// Every way to group workers, frames in any order; what they share out alternates, and begins with this one.
+fn every_way(case: Case, first: usize) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
     let expected = one_process(case, 5);
     for (number, replicas) in WAYS.into_iter().enumerate() {
-        for placement in [Placement::Plain, Placement::V] {
-            let Some(plan) = plan(case, replicas, placement) else { continue };
+        for (turn, placement) in [Placement::Plain, Placement::V].into_iter().enumerate() {
+            let sharding = SHARDINGS[(first + number + turn) % SHARDINGS.len()];
+            let Some(plan) = plan(case, replicas, placement, sharding) else { continue };
             let kinds = cuts::kinds(placement);
             let kind = kinds[number % kinds.len()];
-            let what = format!("{} on {replicas:?}, {kind}", case.name);
+            let what = format!("{} on {replicas:?}, {kind}, {sharding}", case.name);
             let training = train(case, &plan, kind, 5, &mut Memory::new(plan.clone(), case.seed, number as u64));
             expected.assert_same(&training, &what);
         }
@@ -44,7 +47,7 @@ fn every_way(case: Case) {
 /// Gradients of several steps, clipped: every replica finds the norm of its part, and the sum is that of the whole.
 fn gathered_and_clipped(case: Case) {
     let steps = Steps { samples: &[32, 32, 20], accumulate: 3, max_norm: Some(0.05), ..case.steps };
-    every_way(case.with(steps));
+    every_way(case.with(steps), 1);
 }
 
 /// The same over real connections.
@@ -52,8 +55,9 @@ fn over_sockets(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case.with(Steps { max_norm: Some(0.5), ..Steps::default() }));
     let expected = one_process(case, 5);
-    for reach in [Reach::SharedMemory, Reach::Quic, Reach::Relayed] {
-        let plan = plan(case, &[2, 2], Placement::Plain).unwrap();
+    let reaches = [Reach::SharedMemory, Reach::Quic, Reach::Relayed];
+    for (reach, sharding) in reaches.into_iter().zip([Sharding::Gradients, Sharding::Optimizer, Sharding::Gradients]) {
+        let plan = plan(case, &[2, 2], Placement::Plain, sharding).unwrap();
         let training = train(case, &plan, ScheduleKind::ZbH1, 5, &mut Sockets::new(plan.clone(), case.seed, reach));
         expected.assert_same(&training, &format!("{} over {reach:?}", case.name));
     }
@@ -62,7 +66,7 @@ fn over_sockets(case: Case) {
 macro_rules! sharding {
     ($($name:ident)*) => {
         mod in_memory {
-            $(#[test] fn $name() { super::every_way(tests::Case::$name()); })*
+            $(#[test] fn $name() { super::every_way(tests::Case::$name(), 0); })*
         }
         mod clipped {
             $(#[test] fn $name() { super::gathered_and_clipped(tests::Case::$name()); })*
@@ -83,7 +87,7 @@ fn every_optimizer() {
     let adamw = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
     let optimizers = [OptimizerSpec::sgd(0.01), OptimizerSpec::sgd_momentum(0.01, 0.9), OptimizerSpec::AdamW(adamw)];
     for optimizer in optimizers {
-        every_way(Case::branchy().optimized_by(optimizer));
+        every_way(Case::branchy().optimized_by(optimizer), 0);
     }
 }
 
@@ -98,7 +102,7 @@ fn compressed() {
         let exact = one_process(&along_the_tree(Case::residual().with(steps)), 5);
         let case = &case.with(Steps { reduction: Reduction::Compressed(form), ..steps });
         let run = |order| {
-            let plan = plan(case, &[3], Placement::Plain).unwrap();
+            let plan = plan(case, &[3], Placement::Plain, Sharding::Optimizer).unwrap();
             let mut fleet = Memory::new(plan.clone(), case.seed, order);
             let training = train(case, &plan, ScheduleKind::GPipe, 5, &mut fleet);
             let digests = fleet.call(pipeline::boss::Request::Digest).unwrap().digests;
@@ -119,8 +123,13 @@ fn in_processes() {
     let case = &along_the_tree(Case::tied());
     let expected = one_process(case, 4);
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    for (workers, more) in [(3, "replicas: 3"), (4, "replicas: 2\nschedule: zb-h1"), (2, "replicas: auto")] {
-        let settings = format!("microbatches: 4\nshard: optimizer\n{more}");
+    let ways = [
+        (3, "replicas: 3\nshard: optimizer"),
+        (4, "replicas: 2\nshard: gradients\nschedule: zb-h1"),
+        (2, "replicas: auto\nshard: gradients"),
+    ];
+    for (workers, more) in ways {
+        let settings = format!("microbatches: 4\n{more}");
         let run = runtime.block_on(by_hand(case, workers, &settings, &[]));
         expected.assert_same(&run.training, &format!("{} on {workers} workers, {more}", case.name));
     }

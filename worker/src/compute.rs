@@ -9,6 +9,7 @@ use link::{Compute, Payload};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
+use pipeline::replicas::Sharding;
 use pipeline::task::{self, Branch, HandedOut, Outcome, Task, Update, OPTIMIZER};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -210,6 +211,7 @@ impl StageCompute {
                     let model = StageModel {
                         buckets: pipeline::replicas::buckets(&spec, buckets, sharding.filter(|_| shard_id.is_some())),
                         shard_id,
+                        scatters: shard_id.is_some() && sharding.is_some_and(Sharding::scatters),
                         ..model(spec, seed, (self.device, self.own.clone()))
                     };
                     let engine = Engine::build(model);
@@ -343,6 +345,7 @@ fn model(spec: StageSpec, seed: u64, (device, own): (Device, OwnLayers)) -> Stag
     StageModel {
         buckets: Vec::new(),
         shard_id: None,
+        scatters: false,
         inputs: inputs.collect(),
         outputs: spec.outputs.iter().map(|output| output.value).collect(),
         borrowed: spec.borrowed,

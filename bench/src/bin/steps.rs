@@ -47,15 +47,18 @@ struct Options {
     /// How many workers get the same stages; by default each has its own.
     #[arg(long)]
     replicas: Option<u16>,
-    /// In what form replicas exchange gradients: `bf16`, `int8`, or `f32`.
+    /// In what form replicas exchange gradients: `bf16`, `int8`, `int4`, or `f32`.
     #[arg(long, default_value = "f32")]
     compress: Form,
-    /// What replicas share out: `optimizer`, or `none`.
+    /// What replicas share out: `optimizer`, `gradients`, or `none`.
     #[arg(long, default_value = "none")]
     shard: SharedOut,
     /// Deal microbatches to replicas evenly, whatever their speed.
     #[arg(long)]
     even: bool,
+    /// Replicas add their gradients up before they send.
+    #[arg(long)]
+    fast_reduction: bool,
     /// Wait for the workers on this port rather than start them.
     #[arg(long, value_name = "PORT")]
     wait: Option<u16>,
@@ -101,7 +104,7 @@ impl FromStr for SharedOut {
         let found = Sharding::NAMES.iter().find(|(name, _)| *name == text).map(|(_, way)| *way);
         match found.is_some() || text == "none" {
             true => Ok(SharedOut(found)),
-            false => Err("expected `optimizer` or `none`".into()),
+            false => Err("expected `optimizer`, `gradients` or `none`".into()),
         }
     }
 }
@@ -147,6 +150,7 @@ async fn main() -> Result<()> {
     };
     let builder = BossMan::builder(model).schedule(options.schedule.0).microbatches(options.microbatches);
     let builder = builder.replicas(options.replicas.map(Replicas::Each)).deal_evenly(options.even);
+    let builder = builder.fast_reduction(options.fast_reduction);
     let builder = builder.compress(options.compress.0).shard(options.shard.0);
     let mut boss = builder.loss(Loss::MSELoss).build(host.wait().await?)?;
     boss.distribute_model().await?;

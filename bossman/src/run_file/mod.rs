@@ -61,6 +61,8 @@ pub struct RunFile {
     pub cuts: Cuts,
     /// How many workers get the same stages; nothing for one each, and gradients summed one after the other.
     pub replicas: Option<Replicas>,
+    /// Whether replicas add their gradients up before they send, in whatever order that comes to.
+    pub fast_reduction: bool,
     /// In what form replicas exchange gradients, where that is not float32.
     pub compress: Option<Compress>,
     /// What replicas share out.
@@ -91,7 +93,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 24] = [
     "model",
     "data",
     "loss",
@@ -108,6 +110,7 @@ const KEYS: [&str; 23] = [
     "chunks",
     "cuts",
     "replicas",
+    "reduction",
     "compress",
     "shard",
     "recompute",
@@ -154,6 +157,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         chunks: chunks(&run)?,
         cuts: cuts(&run)?,
         replicas: replicas(&run)?,
+        fast_reduction: fast_reduction(&run)?,
         compress: compress(&run)?,
         sharding: sharding(&run)?,
         weights: weights(&run, folder)?,
@@ -260,9 +264,20 @@ fn compress(run: &Mapping<'_>) -> Result<Option<Compress>, Fault> {
     let form = Compress::NAMES.iter().find(|(form, _)| name == Some(form)).map(|(_, form)| *form);
     match (form, name, run.get("replicas")) {
         (None, Some("f32"), _) => Ok(None),
-        (None, ..) => Err(node.unexpected("`compress`", "`f32`, `bf16` or `int8`")),
+        (None, ..) => Err(node.unexpected("`compress`", "`f32`, `bf16`, `int8` or `int4`")),
         (Some(_), _, None) => Err(Fault::new(node.place, "`compress` goes with `replicas` only")),
         (form, ..) => Ok(form),
+    }
+}
+
+/// Whether replicas add their gradients up before they send.
+fn fast_reduction(run: &Mapping<'_>) -> Result<bool, Fault> {
+    let Some(node) = run.get("reduction") else { return Ok(false) };
+    match (node.as_text(), run.get("replicas")) {
+        (Some("exact"), _) => Ok(false),
+        (Some("fast"), Some(_)) => Ok(true),
+        (Some("fast"), None) => Err(Fault::new(node.place, "`reduction: fast` goes with `replicas` only")),
+        _ => Err(node.unexpected("`reduction`", "`exact` or `fast`")),
     }
 }
 
@@ -273,8 +288,13 @@ fn sharding(run: &Mapping<'_>) -> Result<Option<Sharding>, Fault> {
     let way = Sharding::NAMES.iter().find(|(way, _)| name == Some(way)).map(|(_, way)| *way);
     match (way, name, run.get("replicas")) {
         (None, Some("none"), _) => Ok(None),
-        (None, ..) => Err(node.unexpected("`shard`", "`none` or `optimizer`")),
+        (None, ..) => Err(node.unexpected("`shard`", "`none`, `optimizer` or `gradients`")),
         (Some(_), _, None) => Err(Fault::new(node.place, "`shard` goes with `replicas` only")),
+        (Some(way), ..) if way.scatters() && (fast_reduction(run)? || compress(run)?.is_some()) => {
+            let problem = "`shard: gradients` goes neither with `compress` nor with `reduction: fast`, for which a replica adds up \
+                           its gradients before any leave; take `shard: optimizer`";
+            Err(Fault::new(node.place, problem))
+        }
         (way, ..) => Ok(way),
     }
 }

@@ -49,7 +49,7 @@ impl Pace {
 
 /// For every stage which of its replicas takes each microbatch of a batch.
 ///
-/// Each replica takes whole branches of the [tree](super::Tree) along which gradients are summed, as far as its share
+/// Unless they are [in turn](Deal::in_turn), each replica takes whole branches of the [tree](super::Tree) along which gradients are summed, as far as its share
 /// allows: of eight microbatches five and three are `0 1 2 3 6` and `4 5 7`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Deal(Vec<Vec<u16>>);
@@ -109,6 +109,14 @@ impl Deal {
     pub fn with_first_of(mut self, stages: impl Fn(StageId) -> bool) -> Self {
         let theirs = self.0.iter_mut().enumerate().filter(|(stage, _)| stages(StageId(*stage as u16)));
         theirs.for_each(|(_, takers)| takers.clear());
+        self
+    }
+
+    /// The same shares, but replicas take turns, so that neighbours in the [tree](super::Tree) are done at about one time:
+    /// what waits for its neighbour waits at one replica rather than with each.
+    #[must_use]
+    pub fn in_turn(mut self) -> Self {
+        self.0.iter_mut().for_each(|takers| *takers = in_turn(takers));
         self
     }
 
@@ -188,6 +196,21 @@ fn branches(microbatches: u32, shares: &[u32]) -> Vec<u16> {
     takers.take(microbatches as usize).collect()
 }
 
+/// As many for each, spread evenly: whoever is furthest behind its share is next.
+fn in_turn(takers: &[u16]) -> Vec<u16> {
+    let mut shares: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
+    takers.iter().for_each(|taker| shares.entry(*taker).or_default().0 += 1);
+    let next = |_| {
+        // Of (taken + 1/2) / share the least.
+        let at = |(share, taken): (u64, u64)| (u128::from(2 * taken + 1) << 64) / u128::from(share.max(1));
+        let (replica, _) = shares.iter().min_by_key(|(replica, of)| (at(**of), **replica))?;
+        let replica = *replica;
+        shares.entry(replica).or_default().1 += 1;
+        Some(replica)
+    };
+    (0..takers.len()).filter_map(next).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::nodes;
@@ -227,6 +250,20 @@ mod tests {
                 let taken = (0..replicas).map(|w| deal.taken(&homes, StageId(0), WorkerId(w), microbatches).count());
                 assert_eq!(taken.sum::<usize>(), microbatches as usize);
             }
+        }
+    }
+
+    #[test]
+    fn replicas_take_turns_by_their_shares() {
+        assert_eq!(in_turn(&[0, 0, 0, 0, 1, 1, 1, 1]), [0, 1, 0, 1, 0, 1, 0, 1]);
+        assert_eq!(in_turn(&[0, 0, 0, 0, 0, 1, 1, 0]), [0, 0, 1, 0, 0, 0, 1, 0]);
+        assert_eq!(in_turn(&[]), []);
+        for takers in [vec![2, 2, 2, 0, 1, 1], vec![1], vec![3; 7]] {
+            let sorted = |mut all: Vec<u16>| {
+                all.sort_unstable();
+                all
+            };
+            assert_eq!(sorted(in_turn(&takers)), sorted(takers));
         }
     }
 

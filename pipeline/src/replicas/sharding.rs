@@ -9,11 +9,23 @@ pub enum Sharding {
     /// The optimizer's state (ZeRO's first stage): each replica updates its part of every parameter, and gives the new
     /// values to the others.
     Optimizer,
+    /// The gradients, too (its second stage): those of each microbatch leave for the replicas that update with them as soon
+    /// as they are there, and no replica ever has all of them.
+    Gradients,
 }
 
 impl Sharding {
     /// Every way by its name in a run file.
-    pub const NAMES: [(&'static str, Sharding); 1] = [("optimizer", Sharding::Optimizer)];
+    pub const NAMES: [(&'static str, Sharding); 2] =
+        [("optimizer", Sharding::Optimizer), ("gradients", Sharding::Gradients)];
+
+    /// Whether gradients leave with each microbatch, rather than once with the last.
+    pub fn scatters(self) -> bool {
+        match self {
+            Sharding::Optimizer => false,
+            Sharding::Gradients => true,
+        }
+    }
 }
 
 impl fmt::Display for Sharding {

@@ -48,6 +48,23 @@ impl Node {
         (parent, (begins < u64::from(microbatches)).then_some(sibling))
     }
 
+    /// Whether the other one is what is added to it next.
+    pub(crate) fn is_left_of(self, other: Node, microbatches: u32) -> bool {
+        self < other && self.up(microbatches).1 == Some(other)
+    }
+
+    /// Where it ends once what is to its left or right is added: as far up as nothing else is.
+    pub(crate) fn with(self, microbatches: u32) -> Node {
+        let mut node = self.parent();
+        while !node.is_root(microbatches) {
+            match node.up(microbatches) {
+                (parent, None) => node = parent,
+                (_, Some(_)) => break,
+            }
+        }
+        node
+    }
+
     /// Whether it is the sum of all.
     pub(crate) fn is_root(self, microbatches: u32) -> bool {
         self.index == 0 && 1u64 << self.level >= u64::from(microbatches)

@@ -283,6 +283,9 @@ impl StageSession {
         if !self.teams.is_empty() && !round.reduction.is_apart() {
             return Err("a round that sums gradients in a way that replicas cannot".into());
         }
+        if round.reduction.adds_up_first() && self.teams.values().any(Team::scatters) {
+            return Err("a round that adds up gradients which leave with each microbatch".into());
+        }
         match &round.order {
             Order::Ready { in_flight, held }
                 if in_flight.len() < self.homes.stages() || held.len() < self.homes.stages() =>

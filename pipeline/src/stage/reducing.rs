@@ -7,14 +7,18 @@
 //! Where the replicas share out the optimizer's state, the sum stays where it is taken, and what goes to all is what the
 //! optimizer makes of the parameters there.
 //!
-//! Where what travels is compressed, a replica first adds up all that its microbatches came to, for the tree's order is lost
-//! anyway, and sends that; and the one that sums them gives the compressed sum to itself, too, so that all have the same.
+//! Where they share out the gradients, too, each microbatch's leave as soon as they are there, and are added up where they
+//! come together: two at a time, as soon as two neighbours in the tree are there.
+//!
+//! Where the tree's order is not wanted, or is lost because what travels is compressed, a replica first adds up all that its
+//! microbatches came to, and sends that. Whoever sums what is compressed gives the compressed sum to itself, too, so that all
+//! have the same.
 
 use super::inbox::Item;
 use super::{Job, StageSession};
 use crate::effect::{Destination, Effect, Micros, Part, Peer, Residuals, Summing};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::message::{Failure, Head, Mode, Round, MAX_MICROBATCHES};
+use crate::message::{Failure, Head, Mode, Reduction, Round, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
 use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node, ShardId, Sharding};
 use crate::task::HandedOut;
@@ -32,6 +36,8 @@ pub(super) struct Team {
     slices: Vec<Vec<usize>>,
     /// For every bucket whether each replica updates its shard alone.
     sharded: Vec<bool>,
+    /// Whether gradients leave with each microbatch.
+    scatters: bool,
     /// Whether batch norms tell what they saw.
     statistics: bool,
 }
@@ -57,9 +63,10 @@ impl Team {
             let sharding = sharding.filter(|_| replicas > 1);
             let buckets = buckets(spec, bytes, sharding);
             let sharded = buckets.iter().map(|bucket| bucket.sharded).collect();
+            let scatters = sharding.is_some_and(Sharding::scatters);
             let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
             let statistics = spec.is_trained() && keeps_statistics(spec);
-            Some((spec.stage, Team { me, followers, slices: slices.collect(), sharded, statistics, workers }))
+            Some((spec.stage, Team { me, followers, slices: slices.collect(), sharded, scatters, statistics, workers }))
         };
         stages.iter().filter_map(team).collect()
     }
@@ -67,6 +74,11 @@ impl Team {
     /// How many replicas there are.
     pub(super) fn replicas(&self) -> u16 {
         self.workers.len() as u16
+    }
+
+    /// Whether gradients leave with each microbatch, rather than once with the last.
+    pub(super) fn scatters(&self) -> bool {
+        self.scatters
     }
 
     /// Whether each replica updates a part of the parameters alone.
@@ -150,6 +162,8 @@ pub(super) struct Asked {
     bucket: u32,
     /// Whose shard it is of.
     replica: usize,
+    /// Where it is not the sum of all, which one it is.
+    node: Option<Node>,
 }
 
 impl Asked {
@@ -163,22 +177,59 @@ impl Asked {
 pub(super) struct Reducing {
     /// For every replica the sums that it hands over.
     nodes: Vec<Vec<Node>>,
-    /// For every bucket whether its sum is being taken here, or need not be.
-    asked: Vec<bool>,
+    /// For every bucket the sums that are to be added up here, each with the replica it is from; none once they are.
+    left: Vec<Vec<(Node, usize)>>,
+}
+
+/// Sums of a bucket that can be added up now, each with the replica it is from.
+struct Ready {
+    sums: Vec<(Node, usize)>,
+    /// What they come to, where that is not the sum of all.
+    node: Option<Node>,
 }
 
 impl Reducing {
     pub(super) fn new(stage: StageId, team: &Team, round: &Round, homes: &Homes) -> Self {
         let taken = |worker: &WorkerId| round.deal.taken(homes, stage, *worker, round.microbatches);
-        // Compressed, what others send is one sum each.
-        let most = |replica| if replica == team.me || round.reduction.compress().is_none() { usize::MAX } else { 1 };
-        let of_worker = |(replica, worker)| {
-            let nodes = nodes(round.microbatches, taken(worker));
-            nodes.into_iter().take(most(replica)).collect()
+        // What was added up first is one sum of each other.
+        let most = |replica| if replica == team.me || !round.reduction.adds_up_first() { usize::MAX } else { 1 };
+        let of_worker = |(replica, worker)| match team.scatters {
+            true => taken(worker).flat_map(|microbatch| nodes(round.microbatches, [microbatch])).collect(),
+            false => nodes(round.microbatches, taken(worker)).into_iter().take(most(replica)).collect(),
         };
-        let nodes = team.workers.iter().enumerate().map(of_worker);
-        let sums_none = |of: &Vec<usize>| of.get(team.me).is_none_or(|slices| *slices == 0);
-        Reducing { nodes: nodes.collect(), asked: team.slices.iter().map(sums_none).collect() }
+        let nodes: Vec<Vec<Node>> = team.workers.iter().enumerate().map(of_worker).collect();
+        let of_replica = |(replica, nodes): (usize, &Vec<Node>)| nodes.iter().map(|node| (*node, replica)).collect();
+        let all: Vec<(Node, usize)> = nodes.iter().enumerate().flat_map::<Vec<_>, _>(of_replica).collect();
+        let of_bucket = |slices: &Vec<usize>| match slices.get(team.me).is_none_or(|slices| *slices == 0) {
+            true => Vec::new(),
+            false => all.clone(),
+        };
+        let left = team.slices.iter().map(of_bucket).collect();
+        Reducing { nodes, left }
+    }
+
+    /// What of a bucket can be added up now: all of it, or where gradients leave with each microbatch two neighbours in the
+    /// tree, whose sum this replica has then.
+    fn ready(
+        &mut self,
+        bucket: usize,
+        (team, microbatches): (&Team, u32),
+        is_here: impl Fn((Node, usize)) -> bool,
+    ) -> Option<Ready> {
+        let left = self.left.get_mut(bucket).filter(|left| !left.is_empty())?;
+        let here: Vec<(Node, usize)> = left.iter().copied().filter(|of| is_here(*of)).collect();
+        if here.len() == left.len() {
+            return Some(Ready { sums: std::mem::take(left), node: None });
+        }
+        if !team.scatters {
+            return None;
+        }
+        let neighbour = |of: Node| here.iter().find(|(other, _)| of.is_left_of(*other, microbatches));
+        let (first, second) = here.iter().find_map(|of| Some((*of, *neighbour(of.0)?)))?;
+        left.retain(|of| *of != first && *of != second);
+        let node = first.0.with(microbatches);
+        left.push((node, team.me));
+        Some(Ready { sums: vec![first, second], node: Some(node) })
     }
 
     /// What has to be here before the round's gradients are whole.
@@ -222,8 +273,8 @@ impl StageSession {
     /// The compute thread hands something out while it is at work.
     pub fn on_handed_out(&mut self, now: Micros, handed: HandedOut<Slot>) {
         self.now = now;
-        let (batch, compress) = match &self.job {
-            Some(Job::Round(running)) if !running.failed => (running.round.batch, running.round.reduction.compress()),
+        let (batch, reduction) = match &self.job {
+            Some(Job::Round(running)) if !running.failed => (running.round.batch, running.round.reduction),
             _ => return self.drop_slots(handed.into_tensors()),
         };
         let key = MicrobatchKey { batch, index: 0 };
@@ -237,8 +288,9 @@ impl StageSession {
                 let slices = team.slices.get(bucket as usize).cloned().unwrap_or_default();
                 for (replica, sums) in shards.into_iter().enumerate() {
                     let is_empty = slices.get(replica).is_none_or(|slices| *slices == 0);
-                    if compress.is_some() && replica != me && !is_empty {
-                        self.ask_for_sum(stage, bucket, replica, sums);
+                    let is_one = sums.len() < 2 && reduction.compress().is_none();
+                    if reduction.adds_up_first() && replica != me && !is_empty && !is_one {
+                        self.ask_for_sum((stage, bucket), replica, None, sums);
                         continue;
                     }
                     for (node, slots) in sums {
@@ -281,40 +333,53 @@ impl StageSession {
         }
     }
 
-    /// Has every bucket summed whose gradients are all here.
+    /// Has added up what is here of every bucket.
     pub(super) fn sum_up(&mut self, stage: StageId) {
         let Some(Job::Round(running)) = &mut self.job else { return };
         let Some(reducing) = running.reducing.get_mut(&stage).filter(|_| !running.failed) else { return };
+        let Some(team) = self.teams.get(&stage) else { return };
         let key = MicrobatchKey { batch: running.round.batch, index: 0 };
-        let of_replica =
-            |(replica, nodes): (usize, &Vec<Node>)| nodes.iter().map(|node| (*node, replica)).collect::<Vec<_>>();
-        let nodes: Vec<(Node, usize)> = reducing.nodes.iter().enumerate().flat_map(of_replica).collect();
-        let mut whole = Vec::new();
-        for (bucket, asked) in reducing.asked.iter_mut().enumerate().filter(|(_, asked)| !**asked) {
-            let item =
-                |(node, replica): &(Node, usize)| Item::Sum { bucket: bucket as u32, node: *node, replica: *replica };
-            if nodes.iter().all(|of| self.inbox.has(key, stage, item(of))) {
-                *asked = true;
-                let sums = nodes.iter().map(|of| (of.0, self.inbox.take(key, stage, item(of)))).collect();
-                whole.push((bucket as u32, sums));
+        let (me, microbatches) = (team.me, running.round.microbatches);
+        let mut ready = Vec::new();
+        for bucket in 0..reducing.left.len() {
+            let item = |(node, replica)| Item::Sum { bucket: bucket as u32, node, replica };
+            loop {
+                let is_here = |of| self.inbox.has(key, stage, item(of));
+                let found = reducing.ready(bucket, (team, microbatches), is_here);
+                let Some(Ready { sums, node }) = found else { break };
+                let sums = sums.into_iter().map(|of| (of.0, self.inbox.take(key, stage, item(of)))).collect();
+                ready.push((bucket as u32, node, sums));
             }
         }
-        let Some(me) = self.teams.get(&stage).map(|team| team.me) else { return };
-        whole.into_iter().for_each(|(bucket, sums)| self.ask_for_sum(stage, bucket, me, sums));
+        ready.into_iter().for_each(|(bucket, node, sums)| self.ask_for_sum((stage, bucket), me, node, sums));
     }
 
-    /// Has what is here of a replica's shard summed: of another's, what this one is to send it.
-    fn ask_for_sum(&mut self, stage: StageId, bucket: u32, replica: usize, sums: Vec<(Node, Vec<Slot>)>) {
+    /// Has what is here of a replica's shard summed: of another's, what this one is to send it; of its own all, or what comes
+    /// to this node.
+    fn ask_for_sum(
+        &mut self,
+        (stage, bucket): (StageId, u32),
+        replica: usize,
+        node: Option<Node>,
+        sums: Vec<(Node, Vec<Slot>)>,
+    ) {
         let Some(Job::Round(running)) = &self.job else { return };
         let stays = self.teams.get(&stage).is_some_and(|team| team.updates_alone(bucket, replica));
-        let summing = match running.round.reduction.compress() {
-            Some(_) if stays => Summing::Decompressed,
-            Some(compress) => Summing::Compressed(compress, Part { stage, bucket, replica: replica as u16 }),
-            None => Summing::Tree(running.round.microbatches),
+        let summing = match running.round.reduction {
+            Reduction::Fast => Summing::InTurn,
+            Reduction::Compressed(_) if stays => Summing::InTurn,
+            Reduction::Compressed(form) => Summing::Compressed(form, Part { stage, bucket, replica: replica as u16 }),
+            _ if node.is_some() => Summing::Tree(sums.len() as u32),
+            _ => Summing::Tree(running.round.microbatches),
+        };
+        // Neighbours are a tree of their own.
+        let sums = match node {
+            Some(_) => (0..).zip(sums).map(|(place, (_, slots))| (Node::leaf(place), slots)).collect(),
+            None => sums,
         };
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.sums.insert(ticket, Asked { id: running.id, stage, bucket, replica });
+        self.sums.insert(ticket, Asked { id: running.id, stage, bucket, replica, node });
         self.effects.push_back(Effect::Sum { ticket, summing, sums });
     }
 
@@ -328,7 +393,7 @@ impl StageSession {
     /// What [`Effect::Sum`] asked for is summed.
     pub fn on_summed(&mut self, now: Micros, ticket: Ticket, result: Result<Vec<Slot>, Failure>) {
         self.now = now;
-        let Some(Asked { id, stage, bucket, replica }) = self.sums.remove(&ticket) else { return };
+        let Some(Asked { id, stage, bucket, replica, node }) = self.sums.remove(&ticket) else { return };
         match result {
             Ok(slots) if !self.is_active(id) => self.drop_slots(slots),
             Err(_) if !self.is_active(id) => {}
@@ -337,6 +402,11 @@ impl StageSession {
                 let Some(Job::Round(running)) = &self.job else { return self.drop_slots(slots) };
                 let batch = running.round.batch;
                 let Some(team) = self.teams.get(&stage) else { return self.drop_slots(slots) };
+                if let Some(node) = node {
+                    self.put_own(MicrobatchKey { batch, index: 0 }, stage, Item::Sum { bucket, node, replica }, slots);
+                    self.sum_up(stage);
+                    return self.advance();
+                }
                 if replica != team.me {
                     let node = running.reducing.get(&stage).and_then(|reducing| reducing.nodes.get(team.me)?.first());
                     let to =

@@ -158,8 +158,9 @@ impl Running {
             }
             None => false,
         };
-        let replicas = teams.get(&stage).map(Team::replicas).filter(|_| last && self.reducing.contains_key(&stage));
-        let branch = Branch { microbatches: self.round.microbatches, hand_out: replicas };
+        let team = teams.get(&stage).filter(|team| adds && (last || team.scatters()));
+        let hand_out = team.filter(|_| self.reducing.contains_key(&stage)).map(Team::replicas);
+        let branch = Branch { microbatches: self.round.microbatches, hand_out, last };
         self.round.reduction.is_apart().then_some(branch)
     }
 

@@ -191,7 +191,7 @@ fn assignment(random: &mut Random) -> Assignment {
         stages: PLAN.stages_of(me),
         homes: PLAN.homes.clone(),
         buckets: BUCKETS,
-        sharding: random.chance(15).then_some(Sharding::Optimizer),
+        sharding: random.chance(15).then_some(Sharding::Gradients),
         peers,
         seed: random.next(),
     }

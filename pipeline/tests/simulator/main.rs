@@ -88,7 +88,7 @@ impl Setting {
         }
         self.tree = true;
         self.deals = random.chance(60).then(|| random.next());
-        self.sharding = random.chance(40).then_some(Sharding::Optimizer);
+        self.sharding = random.chance(50).then(|| *random.pick(&[Sharding::Optimizer, Sharding::Gradients]));
         self
     }
 

@@ -141,7 +141,8 @@ impl<'g> User<'g> {
     fn deal(&mut self) -> Deal {
         let speeds: Vec<u64> =
             (0..self.plan.workers()).map(|_| self.deals.as_mut().map_or(1, |r| 1 + r.below(4))).collect();
-        Deal::by_speed(&self.plan.homes, self.microbatches, |_, worker| speeds[worker.0 as usize])
+        let deal = Deal::by_speed(&self.plan.homes, self.microbatches, |_, worker| speeds[worker.0 as usize]);
+        self.plan.ordered(deal)
     }
 
     fn ending(&self) -> Ending {

@@ -9,8 +9,9 @@ use super::layout::plain;
 use super::leaves::Leaves;
 use super::params::Params;
 use super::spare::Spare;
+use super::stage::StageModel;
 use pipeline::ids::{MicrobatchKey, StageId};
-use pipeline::replicas::{Bucket, Node, Tree};
+use pipeline::replicas::{Bucket, Node, ShardId, Tree};
 use pipeline::task::{Branch, HandedOut};
 use std::collections::{BTreeMap, BTreeSet};
 use tch::{Kind, Tensor};
@@ -39,6 +40,10 @@ pub(super) struct Trees {
     whole: bool,
     pub(super) round: Option<Round>,
     pub(super) spare: Spare,
+    /// Which part of what leaves stays here, where replicas share it out: then no memory is kept from round to round.
+    pub(super) shard_id: Option<ShardId>,
+    /// Whether gradients leave with each microbatch: then none is kept from one to the next.
+    pub(super) scatters: bool,
 }
 
 /// The gradient of one parameter as one layer uses it. Microbatches from which no gradient came count as nothing.
@@ -49,7 +54,7 @@ pub(super) struct Summed {
     pub(super) number: usize,
     name: String,
     shape: Vec<i64>,
-    /// Whether leaves come with memory of their own: then what is freed is not kept for them.
+    /// Whether leaves come with memory of their own, or new memory each: then what is freed is not kept for them.
     brings_memory: bool,
     tree: Tree<Option<Tensor>>,
 }
@@ -63,14 +68,15 @@ pub(super) struct Round {
 }
 
 impl Trees {
-    pub(super) fn new(buckets: &[Bucket], params: &Params) -> Self {
+    pub(super) fn new(stage: &StageModel, params: &Params) -> Self {
+        let StageModel { buckets, shard_id, scatters, .. } = stage;
         let summed = |used: &pipeline::replicas::Use| {
             let binding = params.bindings.get(used.layer)?.get(used.number)?;
             let param = params.all.get(binding.index).filter(|param| param.trained)?;
             let fits = param.tensor.numel() as u64 == used.elements;
             let (layer, number, shape) = (used.layer, used.number, param.tensor.size());
             let (name, tree) = (param.name.clone(), Tree::new(0));
-            fits.then_some(Summed { layer, number, name, shape, brings_memory: false, tree })
+            fits.then_some(Summed { layer, number, name, shape, brings_memory: *scatters, tree })
         };
         let uses: Option<Vec<Vec<Summed>>> =
             buckets.iter().map(|bucket| bucket.uses.iter().map(summed).collect()).collect();
@@ -80,7 +86,8 @@ impl Trees {
         let once = held.iter().copied().collect::<BTreeSet<_>>().len() == held.len();
         let descending = held.windows(2).all(|pair| pair[0].0 >= pair[1].0);
         let whole = once && descending && trained.collect::<BTreeSet<_>>() == held.into_iter().collect();
-        Trees { buckets: buckets.to_vec(), uses, whole, round: None, spare: Spare::default() }
+        let (buckets, shard_id, scatters) = (buckets.clone(), *shard_id, *scatters);
+        Trees { buckets, uses, whole, round: None, spare: Spare::default(), shard_id, scatters }
     }
 
     /// Forgets all sums.
@@ -93,6 +100,14 @@ impl Trees {
     pub(super) fn discard(&mut self, batch: u64) {
         if self.round.as_ref().is_some_and(|round| round.batch == batch) {
             self.clear();
+        }
+    }
+
+    /// All has been handed out.
+    pub(super) fn end(&mut self) {
+        self.round = None;
+        if self.shard_id.is_some() {
+            self.spare = Spare::default();
         }
     }
 

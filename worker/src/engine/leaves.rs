@@ -3,6 +3,7 @@
 use super::branch::{Along, Trees};
 use super::error::EngineError;
 use super::gradient::Gradient;
+use super::state::copy;
 use pipeline::replicas::{shard, Node};
 use pipeline::task::HandedOut;
 use tch::{Device, Kind, Tensor};
@@ -60,7 +61,7 @@ impl<'a> Leaves<'a> {
             self.next.1 += 1;
         }
         if self.along.branch.hand_out.is_some() && self.next.0 == self.trees.uses.len() {
-            self.trees.round = None;
+            self.trees.end();
         }
         Ok(())
     }
@@ -71,10 +72,13 @@ impl<'a> Leaves<'a> {
         let sums = self.trees.take_sums(bucket)?;
         let of_replica = |replica: u16| {
             let slices = shard(&self.trees.buckets[bucket], replica, replicas);
+            // What waits here for its neighbours does so without the others' part.
+            let stays = self.trees.scatters && self.trees.shard_id.is_some_and(|id| id.replica == replica);
             let of_node = |(node, uses): (&Node, &Vec<Option<Tensor>>)| {
                 let slices = slices.iter().map(|slice| {
                     let (begin, end) = (slice.elements.start as i64, slice.elements.end as i64);
                     match uses.get(slice.place) {
+                        Some(Some(flat)) if stays => copy(&flat.f_narrow(0, begin, end - begin)?),
                         Some(Some(flat)) => Ok(flat.f_narrow(0, begin, end - begin)?),
                         _ => Ok(Tensor::f_zeros([0], (Kind::Float, Device::Cpu))?),
                     }

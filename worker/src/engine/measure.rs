@@ -68,6 +68,7 @@ impl Bench {
             lent: Vec::new(),
             buckets: Vec::new(),
             shard_id: None,
+            scatters: false,
             layers: vec![layer],
             seed: 0,
             device,

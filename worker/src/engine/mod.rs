@@ -106,7 +106,7 @@ impl Engine {
         let gradients = params.bindings.iter().map(|own| own.iter().map(|_| Gradient::default()).collect()).collect();
         Ok(Engine {
             last_used: last_used(&stage),
-            trees: Trees::new(&stage.buckets, &params),
+            trees: Trees::new(&stage, &params),
             shards: Shards::new(&stage.buckets, stage.shard_id),
             statistics: Statistics::new(&stage, &params),
             stage,

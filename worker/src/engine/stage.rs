@@ -26,6 +26,8 @@ pub struct StageModel {
     pub buckets: Vec<Bucket>,
     /// Which part of the sharded ones is this replica's to update.
     pub shard_id: Option<ShardId>,
+    /// Whether gradients leave with each microbatch, so that nothing is kept of them.
+    pub scatters: bool,
     /// The run's seed: parameters and dropout depend on it and on names alone.
     pub seed: u64,
     /// Where the stage computes. Tensors from elsewhere are moved there on arrival.

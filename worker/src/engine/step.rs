@@ -75,12 +75,16 @@ impl Engine {
         self.gradients.iter_mut().flatten().for_each(super::gradient::Gradient::clear);
     }
 
-    /// Forgets the gradients of what the stage owns; those of what it borrows are for others to take.
+    /// Forgets the gradients of what the stage owns; those of what it borrows are for others to take. Memory of what is shared
+    /// out is free then: what the others have updated is about to come.
     fn zero_own_grad(&mut self) {
         self.from_others.clear();
         for param in self.params.all.iter().filter(|param| param.lender.is_none()) {
             for &(place, number) in &param.uses {
-                self.gradients[place][number].clear();
+                match self.shards.part_of_use((place, number)) {
+                    Some(_) => drop(self.gradients[place][number].take()),
+                    None => self.gradients[place][number].clear(),
+                }
             }
         }
     }

@@ -127,6 +127,7 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel 
         lent: Vec::new(),
         buckets: Vec::new(),
         shard_id: None,
+        scatters: false,
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),

@@ -46,6 +46,7 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
         lent: Vec::new(),
         buckets: Vec::new(),
         shard_id: None,
+        scatters: false,
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),

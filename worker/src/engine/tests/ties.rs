@@ -61,6 +61,7 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
             lent: lent.filter(|lent| !lent.to.is_empty()).collect(),
             buckets: Vec::new(),
             shard_id: None,
+            scatters: false,
             layers,
             seed: 11,
             device: Device::Cpu,
