@@ -3,8 +3,10 @@
 //! - bf16: each number rounded to nearest, ties to even.
 //! - int8: blocks of 256 numbers, `| scale: f32 LE | a signed byte for each |`, the last block as long as it comes. The scale
 //!   is the largest absolute value / 127 (absmax quantization by blocks, Dettmers et al. 2022; evenly spaced levels here).
+//! - int4: blocks of 32 numbers, `| scale: bfloat16 LE | half a byte for each |`, the scale the largest / 7, towards zero; 8 is
+//!   added to each, and the lower half of a byte comes first.
 //!
-//! A number that is not finite stays so: in bf16 by itself, in int8 with its whole block, which is then NaN. What rounding
+//! A number that is not finite stays so: in bf16 by itself, in the others with its whole block, which is then NaN. What rounding
 //! lost of a number is its value before less what the other end reads; nothing where that is no finite number.
 
 use crate::payload::Payload;
@@ -14,12 +16,18 @@ use pipeline::TensorMeta;
 
 pub(crate) const BLOCK: usize = Compress::BLOCK;
 const SCALE: usize = Compress::SCALE;
+const SMALL_BLOCK: usize = Compress::SMALL_BLOCK;
+const SMALL_SCALE: usize = Compress::SMALL_SCALE;
+/// Bytes of a whole block in int4.
+const SMALL_BYTES: usize = SMALL_BLOCK / 2 + SMALL_SCALE;
 const FLOAT: usize = size_of::<f32>();
 /// Blocks without a larger number are sent as zeros, for `127 / it` must be finite: they are lost, and so come later.
 const SMALLEST: f32 = 1e-30;
 /// 1.5 x 2^23: added to a number below 2^22 it rounds that to a whole one, ties to even, which then stands in the low bits.
 const ROUNDING: f32 = 12_582_912.0;
-const LARGEST: f32 = 127.0;
+const LARGEST_INT8: f32 = 127.0;
+const LARGEST_INT4: f32 = 7.0;
+const ZERO_INT4: f32 = 8.0;
 const NOT_FINITE: u32 = 0x7f80_0000;
 
 /// How a slice lies.
@@ -28,15 +36,17 @@ enum Form {
     F32,
     Bf16,
     Int8,
+    Int4,
 }
 
 impl Form {
-    /// Bytes of a whole block.
+    /// Bytes of so many numbers as a whole block of int8 has.
     fn block(self) -> usize {
         match self {
             Form::F32 => BLOCK * FLOAT,
             Form::Bf16 => BLOCK * 2,
             Form::Int8 => BLOCK + SCALE,
+            Form::Int4 => BLOCK / SMALL_BLOCK * SMALL_BYTES,
         }
     }
 }
@@ -53,28 +63,32 @@ impl<'a> Coded<'a> {
     pub(crate) fn read(payload: &'a Payload) -> Result<Option<Self>, String> {
         let Payload { meta, bytes } = payload;
         let wrong = || format!("a slice of {meta} in {} bytes", bytes.len());
-        let form = match meta.dtype {
-            DType::Float32 => Form::F32,
-            DType::BFloat16 => Form::Bf16,
-            DType::UInt8 => Form::Int8,
+        // int4 is told from int8 by its second dimension, and an odd number of it by which one it is.
+        let (form, unused) = match (meta.dtype, &meta.shape[..]) {
+            (DType::Float32, [_]) => (Form::F32, 0),
+            (DType::BFloat16, [_]) => (Form::Bf16, 0),
+            (DType::UInt8, [_]) => (Form::Int8, 0),
+            (DType::UInt8, [1, _]) => (Form::Int4, 0),
+            (DType::UInt8, [_, 1]) => (Form::Int4, 1),
             _ => return Err(wrong()),
         };
-        let whole = meta.byte_len().and_then(|len| usize::try_from(len).ok()) == Some(bytes.len());
-        if meta.shape.len() != 1 || !whole {
+        if meta.byte_len().and_then(|len| usize::try_from(len).ok()) != Some(bytes.len()) {
             return Err(wrong());
         }
         let len = match form {
             Form::F32 => bytes.len() / FLOAT,
             Form::Bf16 => bytes.len() / 2,
-            Form::Int8 => {
-                let (blocks, rest) = (bytes.len() / form.block(), bytes.len() % form.block());
-                match rest {
-                    0 => blocks * BLOCK,
-                    // A scale, or part of one, without numbers.
-                    1..=SCALE => return Err(wrong()),
-                    _ => blocks * BLOCK + rest - SCALE,
-                }
-            }
+            Form::Int8 => match (bytes.len() / form.block(), bytes.len() % form.block()) {
+                (blocks, 0) => blocks * BLOCK,
+                // A scale, or part of one, without numbers.
+                (_, 1..=SCALE) => return Err(wrong()),
+                (blocks, rest) => blocks * BLOCK + rest - SCALE,
+            },
+            Form::Int4 => match (bytes.len() / SMALL_BYTES, bytes.len() % SMALL_BYTES) {
+                (blocks, 0) => (blocks * SMALL_BLOCK).saturating_sub(unused),
+                (_, 1..=SMALL_SCALE) => return Err(wrong()),
+                (blocks, rest) => blocks * SMALL_BLOCK + (rest - SMALL_SCALE) * 2 - unused,
+            },
         };
         Ok((len > 0).then_some(Coded { form, bytes, len }))
     }
@@ -105,6 +119,17 @@ impl<'a> Coded<'a> {
                     *sum += f32::from(byte.cast_signed()) * scale;
                 }
             }
+            Form::Int4 => {
+                for (sum, bytes) in sum.chunks_mut(SMALL_BLOCK).zip(bytes.chunks(SMALL_BYTES)) {
+                    let Some((scale, bytes)) = bytes.split_first_chunk::<SMALL_SCALE>() else { return };
+                    let scale = f32::from_bits(u32::from(u16::from_le_bytes(*scale)) << 16);
+                    for (sums, byte) in sum.chunks_mut(2).zip(bytes) {
+                        for (sum, half) in sums.iter_mut().zip([byte & 0xf, byte >> 4]) {
+                            *sum += (f32::from(half) - ZERO_INT4) * scale;
+                        }
+                    }
+                }
+            }
         }
     }
 }
@@ -112,11 +137,13 @@ impl<'a> Coded<'a> {
 /// How so many numbers are told of in this form, and in how many bytes.
 pub(crate) fn meta(compress: Compress, len: usize) -> (TensorMeta, usize) {
     let bytes = compress.bytes(len as u64);
-    let (dtype, size) = match compress {
-        Compress::Bf16 => (DType::BFloat16, len as u64),
-        Compress::Int8 => (DType::UInt8, bytes),
+    let (dtype, shape) = match compress {
+        Compress::Bf16 => (DType::BFloat16, vec![len as u64]),
+        Compress::Int8 => (DType::UInt8, vec![bytes]),
+        Compress::Int4 if len.is_multiple_of(2) => (DType::UInt8, vec![1, bytes]),
+        Compress::Int4 => (DType::UInt8, vec![bytes, 1]),
     };
-    (TensorMeta { dtype, shape: vec![size] }, usize::try_from(bytes).unwrap_or(usize::MAX))
+    (TensorMeta { dtype, shape }, usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
 /// Writes a block in this form; what that loses of the numbers is left in their place.
@@ -124,6 +151,7 @@ pub(crate) fn put(compress: Compress, numbers: &mut [f32], bytes: &mut [u8]) {
     match compress {
         Compress::Bf16 => put_bf16(numbers, bytes),
         Compress::Int8 => put_int8(numbers, bytes),
+        Compress::Int4 => put_int4(numbers, bytes),
     }
 }
 
@@ -132,6 +160,7 @@ pub(crate) fn block_bytes(compress: Compress) -> usize {
     match compress {
         Compress::Bf16 => Form::Bf16.block(),
         Compress::Int8 => Form::Int8.block(),
+        Compress::Int4 => Form::Int4.block(),
     }
 }
 
@@ -149,30 +178,74 @@ fn put_bf16(numbers: &mut [f32], bytes: &mut [u8]) {
 }
 
 fn put_int8(numbers: &mut [f32], bytes: &mut [u8]) {
-    // As whole numbers, the bits of absolute values are in the order of these, and NaN above all.
-    let most = numbers.iter().fold(0, |most: i32, n| most.max((n.to_bits() & 0x7fff_ffff).cast_signed()));
-    let most = f32::from_bits(most.cast_unsigned());
-    let (scale, inverse) = match most.is_finite() {
-        false => (f32::NAN, 0.0),
-        true if most < SMALLEST => (0.0, 0.0),
-        true => (scale(most), LARGEST / most),
-    };
     let Some((head, bytes)) = bytes.split_first_chunk_mut::<SCALE>() else { return };
-    *head = scale.to_le_bytes();
+    let levels = Levels::of(numbers, LARGEST_INT8);
+    *head = levels.scale.to_le_bytes();
     for (number, byte) in numbers.iter_mut().zip(bytes) {
-        let shifted = *number * inverse + ROUNDING;
-        *byte = shifted.to_bits() as u8;
-        *number -= (shifted - ROUNDING) * scale;
+        *byte = levels.round(number) as u8;
     }
-    if !most.is_finite() {
-        numbers.fill(0.0);
+    levels.forget_what_is_not_finite(numbers);
+}
+
+fn put_int4(numbers: &mut [f32], bytes: &mut [u8]) {
+    for (numbers, bytes) in numbers.chunks_mut(SMALL_BLOCK).zip(bytes.chunks_mut(SMALL_BYTES)) {
+        let Some((head, bytes)) = bytes.split_first_chunk_mut::<SMALL_SCALE>() else { return };
+        let levels = Levels::of(numbers, LARGEST_INT4).in_half();
+        *head = ((levels.scale.to_bits() >> 16) as u16).to_le_bytes();
+        for (pair, byte) in numbers.chunks_mut(2).zip(bytes) {
+            let half = |number: &mut f32| (levels.round(number) as u8).wrapping_add(ZERO_INT4 as u8) & 0xf;
+            *byte = pair.iter_mut().rev().fold(0, |byte, number| byte << 4 | half(number));
+        }
+        levels.forget_what_is_not_finite(numbers);
     }
 }
 
-/// What the largest number is 127 times; rounded up, that product could be an infinity.
-fn scale(most: f32) -> f32 {
-    let nearest = most / LARGEST;
-    match (nearest * LARGEST).is_finite() {
+/// Evenly spaced levels for a block.
+struct Levels {
+    scale: f32,
+    inverse: f32,
+    is_finite: bool,
+}
+
+impl Levels {
+    /// For these numbers, of which the one with the largest absolute value is so many times the scale.
+    fn of(numbers: &[f32], largest: f32) -> Self {
+        // As whole numbers, the bits of absolute values are in the order of these, and NaN above all.
+        let most = numbers.iter().fold(0, |most: i32, n| most.max((n.to_bits() & 0x7fff_ffff).cast_signed()));
+        let most = f32::from_bits(most.cast_unsigned());
+        let (scale, inverse) = match most.is_finite() {
+            false => (f32::NAN, 0.0),
+            true if most < SMALLEST => (0.0, 0.0),
+            true => (scale(most, largest), largest / most),
+        };
+        Levels { scale, inverse, is_finite: most.is_finite() }
+    }
+
+    /// The same with a scale that is a bfloat16; rounded towards zero, so that its multiples stay finite.
+    fn in_half(self) -> Self {
+        let scale = f32::from_bits(self.scale.to_bits() & 0xffff_0000);
+        let inverse = if self.inverse == 0.0 { 0.0 } else { 1.0 / scale };
+        Levels { scale, inverse, ..self }
+    }
+
+    /// The level of a number, in the low bits; what that loses is left in its place.
+    fn round(&self, number: &mut f32) -> u32 {
+        let shifted = *number * self.inverse + ROUNDING;
+        *number -= (shifted - ROUNDING) * self.scale;
+        shifted.to_bits()
+    }
+
+    fn forget_what_is_not_finite(&self, numbers: &mut [f32]) {
+        if !self.is_finite {
+            numbers.fill(0.0);
+        }
+    }
+}
+
+/// What the largest number is so many times; rounded up, that product could be an infinity.
+fn scale(most: f32, largest: f32) -> f32 {
+    let nearest = most / largest;
+    match (nearest * largest).is_finite() {
         true => nearest,
         false => nearest.next_down(),
     }

@@ -27,7 +27,7 @@ fn numbers(len: usize) -> Vec<f32> {
 fn what_is_read_is_near_and_the_rest_is_what_was_lost() {
     for len in [1, 2, 255, 256, 257, 1000, 4096] {
         let before = numbers(len);
-        for compress in [Compress::Bf16, Compress::Int8] {
+        for (_, compress) in Compress::NAMES {
             let (payload, lost) = compressed(compress, &before);
             assert_eq!(payload.bytes.len() as u64, compress.bytes(len as u64));
             let after = read(&payload);
@@ -38,6 +38,8 @@ fn what_is_read_is_near_and_the_rest_is_what_was_lost() {
                     let bound = match compress {
                         Compress::Bf16 => number.abs() / 256.0,
                         Compress::Int8 => most / 127.0 * 0.5001,
+                        // The scale is rounded by up to 1 / 128.
+                        Compress::Int4 => most / 7.0 * 0.56,
                     };
                     assert!((after[i] - number).abs() <= bound, "{compress}, {len}: {number} became {}", after[i]);
                     assert_eq!(lost[i], number - after[i], "{compress}, {len}: {i}");
@@ -49,8 +51,9 @@ fn what_is_read_is_near_and_the_rest_is_what_was_lost() {
 
 #[test]
 fn whole_multiples_and_zeros_lose_nothing() {
-    let multiples: Vec<f32> = (-127i16..=127).map(|n| f32::from(n) * 0.25).collect();
-    for compress in [Compress::Bf16, Compress::Int8] {
+    for (_, compress) in Compress::NAMES {
+        let most = if compress == Compress::Int4 { 7 } else { 127 };
+        let multiples: Vec<f32> = (-most..=most).map(|n: i16| f32::from(n) * 0.25).collect();
         for exact in [&multiples[..], &[0.0; 300]] {
             let (payload, lost) = compressed(compress, exact);
             assert_eq!(read(&payload), exact, "{compress}");
@@ -73,7 +76,7 @@ fn what_is_not_finite_stays_so_and_is_not_remembered() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::from_bits(0x7f80_0001), f32::from_bits(0xff80_0001)] {
         let mut before = numbers(600);
         before[300] = bad;
-        for compress in [Compress::Bf16, Compress::Int8] {
+        for (_, compress) in Compress::NAMES {
             let (payload, lost) = compressed(compress, &before);
             let after = read(&payload);
             assert!(!after[300].is_finite(), "{compress}: {bad} became {}", after[300]);
@@ -110,10 +113,16 @@ fn what_came_wrong_is_refused() {
         payload(DType::UInt8, &[263], 263),
         payload(DType::UInt8, &[264], 264),
         payload(DType::UInt8, &[u64::MAX], 0),
+        payload(DType::UInt8, &[2, 3], 6),
+        payload(DType::UInt8, &[1, 2], 2),
+        payload(DType::UInt8, &[20, 1], 20),
+        payload(DType::UInt8, &[1, 1, 5], 5),
     ] {
         assert!(decompressed(&wrong).unwrap_err().starts_with("a slice of "));
     }
     assert_eq!(read(&payload(DType::UInt8, &[265], 265)).len(), 257);
+    assert_eq!(read(&payload(DType::UInt8, &[1, 147], 147)).len(), 258);
+    assert_eq!(read(&payload(DType::UInt8, &[147, 1], 147)).len(), 257);
     for none in [payload(DType::Float32, &[0], 0), payload(DType::UInt8, &[0], 0), payload(DType::BFloat16, &[0], 0)] {
         assert!(Coded::read(&none).unwrap().is_none());
     }
@@ -125,6 +134,8 @@ fn any_bytes_are_read_without_a_panic() {
     for byte in [0x00, 0x7f, 0x80, 0xff] {
         let bytes = Bytes::from(vec![byte; 600]);
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![600] };
-        assert_eq!(decompressed(&Payload { meta, bytes }).unwrap().bytes.len(), (512 + 76) * 4);
+        assert_eq!(decompressed(&Payload { meta, bytes: bytes.clone() }).unwrap().bytes.len(), (512 + 76) * 4);
+        let meta = TensorMeta { dtype: DType::UInt8, shape: vec![1, 600] };
+        assert_eq!(decompressed(&Payload { meta, bytes }).unwrap().bytes.len(), (33 * 32 + 8) * 4);
     }
 }

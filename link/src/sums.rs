@@ -25,7 +25,7 @@ impl Sums {
                 let slices = sums.first().map_or(0, |(_, slices)| slices.len());
                 sum_compressed(compress, sums, self.residuals.of(part, slices), &self.pool)
             }
-            Summing::Decompressed => sum_decompressed(sums, &self.pool),
+            Summing::InTurn => sum_decompressed(sums, &self.pool),
         }
     }
 

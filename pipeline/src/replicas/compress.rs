@@ -15,24 +15,31 @@ pub enum Compress {
     /// Blocks of [`Compress::BLOCK`] numbers, each with a scale of its own, of which every number is a whole multiple from
     /// -127 to 127: about a quarter of the bytes.
     Int8,
+    /// Blocks of [`Compress::SMALL_BLOCK`] numbers, each with a scale, a bfloat16, of which every number is a whole multiple
+    /// from -7 to 7: about a seventh of the bytes.
+    Int4,
 }
 
 impl Compress {
     /// Every form by its name in a run file.
-    pub const NAMES: [(&'static str, Compress); 2] = [("bf16", Compress::Bf16), ("int8", Compress::Int8)];
-    /// Numbers that share a scale.
+    pub const NAMES: [(&'static str, Compress); 3] =
+        [("bf16", Compress::Bf16), ("int8", Compress::Int8), ("int4", Compress::Int4)];
+    /// Numbers that share a scale in int8.
     pub const BLOCK: usize = 256;
-    /// Bytes of a scale, a float32.
+    /// Bytes of such a scale, a float32.
     pub const SCALE: usize = 4;
+    /// Numbers that share a scale in int4.
+    pub const SMALL_BLOCK: usize = 32;
+    /// Bytes of such a scale, a bfloat16.
+    pub const SMALL_SCALE: usize = 2;
 
     /// How many bytes so many numbers take.
     pub fn bytes(self, elements: u64) -> u64 {
+        let scales = |block: usize, scale: usize| elements.div_ceil(block as u64).saturating_mul(scale as u64);
         match self {
             Compress::Bf16 => elements.saturating_mul(2),
-            Compress::Int8 => {
-                let scales = elements.div_ceil(Self::BLOCK as u64).saturating_mul(Self::SCALE as u64);
-                elements.saturating_add(scales)
-            }
+            Compress::Int8 => elements.saturating_add(scales(Self::BLOCK, Self::SCALE)),
+            Compress::Int4 => elements.div_ceil(2).saturating_add(scales(Self::SMALL_BLOCK, Self::SMALL_SCALE)),
         }
     }
 }
@@ -49,7 +56,7 @@ impl FromStr for Compress {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, form)| *form);
-        found.ok_or_else(|| format!("`{text}` is no form for gradients: expected bf16 or int8"))
+        found.ok_or_else(|| format!("`{text}` is no form for gradients: expected bf16, int8 or int4"))
     }
 }
 
@@ -62,12 +69,13 @@ mod tests {
         for (name, form) in Compress::NAMES {
             assert_eq!((form.to_string().as_str(), name.parse()), (name, Ok(form)));
         }
-        assert!("fp8".parse::<Compress>().unwrap_err().contains("bf16 or int8"));
+        assert!("fp8".parse::<Compress>().unwrap_err().contains("bf16, int8 or int4"));
     }
 
     #[test]
     fn every_block_has_a_scale() {
         assert_eq!([0, 1, 256, 257].map(|n| Compress::Int8.bytes(n)), [0, 5, 260, 265]);
+        assert_eq!([0, 1, 2, 32, 33, 256].map(|n| Compress::Int4.bytes(n)), [0, 3, 3, 18, 21, 144]);
         assert_eq!(Compress::Bf16.bytes(3), 6);
         assert_eq!(Compress::Int8.bytes(u64::MAX), u64::MAX, "no panic");
     }
