@@ -201,7 +201,8 @@ impl Builder {
     /// How many workers get the same stages (data parallel); by default each has its own. Replicas share a batch's
     /// microbatches, by their speed, and sum their gradients.
     ///
-    /// The result does not depend on how many replicas there are, one included. It differs in the last bits from that
+    /// The result does not depend on how many replicas there are, one included (but for [`Builder::compress`] and
+    /// [`Builder::fast_reduction`]). It differs in the last bits from that
     /// without this setting: gradients are then summed one microbatch after the other, which takes less memory and cannot
     /// be shared.
     ///
@@ -218,7 +219,7 @@ impl Builder {
     }
 
     /// Whether replicas take as many microbatches each rather than by their speed; by default not. It changes how long a
-    /// step takes, never its result.
+    /// step takes, and not its result (but for [`Builder::compress`] and [`Builder::fast_reduction`]).
     #[must_use]
     pub fn deal_evenly(mut self, even: bool) -> Self {
         self.settings.even = even;
@@ -226,7 +227,7 @@ impl Builder {
     }
 
     /// Whether each replica adds up the gradients of all its microbatches before it sends, rather than keep them apart where
-    /// the tree over a batch's microbatches wants that; by default not. It halves what an uneven deal sends, and the result
+    /// the tree over a batch's microbatches wants that; by default not. It halves what most uneven deals send, and the result
     /// is no longer the same to the bit for any number of replicas, nor whoever takes which microbatch. It goes with
     /// [`Builder::replicas`], and changes nothing where [`Builder::compress`] does the same.
     #[must_use]
@@ -236,7 +237,7 @@ impl Builder {
     }
 
     /// In what form replicas exchange gradients; by default float32. It is for networks that are slow beside the computers:
-    /// [`Compress::Int4`] sends about an eighth of the bytes, [`Compress::Int8`] a quarter, [`Compress::Bf16`] half. What rounding loses is added to what
+    /// [`Compress::Int4`] sends about a seventh of the bytes, [`Compress::Int8`] a quarter, [`Compress::Bf16`] half. What rounding loses is added to what
     /// is sent next, and all replicas have the same weights to the bit; but the result is no longer the same for any
     /// number of replicas, nor whoever takes which microbatch. It goes with [`Builder::replicas`].
     #[must_use]

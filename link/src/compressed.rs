@@ -44,7 +44,7 @@ pub(crate) fn sum_compressed(
 ///
 /// # Errors
 /// As for [`sum_compressed`].
-pub(crate) fn sum_decompressed(sums: &Sums, pool: &Pool) -> Result<Vec<Payload>, Failure> {
+pub(crate) fn sum_in_turn(sums: &Sums, pool: &Pool) -> Result<Vec<Payload>, Failure> {
     let places = sums.first().map_or(0, |(_, slices)| slices.len());
     let each = (0..places).map(|place| {
         let terms = terms(sums, place).map_err(wrong)?;
@@ -88,7 +88,7 @@ fn fill(compress: Compress, terms: &[Coded<'_>], residual: &mut [f32], bytes: &m
 }
 
 fn wrong(problem: String) -> Failure {
-    Failure::new(format!("compressed gradients: {problem}"))
+    Failure::new(format!("sums of gradients: {problem}"))
 }
 
 #[cfg(test)]

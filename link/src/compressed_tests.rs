@@ -77,7 +77,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let wrong = Payload { bytes: Bytes::from_static(&[0; 3]), ..payload(&[1.0]) };
     for terms in [vec![payload(&[1.0]), payload(&[1.0, 2.0])], vec![payload(&[1.0, 2.0]), wrong]] {
         let error = sum(Compress::Bf16, &mut residuals, &terms).unwrap_err();
-        assert!(error.message.starts_with("compressed gradients: "), "{error}");
+        assert!(error.message.starts_with("sums of gradients: "), "{error}");
     }
     let short = [(NODE, vec![payload(&[1.0])]), (NODE, vec![])];
     assert!(sum_compressed(Compress::Bf16, &short, &mut residuals, &Pool::default()).is_err());
@@ -93,9 +93,9 @@ fn what_stays_is_summed_in_float32() {
     let sent = sent.unwrap();
     let exact: Vec<f32> = here.iter().zip(numbers(&sent)).map(|(here, sent)| 0.0 + here + sent).collect();
     let sums = [(NODE, vec![payload(&here), payload(&[])]), (NODE, vec![sent, payload(&[])])];
-    let found = sum_decompressed(&sums, &Pool::default()).unwrap();
+    let found = sum_in_turn(&sums, &Pool::default()).unwrap();
     assert_eq!((numbers(&found[0]), found[0].meta.dtype), (exact, DType::Float32));
     assert_eq!(found[1].meta.shape, [0]);
     let unequal = [(NODE, vec![payload(&here)]), (NODE, vec![payload(&here[1..])])];
-    assert!(sum_decompressed(&unequal, &Pool::default()).unwrap_err().message.contains("700 and of 699"));
+    assert!(sum_in_turn(&unequal, &Pool::default()).unwrap_err().message.contains("700 and of 699"));
 }

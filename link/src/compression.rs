@@ -4,7 +4,8 @@
 //! - int8: blocks of 256 numbers, `| scale: f32 LE | a signed byte for each |`, the last block as long as it comes. The scale
 //!   is the largest absolute value / 127 (absmax quantization by blocks, Dettmers et al. 2022; evenly spaced levels here).
 //! - int4: blocks of 32 numbers, `| scale: bfloat16 LE | half a byte for each |`, the scale the largest / 7, towards zero; 8 is
-//!   added to each, and the lower half of a byte comes first.
+//!   added to each, and the lower half of a byte comes first. It has a second dimension, by which it is told from int8:
+//!   `[1, bytes]`, or `[bytes, 1]` where the last half byte is no number.
 //!
 //! A number that is not finite stays so: in bf16 by itself, in the others with its whole block, which is then NaN. What rounding
 //! lost of a number is its value before less what the other end reads; nothing where that is no finite number.
@@ -40,7 +41,7 @@ enum Form {
 }
 
 impl Form {
-    /// Bytes of so many numbers as a whole block of int8 has.
+    /// Bytes of [`BLOCK`] numbers.
     fn block(self) -> usize {
         match self {
             Form::F32 => BLOCK * FLOAT,
@@ -63,7 +64,6 @@ impl<'a> Coded<'a> {
     pub(crate) fn read(payload: &'a Payload) -> Result<Option<Self>, String> {
         let Payload { meta, bytes } = payload;
         let wrong = || format!("a slice of {meta} in {} bytes", bytes.len());
-        // int4 is told from int8 by its second dimension, and an odd number of it by which one it is.
         let (form, unused) = match (meta.dtype, &meta.shape[..]) {
             (DType::Float32, [_]) => (Form::F32, 0),
             (DType::BFloat16, [_]) => (Form::Bf16, 0),
@@ -190,7 +190,7 @@ fn put_int8(numbers: &mut [f32], bytes: &mut [u8]) {
 fn put_int4(numbers: &mut [f32], bytes: &mut [u8]) {
     for (numbers, bytes) in numbers.chunks_mut(SMALL_BLOCK).zip(bytes.chunks_mut(SMALL_BYTES)) {
         let Some((head, bytes)) = bytes.split_first_chunk_mut::<SMALL_SCALE>() else { return };
-        let levels = Levels::of(numbers, LARGEST_INT4).in_half();
+        let levels = Levels::of(numbers, LARGEST_INT4).with_bf16_scale();
         *head = ((levels.scale.to_bits() >> 16) as u16).to_le_bytes();
         for (pair, byte) in numbers.chunks_mut(2).zip(bytes) {
             let half = |number: &mut f32| (levels.round(number) as u8).wrapping_add(ZERO_INT4 as u8) & 0xf;
@@ -222,7 +222,7 @@ impl Levels {
     }
 
     /// The same with a scale that is a bfloat16; rounded towards zero, so that its multiples stay finite.
-    fn in_half(self) -> Self {
+    fn with_bf16_scale(self) -> Self {
         let scale = f32::from_bits(self.scale.to_bits() & 0xffff_0000);
         let inverse = if self.inverse == 0.0 { 0.0 } else { 1.0 / scale };
         Levels { scale, inverse, ..self }

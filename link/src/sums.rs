@@ -1,6 +1,6 @@
 //! What the sum thread is asked for, and what it remembers from one time to the next.
 
-use crate::compressed::{sum_compressed, sum_decompressed};
+use crate::compressed::{sum_compressed, sum_in_turn};
 use crate::payload::Payload;
 use crate::pool::Pool;
 use crate::residuals::Residuals;
@@ -25,7 +25,7 @@ impl Sums {
                 let slices = sums.first().map_or(0, |(_, slices)| slices.len());
                 sum_compressed(compress, sums, self.residuals.of(part, slices), &self.pool)
             }
-            Summing::InTurn => sum_decompressed(sums, &self.pool),
+            Summing::InTurn => sum_in_turn(sums, &self.pool),
         }
     }
 

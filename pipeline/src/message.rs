@@ -16,7 +16,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -187,7 +187,9 @@ pub enum Head {
     /// Sums of gradients over some of a batch's microbatches, on their way to the replica of the stage that sums this
     /// part of them for all: one tensor for each slice of its [shard](crate::replicas::shard) of the bucket, of shape
     /// `[0]` where no gradient came. float32; or where the round [compresses](Reduction::Compressed) what travels,
-    /// bfloat16, or bytes: for each [block](Compress::BLOCK) its scale and then its numbers.
+    /// bfloat16, or bytes: for each [block](Compress::BLOCK) its scale and then its numbers. In int4, whose
+    /// [blocks](Compress::SMALL_BLOCK) have two numbers to a byte, the bytes have shape `[1, n]`, or `[n, 1]` where the number
+    /// of numbers is odd.
     Sum {
         /// The batch of the round.
         batch: u64,
@@ -195,8 +197,8 @@ pub enum Head {
         stage: StageId,
         /// Which of the stage's buckets.
         bucket: u32,
-        /// Which microbatches; where the round compresses what travels, the first of several such sums, which are then
-        /// sent as one.
+        /// Which microbatches; where a replica [adds up first](Reduction::adds_up_first), the first of several such sums,
+        /// which are then sent as one.
         node: Node,
     },
     /// The sums over all microbatches of the sender's shard of a bucket, on their way to the stage's other replicas, in

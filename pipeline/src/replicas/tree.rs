@@ -180,6 +180,20 @@ mod tests {
     }
 
     #[test]
+    fn two_neighbours_come_to_the_node_that_a_tree_has_them_come_to() {
+        for microbatches in 1..=13 {
+            let leaf = |m| nodes(microbatches, [m])[0];
+            for (left, right) in (0..microbatches).flat_map(|l| (0..microbatches).map(move |r| (l, r))) {
+                let both = if left == right { Vec::new() } else { nodes(microbatches, [left, right]) };
+                assert_eq!(leaf(left).is_left_of(leaf(right), microbatches), left < right && both.len() == 1);
+                if both.len() == 1 {
+                    assert_eq!([leaf(left).with(microbatches)], both[..]);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn whoever_took_a_whole_branch_hands_over_one_sum() {
         assert_eq!(nodes(8, 4..8), [Node { level: 2, index: 1 }]);
         assert_eq!(nodes(12, 8..12), [Node { level: 3, index: 1 }], "nothing is to its right");

@@ -112,6 +112,11 @@ impl Layout {
         self.sharding.is_some() && self.homes.of(stage).len() > 1 && self.is_trained(stage)
     }
 
+    /// Whether the gradients of a stage leave with each microbatch.
+    pub fn scatters(&self, stage: StageId) -> bool {
+        self.sharding.is_some_and(Sharding::scatters) && self.is_sharded(stage)
+    }
+
     /// Whether another stage waits for the gradients of a stage's inputs.
     pub fn is_awaited(&self, stage: StageId) -> bool {
         self.back.iter().any(|(_, user)| *user == stage)

@@ -114,10 +114,14 @@ impl<'a> Player<'a> {
             workers.iter().map(|worker| work.taken(stage, *worker).count() as u32).collect()
         };
         let left: Counts = layout.homes.iter().map(taken).collect();
-        let others_at_work = |taken: &Vec<u32>, replica: usize| {
-            taken.iter().enumerate().filter(|(other, taken)| *other != replica && **taken > 0).count() as u32
+        // From each other replica one sum, or one for each microbatch.
+        let sums_of_others = |(stage, taken): (usize, &Vec<u32>)| -> Vec<u32> {
+            let most = if layout.scatters(StageId(stage as u16)) { u32::MAX } else { 1 };
+            let sums: Vec<u32> = taken.iter().map(|taken| *taken.min(&most)).collect();
+            let all: u32 = sums.iter().sum();
+            sums.into_iter().map(|own| all - own).collect()
         };
-        let sums = left.iter().map(|taken| (0..taken.len()).map(|r| others_at_work(taken, r)).collect()).collect();
+        let sums = left.iter().enumerate().map(sums_of_others).collect();
         let reduced = left.iter().map(|taken| vec![taken.len() as u32 - 1; taken.len()]).collect();
         let ties = |of: &dyn Fn(&(StageId, StageId)) -> StageId| -> Counts {
             let count = |stage: usize| layout.ties.iter().filter(|tie| of(tie).0 as usize == stage).count() as u32;
@@ -304,11 +308,11 @@ impl<'a> Player<'a> {
         workers.into_iter().map(|worker| self.place(to, worker.0.into())).collect()
     }
 
-    /// A microbatch is wholly back. The last one of a replica lets its gradients go to the others.
+    /// A microbatch is wholly back. The last one of a replica lets its gradients go to the others, or each does.
     fn back(&mut self, now: u64, (stage, replica): Place) {
         let left = &mut self.left[stage][replica];
         *left = left.saturating_sub(1);
-        if *left > 0 {
+        if *left > 0 && !self.layout.scatters(StageId(stage as u16)) {
             return;
         }
         let bytes = self.costs.reduced_bytes.get(&StageId(stage as u16)).copied().unwrap_or(0);

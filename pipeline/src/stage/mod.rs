@@ -335,8 +335,8 @@ impl StageSession {
         }
         match self.inbox.put(key, stage, item, slots) {
             Ok(()) => {
-                if let Item::Sum { .. } = item {
-                    self.sum_up(stage);
+                if let Item::Sum { bucket, .. } = item {
+                    self.sum_up(stage, bucket);
                 }
                 self.advance();
             }

@@ -1,8 +1,9 @@
 //! How the replicas of a stage come to the sum of their gradients.
 //!
 //! What a replica's microbatches came to is handed out by the compute thread, bucket by bucket. Each part goes to the
-//! replica whose shard it is in, which sums what all have sent, and gives the sum to all. So every byte goes to and fro
-//! once, as in a ring, but the sum is taken in the order of the [tree](crate::replicas::Tree), which a ring would not do.
+//! replica whose shard it is in, which sums what all have sent, and gives the sum to all. So where each replica has taken a
+//! whole branch every byte goes to and fro once, as in a ring, but the sum is taken in the order of the
+//! [tree](crate::replicas::Tree), which a ring would not do.
 //!
 //! Where the replicas share out the optimizer's state, the sum stays where it is taken, and what goes to all is what the
 //! optimizer makes of the parameters there.
@@ -62,8 +63,8 @@ impl Team {
             let replicas = workers.len() as u16;
             let sharding = sharding.filter(|_| replicas > 1);
             let buckets = buckets(spec, bytes, sharding);
-            let sharded = buckets.iter().map(|bucket| bucket.sharded).collect();
-            let scatters = sharding.is_some_and(Sharding::scatters);
+            let sharded: Vec<bool> = buckets.iter().map(|bucket| bucket.sharded).collect();
+            let scatters = sharding.is_some_and(Sharding::scatters) && sharded.contains(&true);
             let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
             let statistics = spec.is_trained() && keeps_statistics(spec);
             Some((spec.stage, Team { me, followers, slices: slices.collect(), sharded, scatters, statistics, workers }))
@@ -162,7 +163,7 @@ pub(super) struct Asked {
     bucket: u32,
     /// Whose shard it is of.
     replica: usize,
-    /// Where it is not the sum of all, which one it is.
+    /// Set where it is to be added to others here: as this node.
     node: Option<Node>,
 }
 
@@ -217,13 +218,13 @@ impl Reducing {
         is_here: impl Fn((Node, usize)) -> bool,
     ) -> Option<Ready> {
         let left = self.left.get_mut(bucket).filter(|left| !left.is_empty())?;
-        let here: Vec<(Node, usize)> = left.iter().copied().filter(|of| is_here(*of)).collect();
-        if here.len() == left.len() {
+        if left.iter().all(|of| is_here(*of)) {
             return Some(Ready { sums: std::mem::take(left), node: None });
         }
         if !team.scatters {
             return None;
         }
+        let here: Vec<(Node, usize)> = left.iter().copied().filter(|of| is_here(*of)).collect();
         let neighbour = |of: Node| here.iter().find(|(other, _)| of.is_left_of(*other, microbatches));
         let (first, second) = here.iter().find_map(|of| Some((*of, *neighbour(of.0)?)))?;
         left.retain(|of| *of != first && *of != second);
@@ -304,7 +305,7 @@ impl StageSession {
                         }
                     }
                 }
-                self.sum_up(stage);
+                self.sum_up(stage, bucket);
             }
             HandedOut::Updated { stage, bucket, slices } => {
                 let is_sharded = |team: &&Team| team.sharded.get(bucket as usize) == Some(&true);
@@ -328,30 +329,35 @@ impl StageSession {
     }
 
     fn put_own(&mut self, key: MicrobatchKey, stage: StageId, item: Item, slots: Vec<Slot>) {
-        if let Err((slots, _)) = self.inbox.put(key, stage, item, slots) {
+        if let Err((slots, reason)) = self.inbox.put(key, stage, item, slots) {
             self.drop_slots(slots);
+            // It would be waited for.
+            if let Some((reason, id)) = reason.zip(self.job.as_ref().and_then(Job::id)) {
+                self.fail(
+                    id,
+                    Failure { stage: Some(stage), ..Failure::new(format!("own sums of gradients: {reason}")) },
+                );
+            }
         }
     }
 
-    /// Has added up what is here of every bucket.
-    pub(super) fn sum_up(&mut self, stage: StageId) {
+    /// Has added up what is here of a bucket.
+    pub(super) fn sum_up(&mut self, stage: StageId, bucket: u32) {
         let Some(Job::Round(running)) = &mut self.job else { return };
         let Some(reducing) = running.reducing.get_mut(&stage).filter(|_| !running.failed) else { return };
         let Some(team) = self.teams.get(&stage) else { return };
         let key = MicrobatchKey { batch: running.round.batch, index: 0 };
         let (me, microbatches) = (team.me, running.round.microbatches);
+        let item = |(node, replica)| Item::Sum { bucket, node, replica };
         let mut ready = Vec::new();
-        for bucket in 0..reducing.left.len() {
-            let item = |(node, replica)| Item::Sum { bucket: bucket as u32, node, replica };
-            loop {
-                let is_here = |of| self.inbox.has(key, stage, item(of));
-                let found = reducing.ready(bucket, (team, microbatches), is_here);
-                let Some(Ready { sums, node }) = found else { break };
-                let sums = sums.into_iter().map(|of| (of.0, self.inbox.take(key, stage, item(of)))).collect();
-                ready.push((bucket as u32, node, sums));
-            }
+        loop {
+            let is_here = |of| self.inbox.has(key, stage, item(of));
+            let found = reducing.ready(bucket as usize, (team, microbatches), is_here);
+            let Some(Ready { sums, node }) = found else { break };
+            let sums = sums.into_iter().map(|of| (of.0, self.inbox.take(key, stage, item(of)))).collect();
+            ready.push((node, sums));
         }
-        ready.into_iter().for_each(|(bucket, node, sums)| self.ask_for_sum((stage, bucket), me, node, sums));
+        ready.into_iter().for_each(|(node, sums)| self.ask_for_sum((stage, bucket), me, node, sums));
     }
 
     /// Has what is here of a replica's shard summed: of another's, what this one is to send it; of its own all, or what comes
@@ -404,7 +410,7 @@ impl StageSession {
                 let Some(team) = self.teams.get(&stage) else { return self.drop_slots(slots) };
                 if let Some(node) = node {
                     self.put_own(MicrobatchKey { batch, index: 0 }, stage, Item::Sum { bucket, node, replica }, slots);
-                    self.sum_up(stage);
+                    self.sum_up(stage, bucket);
                     return self.advance();
                 }
                 if replica != team.me {

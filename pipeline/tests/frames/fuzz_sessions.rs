@@ -323,7 +323,7 @@ impl BossDriver {
             order: Order::Listed,
             deal: Deal::default(),
             microbatches: 1,
-            reduction: *random.pick(&[Reduction::Tree, Reduction::Compressed(Compress::Int8)]),
+            reduction: *random.pick(&[Reduction::Tree, Reduction::Fast, Reduction::Compressed(Compress::Int8)]),
             update: None,
             loss: (!backward).then_some(loss),
             outputs: random.chance(20),

@@ -183,6 +183,9 @@ fn peers(random: &mut Random, me: WorkerId) -> Vec<PeerAddress> {
     PLAN.peers_of(me).into_iter().map(peer).collect()
 }
 
+const REDUCTIONS: [Reduction; 4] =
+    [Reduction::Tree, Reduction::Fast, Reduction::Compressed(Compress::Int4), Reduction::Sequential];
+
 fn assignment(random: &mut Random) -> Assignment {
     let me = worker(random);
     let peers = peers(random, me);
@@ -240,7 +243,7 @@ fn round(random: &mut Random) -> Round {
         grads_from_boss: random.chance(50),
         deal: Deal::by_speed(&PLAN.homes, 3, |_, worker| 1 + u64::from(worker.0)),
         microbatches: *random.pick(&[3, 3, 3, 1]),
-        reduction: *random.pick(&[Reduction::Tree, Reduction::Compressed(Compress::Bf16), Reduction::Sequential]),
+        reduction: *random.pick(&REDUCTIONS),
         order: match random.chance(50) {
             true => Order::Listed,
             false => Order::Ready {

@@ -1,5 +1,5 @@
-//! The part of a stage's parameters that this replica updates, where each replica updates another, as in ZeRO's first stage
-//! (Rajbhandari et al. 2020).
+//! The part of a stage's parameters that this replica updates, where each replica updates another, as in ZeRO's first and
+//! second stage (Rajbhandari et al. 2020).
 //!
 //! Here are the gradients of that part alone, and the optimizer's state for it. Every replica has all parameters; what the
 //! others have updated is taken in after each step.
