@@ -25,14 +25,14 @@ fn plan(case: &Case, replicas: &[u16], placement: Placement, sharding: Sharding)
     Some(plan.sharded(Some(sharding)))
 }
 
-/// Every way to group workers, frames in any order; what they share out alternates, and begins with this one.
-fn every_way(case: Case, first: usize) {
+/// Every way to group workers and everything to share out, frames in any order.
+fn every_way(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
     let expected = one_process(case, 5);
     for (number, replicas) in WAYS.into_iter().enumerate() {
-        for (turn, placement) in [Placement::Plain, Placement::V].into_iter().enumerate() {
-            let sharding = SHARDINGS[(first + number + turn) % SHARDINGS.len()];
+        let ways = [Placement::Plain, Placement::V].into_iter().flat_map(|p| SHARDINGS.map(|sharding| (p, sharding)));
+        for (placement, sharding) in ways {
             let Some(plan) = plan(case, replicas, placement, sharding) else { continue };
             let kinds = cuts::kinds(placement);
             let kind = kinds[number % kinds.len()];
@@ -47,7 +47,7 @@ fn every_way(case: Case, first: usize) {
 /// Gradients of several steps, clipped: every replica finds the norm of its part, and the sum is that of the whole.
 fn gathered_and_clipped(case: Case) {
     let steps = Steps { samples: &[32, 32, 20], accumulate: 3, max_norm: Some(0.05), ..case.steps };
-    every_way(case.with(steps), 1);
+    every_way(case.with(steps));
 }
 
 /// The same over real connections.
@@ -66,7 +66,7 @@ fn over_sockets(case: Case) {
 macro_rules! sharding {
     ($($name:ident)*) => {
         mod in_memory {
-            $(#[test] fn $name() { super::every_way(tests::Case::$name(), 0); })*
+            $(#[test] fn $name() { super::every_way(tests::Case::$name()); })*
         }
         mod clipped {
             $(#[test] fn $name() { super::gathered_and_clipped(tests::Case::$name()); })*
@@ -87,7 +87,7 @@ fn every_optimizer() {
     let adamw = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
     let optimizers = [OptimizerSpec::sgd(0.01), OptimizerSpec::sgd_momentum(0.01, 0.9), OptimizerSpec::AdamW(adamw)];
     for optimizer in optimizers {
-        every_way(Case::branchy().optimized_by(optimizer), 0);
+        every_way(Case::branchy().optimized_by(optimizer));
     }
 }
 
