@@ -72,7 +72,9 @@ TITLES = {
         "Adam, each replica with one microbatch of two samples. Shown is the most that the largest worker had resident (`VmHWM`) "
         f"over {memory.STEPS} steps, less what it has with the small residual model. The formula is {memory.WEIGHT} bytes of each "
         f"parameter for its value, {memory.GRADIENT} for its gradient, and {memory.ADAM} for Adam's state; with `shard: optimizer` "
-        f"{memory.ADAM} / replicas for the state, with `gradients` {memory.GRADIENT} / replicas for the gradient, too.",
+        f"{memory.ADAM} / replicas for the state, with `gradients` {memory.GRADIENT} / replicas for the gradient, too, with "
+        f"`parameters` {memory.WEIGHT} / replicas for the value, and {memory.WEIGHT} for the parameters of two of its {memory.STAGES} "
+        "stages, the one at work and the one that is next. Replicas are connected as between machines, by QUIC.",
     ),
     "S": (
         "S and M: start and memory",

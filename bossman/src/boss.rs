@@ -107,9 +107,12 @@ pub struct Builder {
     cuts: Cuts,
     seed: u64,
     schedule: Option<ScheduleKind>,
-    chunks: usize,
+    chunks: Option<usize>,
     settings: Settings,
 }
+
+/// Stages on each worker whose parameters are gathered one after the other, where nothing else is asked for.
+const MOST_GATHERED: usize = 8;
 
 /// Batches by hand that may wait for their backward pass, where nothing else is asked for.
 const IN_FLIGHT: usize = 8;
@@ -131,10 +134,11 @@ impl Builder {
         self
     }
 
-    /// Stages on each worker for [`ScheduleKind::Interleaved`]; by default 2.
+    /// Stages on each worker for [`ScheduleKind::Interleaved`], by default 2, and for [`ScheduleKind::GPipe`], by default 1;
+    /// with [`Sharding::Parameters`] by default as many as the model can be cut into, up to 8.
     #[must_use]
-    pub fn chunks(mut self, chunks: usize) -> Self {
-        self.chunks = chunks;
+    pub fn chunks(mut self, chunks: impl Into<Option<usize>>) -> Self {
+        self.chunks = chunks.into();
         self
     }
 
@@ -251,7 +255,10 @@ impl Builder {
     /// keeps the optimizer's state of its part of the parameters, updates that, and gives it to the others (in float32,
     /// whatever [`Builder::compress`] says): of Adam's 8 bytes a parameter 4 stay with two replicas, 2 with four. With
     /// [`Sharding::Gradients`] no replica keeps the gradients of the other parts either; these then travel with every
-    /// microbatch, and not compressed. The result is the same to the bit. It goes with [`Builder::replicas`], and not in a
+    /// microbatch, and not compressed. With [`Sharding::Parameters`] a replica keeps its part of the parameters alone, too, and
+    /// has the others' of a stage while it takes microbatches through it; so that a stage is not all that a worker has, the
+    /// schedule is then [`ScheduleKind::GPipe`] with several stages a worker ([`Builder::chunks`]), unless another is asked
+    /// for. The result is the same to the bit. It goes with [`Builder::replicas`], and not in a
     /// pool.
     #[must_use]
     pub fn shard(mut self, sharding: impl Into<Option<Sharding>>) -> Self {
@@ -283,16 +290,58 @@ impl Builder {
     }
 
     fn plan(&self, workers: usize) -> Result<Plan, BossManError> {
-        let kind = self.schedule.unwrap_or_default();
-        let placement = Placement::of(kind, u16::try_from(self.chunks).unwrap_or(u16::MAX));
+        self.check_gathering()?;
         let mut error: Option<PlanError> = None;
         for columns in self.settings.columns(workers)? {
-            match Plan::new(self.model.graph(), &self.cuts, columns, placement) {
-                Ok(plan) => return Ok(plan.sharded(self.settings.sharding)),
-                Err(e) => error = error.or(Some(e)),
+            let mut of_these = None;
+            for placement in self.placements(columns.len()) {
+                match Plan::new(self.model.graph(), &self.cuts, columns.clone(), placement) {
+                    Ok(plan) => return Ok(plan.sharded(self.settings.sharding)),
+                    // The last one asks for the fewest stages.
+                    Err(e) => of_these = Some(e),
+                }
             }
+            error = error.or(of_these);
         }
         Err(error.map_or_else(|| BossManError::Usage("a run without workers".into()), BossManError::from))
+    }
+
+    /// The schedule that is asked for, or goes with what is.
+    fn asked(&self) -> Option<ScheduleKind> {
+        let gathers = self.settings.sharding.is_some_and(Sharding::gathers_first);
+        self.schedule.or(gathers.then_some(ScheduleKind::GPipe))
+    }
+
+    /// Refuses what does not go with parameters that are gathered.
+    fn check_gathering(&self) -> Result<(), BossManError> {
+        let Some(sharding) = self.settings.sharding.filter(|sharding| sharding.gathers_first()) else { return Ok(()) };
+        if self.settings.replicas == Some(Replicas::Auto) {
+            return Err(BossManError::Usage(format!(
+                "shard({sharding}): who has which stage is not chosen with it; give `replicas` a number"
+            )));
+        }
+        match self.schedule {
+            Some(kind) if !kind.takes_stages_in_order() => Err(BossManError::Usage(format!(
+                "shard({sharding}) does not go with schedule {kind}: replicas must take their stages in the same order, \
+                 whoever has how many microbatches; take gpipe"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// How stages may be placed on so many places, the best first.
+    fn placements(&self, places: usize) -> Vec<Placement> {
+        let (kind, small) = (self.asked().unwrap_or_default(), |n: usize| u16::try_from(n).unwrap_or(u16::MAX));
+        let gathers = self.settings.sharding.is_some_and(Sharding::gathers_first);
+        if kind != ScheduleKind::GPipe || !gathers || self.chunks.is_some() {
+            return vec![Placement::of(kind, self.chunks.map(small))];
+        }
+        // Of a worker with one stage all parameters are gathered at once.
+        let most = match &self.cuts {
+            Cuts::At(names) => (names.len() + 1) / places.max(1),
+            Cuts::Auto => MOST_GATHERED,
+        };
+        (1..=small(most).max(1)).rev().map(|chunks| Placement::of(kind, Some(chunks))).collect()
     }
 
     /// Cuts the model for these workers.
@@ -313,9 +362,8 @@ impl Builder {
                 "shard({sharding}): without replicas there is nobody to share with; set `replicas`"
             )));
         }
-        if let (true, Some(sharding @ Sharding::Gradients)) =
-            (self.settings.fast || self.settings.compress.is_some(), self.settings.sharding)
-        {
+        let adds_up_first = self.settings.fast || self.settings.compress.is_some();
+        if let Some(sharding) = self.settings.sharding.filter(|sharding| adds_up_first && sharding.scatters()) {
             return Err(BossManError::Usage(format!(
                 "shard({sharding}) goes neither with compress nor with fast_reduction, for which a replica adds up its \
                  gradients before any leave; take shard(optimizer)"
@@ -326,9 +374,10 @@ impl Builder {
                 "fast_reduction: without replicas no gradients are exchanged; set `replicas`".into(),
             ));
         }
+        let asked = self.asked();
         let Workers { lobby, local, runtime, count, quiet } = workers;
         let plan = self.plan(count)?;
-        let Builder { model, cuts, seed, schedule: asked, mut settings, .. } = self;
+        let Builder { model, cuts, seed, mut settings, .. } = self;
         if settings.loss_scale.is_some() {
             // Whether gradients overflowed is seen by their norm.
             settings.max_norm.get_or_insert(f64::INFINITY);
@@ -431,7 +480,7 @@ impl BossMan {
             compress: None,
             sharding: None,
         };
-        Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: 2, settings }
+        Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: None, settings }
     }
 
     /// Gives every worker its stage, with parameters initialised from the seed, and connects workers

@@ -210,7 +210,7 @@ impl BossMan {
             self.under_way.batches.insert(self.batch);
         }
         run.step = self.step;
-        let answer = self.run(run).await?;
+        let answer = self.run(self.gathering(run)?).await?;
         self.outputs(answer.outputs, training)
     }
 
@@ -224,6 +224,9 @@ impl BossMan {
         let mut run = self.round(|stage| Some(Action::Backward { stage, microbatch: 0 }));
         run.mode = Mode::Train;
         run.batch = batch;
+        // A worker's later stages come first.
+        run.actions.iter_mut().for_each(|actions| actions.reverse());
+        let mut run = self.gathering(run)?;
         let sums = self.plan.layout().reduction(self.settings.reduction());
         run.actions.iter_mut().zip(sums).for_each(|(actions, sums)| actions.extend(sums));
         let grads = self

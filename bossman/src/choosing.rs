@@ -10,7 +10,7 @@ use crate::BossManError;
 use pipeline::auto::{choose, Choice, Wish};
 use pipeline::boss::Request;
 use pipeline::fleet::Fleet;
-use pipeline::ids::WorkerId;
+use pipeline::ids::{StageId, WorkerId};
 use pipeline::replicas::Replicas;
 use pipeline::schedule::{timeline, Ending, Interval, Link, Schedule, Terms, Timeline};
 use pipeline::task::LayerTimes;
@@ -171,7 +171,10 @@ impl BossMan {
         let Measured { fleet, .. } = self.scheduling.measured.as_ref().ok_or_else(missing)?;
         let ending = if self.settings.max_norm.is_some() { Ending::ClippedStep } else { Ending::Step };
         let Work { sizes, target_bytes } = work.clone();
+        let first = self.plan.homes.of(StageId(0));
+        let of_first = self.plan.homes.iter().filter(|(_, workers)| *workers == first).count();
         let wish = Wish {
+            chunks: u16::try_from(of_first).ok().filter(|_| self.scheduling.asked == Some(ScheduleKind::GPipe)),
             cuts,
             microbatches,
             sizes,

@@ -47,7 +47,7 @@ impl BossMan {
             run.cached = cached;
             run.outputs = true;
             run.inputs = self.hold_all(payloads);
-            let answer = self.run(run).await?;
+            let answer = self.run(self.gathering(run)?).await?;
             let first = self.outputs(answer.outputs, false)?.into_iter().next();
             first.ok_or_else(|| BossManError::Usage("the model has no output".into()))
         }
@@ -100,7 +100,7 @@ impl BossMan {
             run.loss = Some(RoundLoss { spec, weights: vec![1.0; targets.len()] });
             let targets = in_turn(targets).map(|(index, (_, payload))| (index, self.handle.slots.put(payload)));
             run.targets = targets.collect();
-            let Answer { losses, outputs, .. } = self.run(run).await?;
+            let Answer { losses, outputs, .. } = self.run(self.gathering(run)?).await?;
             let outputs = self.outputs_of(counted.len(), outputs)?;
             let evaluation = |(index, (counted, outputs)): (u32, (f64, Vec<Tensor>))| {
                 let loss = losses.iter().find(|(of, _)| *of == index).map_or(0.0, |(_, loss)| *loss);
@@ -121,7 +121,7 @@ impl BossMan {
             let batches = payloads.len();
             let mut run = self.whole_batches(payloads);
             run.outputs = true;
-            let answer = self.run(run).await?;
+            let answer = self.run(self.gathering(run)?).await?;
             self.outputs_of(batches, answer.outputs)
         }
     }

@@ -2,8 +2,8 @@
 
 use crate::run_file::RunFile;
 use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
-use pipeline::replicas::Replicas;
-use pipeline::{Cuts, Placement};
+use pipeline::replicas::{Replicas, Sharding};
+use pipeline::{Cuts, Placement, ScheduleKind};
 
 /// Workers, and how they are reached.
 #[derive(Clone, Debug, Default)]
@@ -39,8 +39,10 @@ impl FleetSettings {
             (Some(workers), ..) => Ok(workers),
             (None, local, _) if local > 0 => Ok(local),
             (None, _, Cuts::At(names)) => {
-                let chunks = u16::try_from(file.chunks).unwrap_or(u16::MAX);
-                let stages_a_worker = file.schedule.map_or(1, |kind| Placement::of(kind, chunks).chunks());
+                let gathers = file.sharding.is_some_and(Sharding::gathers_first);
+                let kind = file.schedule.or(gathers.then_some(ScheduleKind::GPipe));
+                let chunks = file.chunks.map(|chunks| u16::try_from(chunks).unwrap_or(u16::MAX));
+                let stages_a_worker = kind.map_or(1, |kind| Placement::of(kind, chunks).chunks());
                 Ok((names.len() + 1).div_ceil(stages_a_worker) * each)
             }
             (None, _, Cuts::Auto) => Err(BossManError::Usage(
@@ -84,7 +86,7 @@ impl RunFile {
             .compress(self.compress)
             .shard(self.sharding)
             .schedule(self.schedule)
-            .chunks(self.chunks as usize)
+            .chunks(self.chunks.map(|chunks| chunks as usize))
             .microbatches(self.microbatches)
             .accumulate(self.accumulate)
             .lr_schedule(self.lr_schedule)

@@ -5,8 +5,9 @@ use crate::payload::{from_payload, to_payload};
 use crate::BossManError;
 use layerspec::LayerGraph;
 use link::Payload;
-use pipeline::boss::Request;
+use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::StageId;
+use pipeline::schedule::Action;
 use pipeline::TensorMeta;
 use std::collections::BTreeMap;
 use tch::Tensor;
@@ -55,14 +56,45 @@ impl BossMan {
         if self.plan.homes.is_replicated() {
             self.compare_replicas().await?;
         }
-        let answer = self.call(Request::SendState).await?;
         let mut tensors = BTreeMap::new();
-        for (name, slot) in answer.state {
+        let layout = self.plan.layout();
+        let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
+        if stages.iter().all(|stage| !layout.gathers_first(*stage)) {
+            self.take_state(None, &mut tensors).await?;
+            return Ok(StateDict(tensors));
+        }
+        // Stage by stage, for no worker may have room for all.
+        for stage in stages {
+            let [gather, let_go] = layout.whole(stage).unwrap_or_default();
+            self.all_do(gather).await?;
+            let taken = self.take_state(Some(stage), &mut tensors).await;
+            self.all_do(let_go).await?;
+            taken?;
+        }
+        Ok(StateDict(tensors))
+    }
+
+    /// Adds the parameters and buffers of a stage, or of all.
+    async fn take_state(
+        &self,
+        stage: Option<StageId>,
+        tensors: &mut BTreeMap<String, Tensor>,
+    ) -> Result<(), BossManError> {
+        for (name, slot) in self.call(Request::SendState(stage)).await?.state {
             if let Some(payload) = self.handle.slots.take(slot) {
                 tensors.insert(name, from_payload(&payload)?);
             }
         }
-        Ok(StateDict(tensors))
+        Ok(())
+    }
+
+    /// Has workers do these, where there are some.
+    async fn all_do(&mut self, actions: Vec<Vec<Action>>) -> Result<(), BossManError> {
+        if actions.is_empty() {
+            return Ok(());
+        }
+        self.batch += 1;
+        self.run(RunRequest::of(self.batch, actions, self.settings.reduction())).await.map(drop)
     }
 
     /// Replaces parameters and buffers on all workers. A tied parameter may also stand under the names

@@ -14,8 +14,9 @@ use pipeline::boss::RunRequest;
 use pipeline::effect::Answer;
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::message::{Mode, RoundLoss, RoundUpdate};
+use pipeline::plan::PlanError;
 use pipeline::replicas::Deal;
-use pipeline::schedule::{Action, Order, Schedule};
+use pipeline::schedule::{Action, Schedule};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -195,6 +196,12 @@ impl BossMan {
         Ok(RoundUpdate { lr, scale, max_norm, skip_infinite })
     }
 
+    /// The round with what gathers parameters for its passes, where replicas share them out.
+    pub(crate) fn gathering(&self, run: RunRequest) -> Result<RunRequest, BossManError> {
+        let actions = self.plan.layout().gathered(run.actions).map_err(PlanError::from)?;
+        Ok(RunRequest { actions, ..run })
+    }
+
     /// A round over one microbatch, in which every stage does one thing, or none; what is done with the microbatch, its
     /// first replica does.
     pub(crate) fn round(&self, action: impl Fn(StageId) -> Option<Action>) -> RunRequest {
@@ -208,23 +215,9 @@ impl BossMan {
             let stages = self.plan.homes.stages_of(worker);
             stages.filter_map(&action).filter(takes).collect()
         };
-        RunRequest {
-            batch: self.batch,
-            step: self.step,
-            mode: self.mode,
-            cached: None,
-            actions: (0..self.plan.workers() as u16).map(each).collect(),
-            order: Order::Listed,
-            deal: Deal::default(),
-            microbatches: 1,
-            reduction: self.settings.reduction(),
-            update: None,
-            loss: None,
-            outputs: false,
-            inputs: Vec::new(),
-            targets: Vec::new(),
-            grads: None,
-        }
+        let actions = (0..self.plan.workers() as u16).map(each).collect();
+        let run = RunRequest::of(self.batch, actions, self.settings.reduction());
+        RunRequest { step: self.step, mode: self.mode, ..run }
     }
 
     pub(crate) fn hold_all(&self, payloads: Vec<(u32, ValueId, Payload)>) -> Vec<(u32, ValueId, Slot)> {

@@ -4,8 +4,8 @@
 //! - int8: blocks of 256 numbers, `| scale: f32 LE | a signed byte for each |`, the last block as long as it comes. The scale
 //!   is the largest absolute value / 127 (absmax quantization by blocks, Dettmers et al. 2022; evenly spaced levels here).
 //! - int4: blocks of 32 numbers, `| scale: bfloat16 LE | half a byte for each |`, the scale the largest / 7, towards zero; 8 is
-//!   added to each, and the lower half of a byte comes first. It has a second dimension, by which it is told from int8:
-//!   `[1, bytes]`, or `[bytes, 1]` where the last half byte is no number.
+//!   added to each. The lower halves of a block's bytes are its first numbers, the upper ones the others. It has a second
+//!   dimension, by which it is told from int8: `[1, bytes]`, or `[bytes, 1]` where the last upper half is no number.
 //!
 //! A number that is not finite stays so: in bf16 by itself, in the others with its whole block, which is then NaN. What rounding
 //! lost of a number is its value before less what the other end reads; nothing where that is no finite number.
@@ -98,7 +98,7 @@ impl<'a> Coded<'a> {
         self.len
     }
 
-    /// Adds the numbers of one of its blocks.
+    /// Adds the numbers of one of its blocks, to as many as the block has.
     pub(crate) fn add(&self, block: usize, sum: &mut [f32]) {
         let bytes = self.bytes.chunks(self.form.block()).nth(block).unwrap_or_default();
         match self.form {
@@ -123,10 +123,10 @@ impl<'a> Coded<'a> {
                 for (sum, bytes) in sum.chunks_mut(SMALL_BLOCK).zip(bytes.chunks(SMALL_BYTES)) {
                     let Some((scale, bytes)) = bytes.split_first_chunk::<SMALL_SCALE>() else { return };
                     let scale = f32::from_bits(u32::from(u16::from_le_bytes(*scale)) << 16);
-                    for (sums, byte) in sum.chunks_mut(2).zip(bytes) {
-                        for (sum, half) in sums.iter_mut().zip([byte & 0xf, byte >> 4]) {
-                            *sum += (f32::from(half) - ZERO_INT4) * scale;
-                        }
+                    // Of whole blocks the length is known when this is compiled, for vector instructions.
+                    match (<&mut [f32; SMALL_BLOCK]>::try_from(&mut *sum), <&[u8; SMALL_BLOCK / 2]>::try_from(bytes)) {
+                        (Ok(sum), Ok(bytes)) => add_int4(sum, bytes, scale),
+                        _ => add_int4(sum, bytes, scale),
                     }
                 }
             }
@@ -190,13 +190,41 @@ fn put_int8(numbers: &mut [f32], bytes: &mut [u8]) {
 fn put_int4(numbers: &mut [f32], bytes: &mut [u8]) {
     for (numbers, bytes) in numbers.chunks_mut(SMALL_BLOCK).zip(bytes.chunks_mut(SMALL_BYTES)) {
         let Some((head, bytes)) = bytes.split_first_chunk_mut::<SMALL_SCALE>() else { return };
-        let levels = Levels::of(numbers, LARGEST_INT4).with_bf16_scale();
-        *head = ((levels.scale.to_bits() >> 16) as u16).to_le_bytes();
-        for (pair, byte) in numbers.chunks_mut(2).zip(bytes) {
-            let half = |number: &mut f32| (levels.round(number) as u8).wrapping_add(ZERO_INT4 as u8) & 0xf;
-            *byte = pair.iter_mut().rev().fold(0, |byte, number| byte << 4 | half(number));
-        }
-        levels.forget_what_is_not_finite(numbers);
+        let whole =
+            (<&mut [f32; SMALL_BLOCK]>::try_from(&mut *numbers), <&mut [u8; SMALL_BLOCK / 2]>::try_from(&mut *bytes));
+        *head = match whole {
+            (Ok(numbers), Ok(bytes)) => put_small_block(numbers, bytes),
+            _ => put_small_block(numbers, bytes),
+        };
+    }
+}
+
+/// Writes a block of halves of bytes, and gives its scale.
+#[inline(always)]
+fn put_small_block(numbers: &mut [f32], bytes: &mut [u8]) -> [u8; SMALL_SCALE] {
+    let levels = Levels::of(numbers, LARGEST_INT4).with_bf16_scale();
+    let half = |number: &mut f32| (levels.round(number) as u8).wrapping_add(ZERO_INT4 as u8) & 0xf;
+    let (first, second) = numbers.split_at_mut(numbers.len().div_ceil(2));
+    for ((byte, first), second) in bytes.iter_mut().zip(first.iter_mut()).zip(second.iter_mut()) {
+        *byte = half(first) | half(second) << 4;
+    }
+    if let (Some(byte), Some(last)) = (bytes.get_mut(second.len()), first.get_mut(second.len())) {
+        *byte = half(last);
+    }
+    levels.forget_what_is_not_finite(numbers);
+    ((levels.scale.to_bits() >> 16) as u16).to_le_bytes()
+}
+
+/// Adds what such a block holds.
+#[inline(always)]
+fn add_int4(sums: &mut [f32], bytes: &[u8], scale: f32) {
+    let number = |half: u8| (f32::from(half) - ZERO_INT4) * scale;
+    let (first, second) = sums.split_at_mut(sums.len().div_ceil(2));
+    for (sum, byte) in first.iter_mut().zip(bytes) {
+        *sum += number(byte & 0xf);
+    }
+    for (sum, byte) in second.iter_mut().zip(bytes) {
+        *sum += number(byte >> 4);
     }
 }
 
@@ -263,7 +291,9 @@ pub fn decompressed(payload: &Payload) -> Result<Payload, String> {
     let mut bytes = vec![0; coded.len() * FLOAT];
     for (number, block) in bytes.chunks_mut(BLOCK * FLOAT).enumerate() {
         let mut numbers = [0.0; BLOCK];
-        coded.add(number, &mut numbers);
+        // Where the last number lies depends on how many there are.
+        let numbers = &mut numbers[..block.len() / FLOAT];
+        coded.add(number, numbers);
         for (bytes, number) in block.chunks_exact_mut(FLOAT).zip(numbers) {
             bytes.copy_from_slice(&number.to_le_bytes());
         }

@@ -25,7 +25,7 @@ fn numbers(len: usize) -> Vec<f32> {
 
 #[test]
 fn what_is_read_is_near_and_the_rest_is_what_was_lost() {
-    for len in [1, 2, 255, 256, 257, 1000, 4096] {
+    for len in (1..=66).chain([255, 256, 257, 300, 1000, 4096]) {
         let before = numbers(len);
         for (_, compress) in Compress::NAMES {
             let (payload, lost) = compressed(compress, &before);

@@ -77,7 +77,7 @@ impl Connection {
             memory: Memory::default(),
             transport,
             lane: Lane::new(send),
-            pool: Pool::default(),
+            pool: Pool::of_process(),
             answers: Mutex::default(),
             report: Mutex::default(),
         });

@@ -50,6 +50,7 @@ pub use join::{join, look, resolve, Membership};
 pub use lobby::{Lobby, LobbyEvent};
 pub use memory::Transport;
 pub use payload::{Payload, Slots};
+pub use pool::keep_received_memory;
 pub use report::{Carrier, PathReport};
 pub use stage_driver::serve;
 pub use ticket::{Ticket, TicketError};

@@ -1,18 +1,33 @@
-//! Memory for tensors that come over QUIC, used again: fresh memory costs a page fault for every 4 KiB.
+//! Memory for tensors that come over QUIC, and for sums of them, used again: fresh memory costs a page fault for every 4 KiB.
 
 use bytes::Bytes;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// Kept for later, at most, for each connection.
+/// Kept for later, at most, and where memory is short.
 const KEPT: usize = 64 << 20;
+const KEPT_OF_LITTLE: usize = 8 << 20;
+/// What holds now.
+static MOST: AtomicUsize = AtomicUsize::new(KEPT);
+
+/// Whether memory that tensors came in is kept for those that come later, 64 MiB at most, or all but 8 MiB of it given back.
+pub fn keep_received_memory(keep: bool) {
+    MOST.store(if keep { KEPT } else { KEPT_OF_LITTLE }, Ordering::Relaxed);
+}
 /// A cache line, and what vector instructions like best.
 const ALIGNMENT: usize = 64;
 
-/// Memory of one connection.
+/// Memory that is used again.
 #[derive(Clone, Default)]
 pub(crate) struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Pool {
+    /// The one of this process: what one connection is done with, another takes.
+    pub(crate) fn of_process() -> Self {
+        static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
+        POOL.clone()
+    }
+
     /// Room for so many bytes. What is in it is of no meaning.
     pub(crate) fn get(&self, len: usize) -> Buffer {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,7 +47,7 @@ impl Pool {
         kept.push(memory);
         let mut sum: usize = kept.iter().map(Vec::len).sum();
         // The oldest goes: its size may be that of another model.
-        while sum > KEPT && !kept.is_empty() {
+        while sum > MOST.load(Ordering::Relaxed) && !kept.is_empty() {
             sum -= kept.remove(0).len();
         }
     }

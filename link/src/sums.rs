@@ -12,20 +12,20 @@ use pipeline::replicas::Node;
 /// Sums of gradients, in the order in which they are asked for.
 #[derive(Default)]
 pub(crate) struct Sums {
-    pool: Pool,
     residuals: Residuals,
 }
 
 impl Sums {
     /// Sums the slices of each node, as [`Effect::Sum`](pipeline::effect::Effect::Sum) says.
     pub(crate) fn take(&mut self, summing: Summing, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
+        let pool = &Pool::of_process();
         match summing {
-            Summing::Tree(microbatches) => sum(microbatches, sums, &self.pool),
+            Summing::Tree(microbatches) => sum(microbatches, sums, pool),
             Summing::Compressed(compress, part) => {
                 let slices = sums.first().map_or(0, |(_, slices)| slices.len());
-                sum_compressed(compress, sums, self.residuals.of(part, slices), &self.pool)
+                sum_compressed(compress, sums, self.residuals.of(part, slices), pool)
             }
-            Summing::InTurn => sum_in_turn(sums, &self.pool),
+            Summing::InTurn => sum_in_turn(sums, pool),
         }
     }
 

@@ -31,6 +31,8 @@ pub struct Wish {
     pub reduction: Reduction,
     /// What the memory of its state depends on.
     pub optimizer: OptimizerSpec,
+    /// How many stages a worker has in GPipe; nothing for one.
+    pub chunks: Option<u16>,
     /// The kinds that may be taken; none for all.
     pub kinds: Vec<ScheduleKind>,
 }
@@ -122,7 +124,7 @@ fn ways(wish: &Wish) -> Vec<(ScheduleKind, Placement)> {
                 let several = [Placement::Interleaved { chunks: 2 }, Placement::V];
                 ways.extend([Placement::Plain].into_iter().chain(several).map(|placement| (kind, placement)));
             }
-            _ => ways.push((kind, Placement::of(kind, 2))),
+            _ => ways.push((kind, Placement::of(kind, wish.chunks))),
         }
     }
     ways

@@ -147,6 +147,7 @@ impl Fleet {
             let times = || stage.layers.iter().map(|layer| self.time(home, layer.id));
             StageBytes {
                 fixed: fixed(stage, optimizer, plan),
+                gathered: gathered(stage, plan),
                 held: times().map(|t| t.held).sum(),
                 held_between: times().map(|t| t.held_between).sum(),
             }
@@ -183,7 +184,7 @@ fn parts(plan: &Plan, stage: StageId) -> u64 {
 
 fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
     let parts = parts(plan, stage.stage);
-    let scatters = plan.sharding.is_some_and(Sharding::scatters);
+    let (scatters, gathers) = plan.sharding.map_or((false, false), |s| (s.scatters(), s.gathers_first()));
     let of_layer = |layer: &Layer| {
         let owner = layer.share.and_then(|owner| stage.owner(owner));
         let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
@@ -195,7 +196,8 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
                 (Role::Parameter, false) => {
                     let gradient = if scatters { bytes / parts } else { bytes };
                     let state = bytes.saturating_mul(optimizer.state_copies()) / parts;
-                    bytes.saturating_add(gradient).saturating_add(state)
+                    let value = if gathers { bytes / parts } else { bytes };
+                    value.saturating_add(gradient).saturating_add(state)
                 }
                 _ => bytes,
             }
@@ -205,6 +207,15 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
     let own: u64 = stage.layers.iter().map(of_layer).sum();
     let borrowed = stage.borrowed.iter().map(|b| borrowed_bytes(stage, b) * (1 + b.users.len() as u64));
     own + borrowed.sum::<u64>()
+}
+
+/// What of a stage's parameters is there only while it is at work.
+fn gathered(stage: &StageSpec, plan: &Plan) -> u64 {
+    if parts(plan, stage.stage) < 2 || !plan.sharding.is_some_and(Sharding::gathers_first) {
+        return 0;
+    }
+    let buckets = buckets(stage, BucketBytes::default(), plan.sharding);
+    buckets.iter().filter(|bucket| bucket.sharded).fold(0, |sum, bucket| sum.saturating_add(bucket.bytes()))
 }
 
 fn borrowed_bytes(stage: &StageSpec, borrowed: &crate::plan::Borrowed) -> u64 {

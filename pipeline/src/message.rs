@@ -16,7 +16,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -211,8 +211,8 @@ pub enum Head {
         /// Which of the stage's buckets.
         bucket: u32,
     },
-    /// The new values of the sender's shard of a bucket, on their way to the stage's other replicas: one float32 tensor for
-    /// each slice.
+    /// The values of the sender's shard of a bucket, on their way to the stage's other replicas: one float32 tensor for each
+    /// slice.
     Updated {
         /// The batch of the round.
         batch: u64,
@@ -220,6 +220,8 @@ pub enum Head {
         stage: StageId,
         /// Which of the stage's buckets.
         bucket: u32,
+        /// For which of the times at which the round gathers the stage's parameters, from 0.
+        visit: u32,
     },
     /// What the batch norms of a stage saw of the sender's microbatches, on its way to the stage's other replicas.
     Statistics {
@@ -311,8 +313,8 @@ pub enum Command {
     },
     /// Find out what layers take, and say so with [`Head::Measured`].
     Measure(Vec<LayerProbe>),
-    /// Send parameters and buffers as [`Head::State`].
-    SendState,
+    /// Send parameters and buffers as [`Head::State`], of this stage or of all.
+    SendState(Option<StageId>),
     /// Say what the trained parameters of each stage come to, with [`Head::Digests`].
     Digest,
     /// Take parameters and buffers, which come as [`Head::Weight`], and pass them on.

@@ -117,13 +117,23 @@ pub enum Task<T> {
         /// As for [`Task::GradNorm`]; empty where that has been.
         tied: Vec<(StageId, Vec<T>)>,
     },
-    /// Take what the other replicas have updated.
+    /// Take what the other replicas have updated, or share.
     AllGather {
         /// Which stage.
         stage: StageId,
         /// For every bucket and replica the slices of that replica's shard; none of this one's, and of buckets that are not
         /// sharded.
         buckets: Vec<Vec<Vec<T>>>,
+    },
+    /// Hand out this replica's part of the parameters, as [`HandedOut::Updated`].
+    Share {
+        /// Which stage.
+        stage: StageId,
+    },
+    /// Let go of the other replicas' parts of the parameters.
+    Reshard {
+        /// Which stage.
+        stage: StageId,
     },
     /// Take the new values of the parameters that other stages own, and clear their gradients.
     UpdateTied {
@@ -147,6 +157,8 @@ pub enum Task<T> {
     },
     /// Hand out parameters and buffers.
     Snapshot {
+        /// Of this stage; nothing for all.
+        stage: Option<StageId>,
         /// And what the optimizer keeps for them, under [`OPTIMIZER`] and PyTorch's names.
         optimizer: bool,
     },
@@ -190,7 +202,7 @@ pub enum HandedOut<T> {
         /// For each replica the slices of its shard, for each node.
         shards: Vec<Vec<(Node, Vec<T>)>>,
     },
-    /// The new values of this replica's shard of a bucket.
+    /// The values of this replica's shard of a bucket, which it has updated or shares.
     Updated {
         /// Which stage.
         stage: StageId,
@@ -364,9 +376,11 @@ impl<T> Task<T> {
             Task::OptimStep { stage, update, tied } => Task::OptimStep { stage, update, tied: by_stage(tied, f)? },
             Task::AllGather { stage, buckets } => Task::AllGather { stage, buckets: shards(buckets, f)? },
             Task::UpdateTied { stage, tied } => Task::UpdateTied { stage, tied: by_stage(tied, f)? },
+            Task::Share { stage } => Task::Share { stage },
+            Task::Reshard { stage } => Task::Reshard { stage },
             Task::Measure { probes } => Task::Measure { probes },
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
-            Task::Snapshot { optimizer } => Task::Snapshot { optimizer },
+            Task::Snapshot { stage, optimizer } => Task::Snapshot { stage, optimizer },
             Task::Digest => Task::Digest,
             Task::Load { tensors, optimizer } => Task::Load { tensors: named(tensors, f)?, optimizer },
             Task::Files { files } => Task::Files { files: named(files, f)? },

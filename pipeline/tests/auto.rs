@@ -24,6 +24,7 @@ fn graph() -> LayerGraph {
 
 fn wish() -> Wish {
     Wish {
+        chunks: None,
         columns: Vec::new(),
         reduction: pipeline::message::Reduction::default(),
         cuts: Cuts::Auto,

@@ -203,7 +203,7 @@ fn a_worker_that_sends_too_much_is_hung_up_on() {
     assert!(boss.hangup(1).contains("sent more tensors than it says, or fewer than it can"));
 
     let mut boss = Boss::ready();
-    boss.ask(Request::SendState);
+    boss.ask(Request::SendState(None));
     let state = |boss: &Boss| Head::State { id: boss.command, name: "0.weight".into() };
     let head = state(&boss);
     boss.hear(0, head.clone(), &[10]);

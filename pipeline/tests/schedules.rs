@@ -19,7 +19,7 @@ const KINDS: [ScheduleKind; 6] = [GPipe, OneFOneB, Interleaved, ZbH1, ZbV, Ready
 
 /// A chain of stages placed as the kind wants, two on each worker where it may have any number.
 fn layout(kind: ScheduleKind, workers: u16) -> Layout {
-    Layout::chain(Placement::of(kind, 2).homes(&Columns::from(usize::from(workers))))
+    Layout::chain(Placement::of(kind, None).homes(&Columns::from(usize::from(workers))))
 }
 
 fn schedule(kind: ScheduleKind, workers: u16, microbatches: u32) -> Schedule {
@@ -60,7 +60,7 @@ fn schedules_of_replicas_as_pictures() {
         (Ready, &[1, 2], 8),
         (ZbH1, &[3, 1], 6),
     ] {
-        let layout = Layout::chain(Placement::of(kind, 2).homes(&Columns::of(replicas)));
+        let layout = Layout::chain(Placement::of(kind, None).homes(&Columns::of(replicas)));
         let schedule = Schedule::new(&layout, &Terms::new(kind, microbatches)).expect("a placement that fits");
         check(&schedule).expect("a schedule that ends");
         text += &format!("{kind}, replicas {replicas:?}, {microbatches} microbatches\n");
@@ -139,10 +139,15 @@ fn several_stages_on_a_worker_are_told_apart_in_a_picture() {
     assert_golden("several-stages.txt", &picture(&played(&schedule, &unit(&schedule))));
 }
 
-/// Every kind for up to 6 workers and 17 microbatches, with 2 to 4 stages a worker where it may have any number.
+/// Every kind for up to 6 workers and 17 microbatches, with several numbers of stages a worker where it may have any.
 fn all() -> impl Iterator<Item = Schedule> {
-    let chunks = |kind| if kind == Interleaved { 2..=4 } else { 2..=2 };
-    let placements = KINDS.into_iter().flat_map(move |kind| chunks(kind).map(move |n| (kind, Placement::of(kind, n))));
+    let chunks = |kind| match kind {
+        Interleaved => 2..=4,
+        GPipe => 1..=2,
+        _ => 1..=1,
+    };
+    let placements =
+        KINDS.into_iter().flat_map(move |kind| chunks(kind).map(move |n| (kind, Placement::of(kind, Some(n)))));
     let sizes = (1..=6).flat_map(|workers| (1..=17).map(move |microbatches| (workers, microbatches)));
     placements.flat_map(move |(kind, placement)| {
         sizes.clone().map(move |(workers, microbatches)| {
@@ -211,12 +216,12 @@ fn memory_is_that_of_the_papers() {
             ZbH1 => stages().for_each(|s| assert!(of(s) <= workers, "{}", name(&schedule))),
             // Stages of half a worker's layers: as many bytes as 1F1B.
             ZbV => (0..workers as u16).for_each(|w| {
-                let bytes = vec![StageBytes { fixed: 0, held: 1, held_between: 1 }; layout.stages()];
+                let bytes = vec![StageBytes { held: 1, held_between: 1, ..StageBytes::default() }; layout.stages()];
                 let peak = played.peak_bytes(layout, &bytes)[w as usize];
                 assert!(peak <= 2 * workers as u64, "{}: {peak}", name(&schedule));
             }),
             Interleaved => (0..workers as u16).for_each(|w| {
-                let bytes = vec![StageBytes { fixed: 0, held: 1, held_between: 1 }; layout.stages()];
+                let bytes = vec![StageBytes { held: 1, held_between: 1, ..StageBytes::default() }; layout.stages()];
                 let held = played.peak_bytes(layout, &bytes)[w as usize] as usize;
                 let chunks = layout.stages() / workers;
                 let most = |w: u16| 2 * (workers - 1 - w as usize) + (chunks - 1) * workers + 1;
@@ -242,6 +247,10 @@ fn the_bubble_is_the_textbooks() {
         let work = 6 * microbatches * chunks;
         let what = name(&schedule);
         match schedule.kind {
+            // Breadth first, as long as there are enough to fill the pipeline.
+            GPipe if chunks > 1 && microbatches < workers => {
+                assert!(end <= work + 6 * (workers * chunks - 1), "{what}: {end}");
+            }
             GPipe | OneFOneB => assert_eq!(end, work + 6 * (workers - 1), "{what}"),
             // As long as the groups are full.
             Interleaved if microbatches % workers == 0 => assert_eq!(end, work + 6 * (workers - 1), "{what}"),
@@ -383,7 +392,7 @@ fn a_schedule_that_outgrows_its_memory_is_refused() {
     let schedule = schedule(GPipe, 2, 8);
     let played = played(&schedule, &unit(&schedule));
     let mib = |n: u64| n << 20;
-    let stages = [StageBytes { fixed: mib(10), held: mib(5), held_between: 0 }; 2];
+    let stages = [StageBytes { fixed: mib(10), held: mib(5), ..StageBytes::default() }; 2];
     assert_eq!(played.peak_bytes(&schedule.layout, &stages), [mib(50), mib(50)]);
     let check = |available: [Option<u64>; 2]| check_memory(&played, &schedule.layout, &stages, &available);
     assert_eq!(check([None, Some(mib(50))]), Ok(()));

@@ -213,13 +213,15 @@ char* bm_squares_of_blocks(const at::Tensor* tensor, size_t block, double* sums,
   });
 }
 
-// Lets freed memory stay with the process up to `keep` bytes at the heap's end; false where the C library cannot.
+// Lets freed memory stay with the process up to `keep` bytes at the heap's end, and in blocks below `largest_block`; what is
+// free beyond that now goes back. False where the C library cannot.
 bool bm_keep_freed_memory(size_t largest_block, size_t keep) noexcept {
 #ifdef __GLIBC__
   return mallopt(M_MMAP_THRESHOLD, static_cast<int>(largest_block)) == 1 &&
          mallopt(M_TRIM_THRESHOLD, static_cast<int>(keep)) == 1 &&
          // One heap for all threads: what one frees, another finds.
-         mallopt(M_ARENA_MAX, 1) == 1;
+         mallopt(M_ARENA_MAX, 1) == 1 &&
+         malloc_trim(keep) >= 0;
 #else
   (void)largest_block;
   (void)keep;

@@ -71,6 +71,15 @@ pub fn keep_freed_memory() {
     unsafe { ffi::bm_keep_freed_memory(LARGEST_BLOCK, KEEP) };
 }
 
+/// The reverse, for a process that is short of memory: blocks from 4 MiB on go back to the kernel once they are free, and
+/// so does what is free at the heap's end beyond 16 MiB.
+pub fn give_back_freed_memory() {
+    const LARGEST_BLOCK: usize = 4 << 20;
+    const KEEP: usize = 16 << 20;
+    // SAFETY: as above; `malloc_trim`, too, may be called at any time.
+    unsafe { ffi::bm_keep_freed_memory(LARGEST_BLOCK, KEEP) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,10 +4,10 @@ use crate::{Case, Training, STEPS};
 use link::{Payload, Slots};
 use pipeline::boss::{Request, RunRequest};
 use pipeline::effect::Answer;
-use pipeline::ids::Slot;
-use pipeline::message::{Failure, Mode, RoundLoss, RoundUpdate};
+use pipeline::ids::{Slot, StageId};
+use pipeline::message::{Failure, Mode, Reduction, RoundLoss, RoundUpdate};
 use pipeline::replicas::Deal;
-use pipeline::schedule::{Ending, Terms};
+use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::{Plan, ScheduleKind, TensorMeta};
 use tch::Tensor;
 use tensor::payload;
@@ -33,15 +33,32 @@ pub fn train(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32, fl
             answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap()
         })
         .collect();
-    left(fleet, &losses)
+    left(plan, fleet, &losses)
 }
 
 /// What a training leaves that had these losses.
-pub fn left(fleet: &mut impl Fleet, losses: &[f32]) -> Training {
-    let state = fleet.call(Request::SendState).unwrap().state;
+pub fn left(plan: &Plan, fleet: &mut impl Fleet, losses: &[f32]) -> Training {
+    let state: Vec<(String, Slot)> = plan.stages.iter().flat_map(|spec| state_of(plan, fleet, spec.stage)).collect();
     let weights: Vec<_> = state.into_iter().map(|(name, slot)| (name, take(fleet.slots(), slot))).collect();
     assert!(fleet.slots().is_empty(), "tensors were left behind");
     Training::new(losses, weights.iter().map(|(name, tensor)| (name.as_str(), tensor)))
+}
+
+/// The parameters and buffers of a stage, gathered where no replica has all.
+fn state_of(plan: &Plan, fleet: &mut impl Fleet, stage: StageId) -> Vec<(String, Slot)> {
+    let mut batch = 1_000_000 + 2 * u64::from(stage.0);
+    let mut all_do = |fleet: &mut _, actions: Vec<Vec<Action>>| {
+        batch += 1;
+        let run = RunRequest::of(batch, actions, Reduction::Tree);
+        Fleet::call(fleet, Request::Run(Box::new(run))).unwrap();
+    };
+    let Some([gather, let_go]) = plan.layout().whole(stage) else {
+        return fleet.call(Request::SendState(Some(stage))).unwrap().state;
+    };
+    all_do(fleet, gather);
+    let state = fleet.call(Request::SendState(Some(stage))).unwrap().state;
+    all_do(fleet, let_go);
+    state
 }
 
 /// A training step of a case, counted from 0.

@@ -166,7 +166,7 @@ fn a_step_that_fails_leaves_no_trace() {
                 losses.push(answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap());
             }
             assert_alike(&mut fleet, "after failures");
-            exact.assert_same(&left(&mut fleet, &losses), &format!("{form}, order {order}"));
+            exact.assert_same(&left(&plan, &mut fleet, &losses), &format!("{form}, order {order}"));
         }
         assert!(after_sending > 0, "{form}: no step failed after gradients were sent");
     }

@@ -4,7 +4,8 @@
 
 use bossman::data::{Dataset, Source};
 use bossman::{
-    Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Predictions, Replicas, ScheduleKind, Score, StateDict,
+    Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Predictions, Replicas, ScheduleKind, Score, Sharding,
+    StateDict, Variables,
 };
 use std::fmt::Write as _;
 use std::future::Future;
@@ -29,12 +30,13 @@ fn soon(test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
 }
 
-async fn boss(replicas: &[u16]) -> BossMan {
+async fn boss(replicas: &[u16], sharding: Option<Sharding>) -> BossMan {
     let workers = replicas.iter().map(|n| usize::from(*n)).sum();
     // Some sums of norms depend on the number of threads.
     let alike = Host::new(workers).local(workers).port(0).threads(1).quiet().wait().await.unwrap();
     let mut boss = BossMan::builder(Model::from_yaml(MODEL).unwrap())
         .replicas(Replicas::Of(replicas.to_vec()))
+        .shard(sharding)
         .schedule(ScheduleKind::GPipe)
         .loss(Loss::cross_entropy())
         .microbatches(6)
@@ -43,6 +45,15 @@ async fn boss(replicas: &[u16]) -> BossMan {
         .unwrap();
     boss.distribute_model().await.unwrap();
     boss
+}
+
+/// Forward, a loss here, backward, and the update.
+async fn step_by_hand(boss: &mut BossMan) {
+    let x = Tensor::linspace(-1.0, 1.0, 48, (Kind::Float, Device::Cpu)).view([6, 8]);
+    let output = boss.forward(&x, Variables::new()).await.unwrap();
+    output.square().mean(Kind::Float).backward();
+    boss.backward(&output.grad()).await.unwrap();
+    boss.optim_step().await.unwrap();
 }
 
 /// Samples that are the same in every run.
@@ -63,12 +74,16 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
         }
         std::fs::write(&csv, lines).unwrap();
         let mut found: Vec<([u64; 2], Vec<u8>)> = Vec::new();
-        for replicas in [&[1][..], &[2], &[3], &[1, 2]] {
-            let mut boss = boss(replicas).await;
+        let alone = [&[1][..], &[2], &[3], &[1, 2]].map(|replicas| (replicas, None));
+        // Several stages a worker, of which it keeps a part.
+        let in_part = [&[2][..], &[3], &[1, 2]].map(|replicas| (replicas, Some(Sharding::Parameters)));
+        for (replicas, sharding) in alone.into_iter().chain(in_part) {
+            let mut boss = boss(replicas, sharding).await;
             boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
             for step in 0..3 {
                 boss.train_step(&batch(step, 24)).await.unwrap();
             }
+            step_by_hand(&mut boss).await;
             // The last of a round of three comes alone, and two sizes go together.
             let sizes = [5, 5, 5, 9, 1, 5, 2];
             let batches = || sizes.iter().zip(100..).map(|(samples, number)| batch(number, *samples));
@@ -95,8 +110,9 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
 #[test]
 fn weights_that_are_loaded_reach_every_replica() {
     soon(async {
-        for replicas in [&[3][..], &[3, 2]] {
-            let mut boss = boss(replicas).await;
+        let in_part = Some(Sharding::Parameters);
+        for (replicas, sharding) in [(&[3][..], None), (&[3, 2], None), (&[3], in_part), (&[3, 2], in_part)] {
+            let mut boss = boss(replicas, sharding).await;
             let mut other = StateDict::default();
             for (name, tensor) in boss.state_dict().await.unwrap().iter() {
                 other.insert(name, &(tensor * 2 + 1).to_kind(tensor.kind()));

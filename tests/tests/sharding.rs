@@ -10,7 +10,7 @@ use pipeline::{Cuts, OptimizerSpec, Placement, Plan, ScheduleKind};
 use tests::programs::by_hand;
 use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Steps, STEPS};
 
-const SHARDINGS: [Sharding; 2] = [Sharding::Optimizer, Sharding::Gradients];
+const SHARDINGS: [Sharding; 3] = [Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters];
 
 /// Workers at each place of the pipeline.
 const WAYS: [&[u16]; 7] = [&[1], &[2], &[3], &[5], &[2, 2], &[3, 1], &[1, 2]];
@@ -31,10 +31,19 @@ fn every_way(case: Case) {
     let case = &along_the_tree(case);
     let expected = one_process(case, 5);
     for (number, replicas) in WAYS.into_iter().enumerate() {
-        let ways = [Placement::Plain, Placement::V].into_iter().flat_map(|p| SHARDINGS.map(|sharding| (p, sharding)));
-        for (placement, sharding) in ways {
+        let placements = [Placement::Plain, Placement::V, Placement::Interleaved { chunks: 3 }];
+        let ways = placements.into_iter().flat_map(|p| SHARDINGS.map(|sharding| (p, sharding)));
+        // Parameters with each placement in turn.
+        let in_turn = placements[number % placements.len()];
+        for (placement, sharding) in ways.filter(|(p, s)| *s != Sharding::Parameters || *p == in_turn) {
             let Some(plan) = plan(case, replicas, placement, sharding) else { continue };
-            let kinds = cuts::kinds(placement);
+            // Parameters are gathered in the order of passes, which all replicas must have.
+            let kinds = match (sharding, placement) {
+                (Sharding::Parameters, Placement::Plain) => &cuts::kinds(placement)[..3],
+                (Sharding::Parameters, _) => &[ScheduleKind::GPipe],
+                (_, Placement::Interleaved { .. }) => continue,
+                _ => cuts::kinds(placement),
+            };
             let kind = kinds[number % kinds.len()];
             let what = format!("{} on {replicas:?}, {kind}, {sharding}", case.name);
             let training = train(case, &plan, kind, 5, &mut Memory::new(plan.clone(), case.seed, number as u64));
@@ -56,10 +65,12 @@ fn over_sockets(case: Case) {
     let case = &along_the_tree(case.with(Steps { max_norm: Some(0.5), ..Steps::default() }));
     let expected = one_process(case, 5);
     let reaches = [Reach::SharedMemory, Reach::Quic, Reach::Relayed];
-    for (reach, sharding) in reaches.into_iter().zip([Sharding::Gradients, Sharding::Optimizer, Sharding::Gradients]) {
+    let shardings = [Sharding::Gradients, Sharding::Optimizer, Sharding::Gradients];
+    let gathered = reaches.into_iter().map(|reach| (reach, Sharding::Parameters));
+    for (reach, sharding) in reaches.into_iter().zip(shardings).chain(gathered) {
         let plan = plan(case, &[2, 2], Placement::Plain, sharding).unwrap();
         let training = train(case, &plan, ScheduleKind::ZbH1, 5, &mut Sockets::new(plan.clone(), case.seed, reach));
-        expected.assert_same(&training, &format!("{} over {reach:?}", case.name));
+        expected.assert_same(&training, &format!("{} over {reach:?}, {sharding}", case.name));
     }
 }
 
@@ -127,6 +138,8 @@ fn in_processes() {
         (3, "replicas: 3\nshard: optimizer"),
         (4, "replicas: 2\nshard: gradients\nschedule: zb-h1"),
         (2, "replicas: auto\nshard: gradients"),
+        (2, "replicas: 2\nshard: parameters"),
+        (4, "replicas: 2\nshard: parameters\nchunks: 2"),
     ];
     for (workers, more) in ways {
         let settings = format!("microbatches: 4\n{more}");

@@ -114,6 +114,7 @@ fn whole(graph: &LayerGraph) -> StageModel {
         buckets: buckets(&spec, BucketBytes::default(), None),
         shard_id: None,
         scatters: false,
+        gathers_first: false,
         layers: spec.layers,
         inputs: graph.inputs().iter().map(input).collect(),
         outputs: graph.outputs().to_vec(),

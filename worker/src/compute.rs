@@ -203,7 +203,14 @@ impl StageCompute {
     fn carry_out(&mut self, task: Task<Payload>, out: Out<'_>) -> Result<Outcome<Payload>, Failure> {
         match task {
             Task::Build { stages, buckets, sharding, shard_ids, seed } => {
-                self.stages.clear(); // frees the old parameters before the new ones are made
+                // Frees the old parameters before the new ones are made.
+                self.stages.clear();
+                // Whoever shares out state has little memory; without, time counts more.
+                match sharding {
+                    Some(_) => tensor::memory::give_back_freed_memory(),
+                    None => tensor::memory::keep_freed_memory(),
+                }
+                link::keep_received_memory(sharding.is_none());
                 for spec in stages {
                     let stage = spec.stage;
                     self.check_precision(&spec)?;
@@ -212,6 +219,7 @@ impl StageCompute {
                         buckets: pipeline::replicas::buckets(&spec, buckets, sharding.filter(|_| shard_id.is_some())),
                         shard_id,
                         scatters: shard_id.is_some() && sharding.is_some_and(Sharding::scatters),
+                        gathers_first: shard_id.is_some() && sharding.is_some_and(Sharding::gathers_first),
                         ..model(spec, seed, (self.device, self.own.clone()))
                     };
                     let engine = Engine::build(model);
@@ -257,6 +265,8 @@ impl StageCompute {
                 let buckets = buckets.iter().map(shards).collect::<Result<_, _>>()?;
                 self.stage(stage)?.all_gather(buckets).map_err(explain)?;
             }
+            Task::Share { stage } => hand_out_part(self.stage(stage)?, stage, out)?,
+            Task::Reshard { stage } => self.stage(stage)?.reshard().map_err(explain)?,
             Task::UpdateTied { stage, tied } => {
                 self.stage(stage)?.update_tied(by_stage(&tied)?).map_err(explain)?;
             }
@@ -271,10 +281,13 @@ impl StageCompute {
                         engine.zero_grad();
                     }
                 }
+                // What a round that failed has gathered.
+                self.stages.values_mut().try_for_each(Engine::reshard).map_err(explain)?;
             }
-            Task::Snapshot { optimizer } => {
+            Task::Snapshot { stage, optimizer } => {
                 let mut tensors = Vec::new();
-                for engine in self.stages.values() {
+                let wanted = |of: &StageId| stage.is_none_or(|only| only == *of);
+                for (_, engine) in self.stages.iter().filter(|(of, _)| wanted(of)) {
                     let state = engine.state().map_err(explain)?;
                     let kept = if optimizer { engine.optimizer_state().map_err(explain)? } else { Vec::new() };
                     let kept = kept.into_iter().map(|(name, value)| (format!("{OPTIMIZER}{name}"), value));
@@ -305,18 +318,25 @@ fn step(
     out: Out<'_>,
 ) -> Result<Outcome<Payload>, Failure> {
     let lent = engine.optim_step(update, from_others).map_err(explain)?;
-    let updates = engine.hand_out_updates(|bucket, slices| {
-        out(handed(HandedOut::Updated { stage, bucket, slices })?);
-        Ok(())
-    });
-    updates.map_err(explain)?;
+    if !engine.stage().gathers_first {
+        hand_out_part(engine, stage, out)?;
+    }
     tied(&lent)
 }
 
-/// A SHA-256 of all trained parameters, what they are called, and how large they are.
+/// This replica's part of the parameters, for the others.
+fn hand_out_part(engine: &Engine, stage: StageId, out: Out<'_>) -> Result<(), Failure> {
+    let parts = engine.hand_out_part(|bucket, slices| {
+        out(handed(HandedOut::Updated { stage, bucket, slices })?);
+        Ok(())
+    });
+    parts.map_err(explain)
+}
+
+/// A SHA-256 of all trained parameters that every replica has, what they are called, and how large they are.
 fn digest(engine: &Engine) -> Result<[u8; 32], Failure> {
     let mut hash = Sha256::new();
-    for (name, value) in engine.trained() {
+    for (name, value) in engine.trained_by_all() {
         let payload = to_payload(value).map_err(plain)?;
         hash.update(format!("{name} {}\n", payload.meta));
         hash.update(&payload.bytes);
@@ -346,6 +366,7 @@ fn model(spec: StageSpec, seed: u64, (device, own): (Device, OwnLayers)) -> Stag
         buckets: Vec::new(),
         shard_id: None,
         scatters: false,
+        gathers_first: false,
         inputs: inputs.collect(),
         outputs: spec.outputs.iter().map(|output| output.value).collect(),
         borrowed: spec.borrowed,

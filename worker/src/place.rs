@@ -24,6 +24,8 @@ impl Place {
             Task::TiedGrads { stage } => place(Some(*stage), None, "handing over of tied gradients"),
             Task::GradNorm { stage, .. } => place(Some(*stage), None, "gradient norm"),
             Task::AllGather { stage, .. } => place(Some(*stage), None, "gathering of parameters"),
+            Task::Share { stage } => place(Some(*stage), None, "sharing of parameters"),
+            Task::Reshard { stage } => place(Some(*stage), None, "letting go of parameters"),
             Task::UpdateTied { stage, .. } => place(Some(*stage), None, "update of tied parameters"),
             Task::Measure { .. } => place(None, None, "measuring layers"),
             Task::OptimStep { stage, .. } => place(Some(*stage), None, "optimizer step"),

@@ -50,9 +50,12 @@ struct Options {
     /// In what form replicas exchange gradients: `bf16`, `int8`, `int4`, or `f32`.
     #[arg(long, default_value = "f32")]
     compress: Form,
-    /// What replicas share out: `optimizer`, `gradients`, or `none`.
+    /// What replicas share out: `optimizer`, `gradients`, `parameters`, or `none`.
     #[arg(long, default_value = "none")]
     shard: SharedOut,
+    /// Stages on each worker, where the schedule leaves that open.
+    #[arg(long)]
+    chunks: Option<usize>,
     /// Deal microbatches to replicas evenly, whatever their speed.
     #[arg(long)]
     even: bool,
@@ -104,7 +107,7 @@ impl FromStr for SharedOut {
         let found = Sharding::NAMES.iter().find(|(name, _)| *name == text).map(|(_, way)| *way);
         match found.is_some() || text == "none" {
             true => Ok(SharedOut(found)),
-            false => Err("expected `optimizer`, `gradients` or `none`".into()),
+            false => Err("expected `optimizer`, `gradients`, `parameters` or `none`".into()),
         }
     }
 }
@@ -151,7 +154,7 @@ async fn main() -> Result<()> {
     let builder = BossMan::builder(model).schedule(options.schedule.0).microbatches(options.microbatches);
     let builder = builder.replicas(options.replicas.map(Replicas::Each)).deal_evenly(options.even);
     let builder = builder.fast_reduction(options.fast_reduction);
-    let builder = builder.compress(options.compress.0).shard(options.shard.0);
+    let builder = builder.compress(options.compress.0).shard(options.shard.0).chunks(options.chunks);
     let mut boss = builder.loss(Loss::MSELoss).build(host.wait().await?)?;
     boss.distribute_model().await?;
     boss.send_optimizer(Optimizer::adam(options.lr)).await?;

@@ -46,7 +46,7 @@ pub struct RunFile {
     /// The order of work; nothing where the fastest is to be found.
     pub schedule: Option<ScheduleKind>,
     /// Stages a worker, where the schedule leaves that open.
-    pub chunks: u32,
+    pub chunks: Option<u32>,
     /// Steps whose gradients one optimizer step takes.
     pub accumulate: u32,
     /// The limit of the gradients' norm.
@@ -222,13 +222,21 @@ fn schedule(run: &Mapping<'_>) -> Result<Option<ScheduleKind>, Fault> {
     kind.map_err(|why: String| Fault::new(place, format!("{why}, auto")).suggesting(layerspec::nearest(&name, names)))
 }
 
-/// Only `interleaved` leaves it open how many stages a worker has.
-fn chunks(run: &Mapping<'_>) -> Result<u32, Fault> {
-    let Some(chunks) = small_count(run, "chunks")? else { return Ok(2) };
+/// Only these leave it open how many stages a worker has.
+fn chunks(run: &Mapping<'_>) -> Result<Option<u32>, Fault> {
+    let Some(chunks) = small_count(run, "chunks")? else { return Ok(None) };
+    let gathers = sharding(run)?.is_some_and(Sharding::gathers_first);
     match (chunks, schedule(run)?) {
-        (2.., Some(ScheduleKind::Interleaved)) => Ok(chunks),
+        (1, None | Some(ScheduleKind::GPipe)) if gathers => Ok(Some(chunks)),
+        (2.., None) if gathers => Ok(Some(chunks)),
+        (2.., Some(ScheduleKind::Interleaved | ScheduleKind::GPipe)) => Ok(Some(chunks)),
         (..2, _) => Err(run.need("chunks")?.unexpected("`chunks`", "2 or more stages a worker")),
-        _ => Err(Fault::new(run.need("chunks")?.place, "`chunks` goes with `schedule: interleaved` only")),
+        _ => {
+            let problem =
+                "`chunks` goes with `schedule: interleaved` or `schedule: gpipe` only, or with `shard: parameters` \
+                           where no schedule is named";
+            Err(Fault::new(run.need("chunks")?.place, problem))
+        }
     }
 }
 
@@ -288,13 +296,29 @@ fn sharding(run: &Mapping<'_>) -> Result<Option<Sharding>, Fault> {
     let way = Sharding::NAMES.iter().find(|(way, _)| name == Some(way)).map(|(_, way)| *way);
     match (way, name, run.get("replicas")) {
         (None, Some("none"), _) => Ok(None),
-        (None, ..) => Err(node.unexpected("`shard`", "`none`, `optimizer` or `gradients`")),
+        (None, ..) => Err(node.unexpected("`shard`", "`none`, `optimizer`, `gradients` or `parameters`")),
         (Some(_), _, None) => Err(Fault::new(node.place, "`shard` goes with `replicas` only")),
         (Some(way), ..) if way.scatters() && (fast_reduction(run)? || compress(run)?.is_some()) => {
-            let problem = "`shard: gradients` goes neither with `compress` nor with `reduction: fast`, for which a replica adds up \
-                           its gradients before any leave; take `shard: optimizer`";
+            let problem = format!(
+                "`shard: {way}` goes neither with `compress` nor with `reduction: fast`, for which a replica adds up its \
+                 gradients before any leave; take `shard: optimizer`"
+            );
             Err(Fault::new(node.place, problem))
         }
+        (Some(way), ..) if way.gathers_first() => match (schedule(run)?, replicas(run)?) {
+            (_, Some(Replicas::Auto)) => {
+                let problem = format!("`shard: {way}` does not go with `replicas: auto`; give `replicas` a number");
+                Err(Fault::new(node.place, problem))
+            }
+            (Some(kind), _) if !kind.takes_stages_in_order() => {
+                let problem = format!(
+                    "`shard: {way}` does not go with `schedule: {kind}`: replicas must take their stages in the same order; \
+                     take `schedule: gpipe`"
+                );
+                Err(Fault::new(node.place, problem))
+            }
+            _ => Ok(Some(way)),
+        },
         (way, ..) => Ok(way),
     }
 }

@@ -55,7 +55,7 @@ impl Gathering {
             answer: Answer::default(),
             missing: BTreeMap::new(),
             outputs: run.filter(|run| run.outputs).map(|run| outputs(run, plan)).unwrap_or_default(),
-            names: matches!(request, Request::SendState).then(BTreeSet::new),
+            names: matches!(request, Request::SendState(_)).then(BTreeSet::new),
             probes,
             unmeasured: if probes.is_some() { unanswered.clone() } else { BTreeSet::new() },
             undigested: if matches!(request, Request::Digest) { unanswered.clone() } else { BTreeSet::new() },

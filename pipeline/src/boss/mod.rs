@@ -260,11 +260,11 @@ impl BossSession {
             return Err(Failure::new("the workers have no layers yet: call distribute_model() first"));
         }
         match (self.torn, request) {
-            (Some(Torn { step, .. }), Request::Run(_) | Request::SendState) => Err(Failure::new(format!(
+            (Some(Torn { step, .. }), Request::Run(_) | Request::SendState(_)) => Err(Failure::new(format!(
                 "step {step} failed after some stages had already updated their parameters; load a state_dict and send the \
                  optimizer again to go on"
             ))),
-            (None, Request::Run(_) | Request::SendState) if self.half_loaded => Err(Failure::new(
+            (None, Request::Run(_) | Request::SendState(_)) if self.half_loaded => Err(Failure::new(
                 "loading parameters failed on some workers, so they may not belong together: load a state_dict again to go on",
             )),
             (None, Request::Run(run)) if self.cancelled.contains(&run.batch) => Err(Failure::new(
@@ -345,7 +345,7 @@ impl BossSession {
         };
         let unanswered = match request {
             Request::Stop => BTreeSet::new(),
-            Request::SendState => request::speakers(&self.setup.plan),
+            Request::SendState(stage) => request::speakers(&self.setup.plan, stage),
             _ => self.living(),
         };
         let gathering = Gathering::new(now, unanswered, &request, &self.setup.plan);

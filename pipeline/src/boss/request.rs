@@ -65,8 +65,8 @@ pub enum Request {
     Measure(Vec<LayerProbe>),
     /// What workers said last of their links.
     Links,
-    /// Gather parameters and buffers.
-    SendState,
+    /// Gather parameters and buffers, of this stage or of all.
+    SendState(Option<StageId>),
     /// Gather what the trained parameters of every stage of every worker come to.
     Digest,
     /// Replace parameters and buffers: for each the stage whose replicas get it, its name and tensor.
@@ -133,6 +133,27 @@ pub struct RunRequest {
 }
 
 impl RunRequest {
+    /// A round in evaluation mode that has these actions and no tensors.
+    pub fn of(batch: u64, actions: Vec<Vec<Action>>, reduction: Reduction) -> Self {
+        RunRequest {
+            batch,
+            step: 0,
+            mode: Mode::Eval,
+            cached: None,
+            actions,
+            order: Order::Listed,
+            deal: Deal::default(),
+            microbatches: 1,
+            reduction,
+            update: None,
+            loss: None,
+            outputs: false,
+            inputs: Vec::new(),
+            targets: Vec::new(),
+            grads: None,
+        }
+    }
+
     /// Whether its batch waits for a backward pass afterwards; nothing where it changes nothing about that.
     pub(super) fn leaves(&self) -> Option<bool> {
         let has = |wanted: fn(&Action) -> bool| self.actions.iter().flatten().any(wanted);
@@ -170,7 +191,7 @@ impl Request {
             | Request::Measure(_)
             | Request::Links
             | Request::Digest
-            | Request::SendState
+            | Request::SendState(_)
             | Request::Stop => Vec::new(),
         }
     }
@@ -194,8 +215,8 @@ impl Request {
             // Answered without the workers, or seen to by `members`.
             Request::Use(_) | Request::Links | Request::Prepare(_) | Request::Regroup(_) | Request::Stop => Vec::new(),
             // Replicas have the same; the first speaks.
-            Request::SendState => {
-                let to = speakers(plan).into_iter().map(|w| command(w, id, Command::SendState)).collect();
+            Request::SendState(stage) => {
+                let to = speakers(plan, stage).into_iter().map(|w| command(w, id, Command::SendState(stage))).collect();
                 vec![Effect::Send { to, slots: Vec::new() }]
             }
             Request::Run(run) => {
@@ -235,9 +256,10 @@ pub(super) fn send_files(id: u64, files: Vec<(String, Slot)>, workers: &[WorkerI
     sends
 }
 
-/// The workers that hand out parameters: the first replica of each stage.
-pub(super) fn speakers(plan: &Plan) -> BTreeSet<WorkerId> {
-    plan.homes.iter().filter_map(|(_, workers)| workers.first().copied()).collect()
+/// The workers that hand out parameters: the first replica of each stage, or of this one.
+pub(super) fn speakers(plan: &Plan, only: Option<StageId>) -> BTreeSet<WorkerId> {
+    let wanted = plan.homes.iter().filter(|(stage, _)| only.is_none_or(|only| only == *stage));
+    wanted.filter_map(|(_, workers)| workers.first().copied()).collect()
 }
 
 pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assignment {

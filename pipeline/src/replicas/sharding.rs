@@ -12,19 +12,26 @@ pub enum Sharding {
     /// The gradients, too (its second stage): those of each microbatch leave for the replicas that update with them as soon
     /// as they are there, and no replica ever has all of them.
     Gradients,
+    /// The parameters, too (its third stage): a replica has all of a stage's only while it takes microbatches through it.
+    Parameters,
 }
 
 impl Sharding {
     /// Every way by its name in a run file.
-    pub const NAMES: [(&'static str, Sharding); 2] =
-        [("optimizer", Sharding::Optimizer), ("gradients", Sharding::Gradients)];
+    pub const NAMES: [(&'static str, Sharding); 3] =
+        [("optimizer", Sharding::Optimizer), ("gradients", Sharding::Gradients), ("parameters", Sharding::Parameters)];
 
     /// Whether gradients leave with each microbatch, rather than once with the last.
     pub fn scatters(self) -> bool {
         match self {
             Sharding::Optimizer => false,
-            Sharding::Gradients => true,
+            Sharding::Gradients | Sharding::Parameters => true,
         }
+    }
+
+    /// Whether parameters are gathered before they are used, rather than after they were updated.
+    pub fn gathers_first(self) -> bool {
+        self == Sharding::Parameters
     }
 }
 

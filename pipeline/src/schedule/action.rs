@@ -56,13 +56,23 @@ pub enum Action {
         /// Which stage.
         stage: StageId,
     },
-    /// On a stage whose replicas each update a part of its parameters: it takes what the others have updated.
+    /// On a stage whose replicas each update a part of its parameters: it takes what the others have updated, or share.
     AllGather {
         /// Which stage.
         stage: StageId,
     },
     /// On a stage that uses parameters of other stages: it takes their new values.
     UpdateTied {
+        /// Which stage.
+        stage: StageId,
+    },
+    /// On a stage whose replicas each keep a part of its parameters: it gives its part to the others.
+    Share {
+        /// Which stage.
+        stage: StageId,
+    },
+    /// On such a stage: it lets go of the others' parts.
+    Reshard {
         /// Which stage.
         stage: StageId,
     },
@@ -81,7 +91,9 @@ impl Action {
             | Action::GradNorm { stage }
             | Action::OptimStep { stage }
             | Action::AllGather { stage }
-            | Action::UpdateTied { stage } => stage,
+            | Action::UpdateTied { stage }
+            | Action::Share { stage }
+            | Action::Reshard { stage } => stage,
         }
     }
 
@@ -124,6 +136,8 @@ impl Action {
             Action::OptimStep { .. } => "optimizer step",
             Action::AllGather { .. } => "gathering of parameters",
             Action::UpdateTied { .. } => "update of tied parameters",
+            Action::Share { .. } => "sharing of parameters",
+            Action::Reshard { .. } => "letting go of parameters",
         }
     }
 }

@@ -40,6 +40,19 @@ pub enum ScheduleError {
     /// What a stage's parameters get is not in ascending order of microbatches.
     #[error("{0} does not take its backward passes in the order of microbatches")]
     Order(StageId),
+    /// Replicas that share out parameters do not take their stages in the same order.
+    #[error(
+        "replicas of {0} do not take their stages in the same order, in which they gather parameters; take `schedule: gpipe`"
+    )]
+    Visits(StageId),
+    /// Parameters cannot be gathered where the order of passes is left open.
+    #[error(
+        "schedule {0} leaves the order of passes open, and parameters are gathered in an order; take `schedule: gpipe`"
+    )]
+    Unlisted(ScheduleKind),
+    /// Parameters are not gathered before they are used, or not let go after it.
+    #[error("{0} does not gather the parameters of its stages as its passes need them")]
+    Gathering(WorkerId),
     /// It cannot end.
     #[error("the schedule cannot end: {0}")]
     Deadlock(Deadlock),
@@ -73,9 +86,16 @@ pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
     if schedule.microbatches == 0 {
         return Err(ScheduleError::NoMicrobatches);
     }
+    let gathers = |action: &&Action| layout.gathers(action);
+    let apart: Vec<Vec<Action>> =
+        schedule.workers.iter().map(|list| list.iter().filter(|action| !gathers(action)).copied().collect()).collect();
+    let gathered = layout.gathered(apart.clone())?;
+    if let Some(worker) = (0..gathered.len()).find(|worker| gathered[*worker] != schedule.workers[*worker]) {
+        return Err(ScheduleError::Gathering(WorkerId(worker as u16)));
+    }
     let mut seen = BTreeSet::new();
     let mut last_backward = vec![None; layout.stages()];
-    for (worker, list) in schedule.workers.iter().enumerate() {
+    for (worker, list) in apart.iter().enumerate() {
         for action in list {
             let here = WorkerId(worker as u16);
             let dealt = match action.microbatch() {

@@ -131,7 +131,9 @@ impl Costs {
             | Action::ReduceTied { .. }
             | Action::GradNorm { .. }
             | Action::AllGather { .. }
+            | Action::Share { .. }
             | Action::UpdateTied { .. } => stage.optim_step / 4,
+            Action::Reshard { .. } => 0,
         };
         work + self.per_action
     }
@@ -142,6 +144,8 @@ impl Costs {
 pub struct StageBytes {
     /// Parameters, gradients and the optimizer's state: always there.
     pub fixed: u64,
+    /// From the sharing of its parameters until they are let go, where that is done.
+    pub gathered: u64,
     /// From a microbatch's forward pass to its backward pass, or the first half of that.
     pub held: u64,
     /// From the first half of its backward pass to the second.

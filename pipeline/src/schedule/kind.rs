@@ -28,6 +28,15 @@ pub enum ScheduleKind {
 }
 
 impl ScheduleKind {
+    /// Whether replicas take their stages in the same order, whoever has how many microbatches, as is needed to gather
+    /// parameters.
+    pub fn takes_stages_in_order(self) -> bool {
+        match self {
+            ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => true,
+            ScheduleKind::Interleaved | ScheduleKind::ZbV | ScheduleKind::Ready => false,
+        }
+    }
+
     /// Every kind, with the name used in run files.
     pub const NAMES: [(&'static str, ScheduleKind); 6] = [
         ("gpipe", ScheduleKind::GPipe),

@@ -4,6 +4,7 @@
 mod action;
 mod check;
 mod costs;
+mod gathering;
 mod gpipe;
 mod interleaved;
 mod kind;
@@ -22,6 +23,7 @@ mod work;
 mod zb_h1;
 mod zb_v;
 
+use crate::ids::StageId;
 use crate::message::Reduction;
 use crate::replicas::Deal;
 use lanes::lanes;
@@ -116,6 +118,10 @@ impl Schedule {
             ScheduleKind::Ready => (work.passes(true), ready::order(&work, &costs, terms.room.as_deref())),
             _ => (listed(kind, &work, &costs), Order::Listed),
         };
+        if order != Order::Listed && (0..layout.stages() as u16).any(|stage| layout.gathers_first(StageId(stage))) {
+            return Err(ScheduleError::Unlisted(kind));
+        }
+        let passes = layout.gathered(passes)?;
         let endings = layout.reduction(reduction).into_iter().zip(layout.ending(ending));
         let workers = passes.into_iter().zip(endings).map(|(passes, (sum, end))| [passes, sum, end].concat()).collect();
         Ok(Schedule { kind, microbatches, layout: layout.clone(), ending, reduction, deal, order, workers })

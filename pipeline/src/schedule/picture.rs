@@ -3,7 +3,8 @@
 use super::{Action, Timeline};
 
 /// `F2` is the forward pass of microbatch 2, `B2` its backward pass (`<<` while it lasts), `A` the sum over replicas, `S` the
-/// optimizer step, `G` the gathering of what other replicas have updated, `.` an idle unit. Actions of several stages on a worker carry the stage: `F2/3`.
+/// optimizer step, `G` the gathering of what other replicas have updated or share, `P` the sharing of a replica's part of the parameters and
+/// `L` the letting go of the others', `.` an idle unit. Actions of several stages on a worker carry the stage: `F2/3`.
 pub fn picture(timeline: &Timeline) -> String {
     let one_stage_each = timeline.workers.iter().all(|list| {
         let first = list.first().map(|i| i.action.stage());
@@ -21,6 +22,8 @@ pub fn picture(timeline: &Timeline) -> String {
             Action::OptimStep { .. } => "S".to_string(),
             Action::AllGather { .. } => "G".to_string(),
             Action::UpdateTied { .. } => "U".to_string(),
+            Action::Share { .. } => "P".to_string(),
+            Action::Reshard { .. } => "L".to_string(),
         };
         if !one_stage_each {
             text.push_str(&format!("/{}", action.stage().0));

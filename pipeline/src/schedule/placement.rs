@@ -54,19 +54,23 @@ impl Placement {
         homes.stages() == places * self.chunks() && homes.iter().all(same)
     }
 
-    /// The placement that a kind of schedule wants; `chunks` is for the kind that may have any number.
-    pub fn of(kind: ScheduleKind, chunks: u16) -> Self {
-        match kind {
-            ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 | ScheduleKind::Ready => Placement::Plain,
-            ScheduleKind::Interleaved => Placement::Interleaved { chunks },
-            ScheduleKind::ZbV => Placement::V,
+    /// The placement that a kind of schedule wants; `chunks` is for the kinds that may have any number, of which GPipe has one
+    /// by default.
+    pub fn of(kind: ScheduleKind, chunks: Option<u16>) -> Self {
+        match (kind, chunks) {
+            (ScheduleKind::GPipe, Some(chunks @ 2..)) => Placement::Interleaved { chunks },
+            (ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 | ScheduleKind::Ready, _) => {
+                Placement::Plain
+            }
+            (ScheduleKind::Interleaved, chunks) => Placement::Interleaved { chunks: chunks.unwrap_or(2) },
+            (ScheduleKind::ZbV, _) => Placement::V,
         }
     }
 
     /// Whether a kind of schedule works with stages placed so; if not, the placement that it wants.
     pub(super) fn check(kind: ScheduleKind, homes: &Homes) -> Result<(), Placement> {
         let chunks = (homes.stages() / places(homes).max(1)).clamp(2, 1 << 10) as u16;
-        let wanted = Placement::of(kind, chunks);
+        let wanted = Placement::of(kind, Some(chunks));
         match kind {
             ScheduleKind::GPipe | ScheduleKind::Ready => Ok(()),
             _ if wanted.is(homes) => Ok(()),

@@ -55,6 +55,7 @@ enum Need {
     Reduced(Place),
     TiedGrads(Place),
     TiedValues(Place),
+    Shared(Place),
 }
 
 /// A stage on one of its workers: the stage, and which replica it is.
@@ -82,6 +83,8 @@ struct Player<'a> {
     reduced: Counts,
     tied_grads: Counts,
     tied_values: Counts,
+    /// Parts of parameters that others have shared and that were not yet gathered.
+    shared: Counts,
     norms: u32,
     norm_known: bool,
     /// At work, or not yet called.
@@ -122,7 +125,13 @@ impl<'a> Player<'a> {
             sums.into_iter().map(|own| all - own).collect()
         };
         let sums = left.iter().enumerate().map(sums_of_others).collect();
-        let reduced = left.iter().map(|taken| vec![taken.len() as u32 - 1; taken.len()]).collect();
+        // Where parameters are gathered first, nothing comes back.
+        let of_others = |(stage, taken): (usize, &Vec<u32>)| match layout.gathers_first(StageId(stage as u16)) {
+            true => vec![0; taken.len()],
+            false => vec![taken.len() as u32 - 1; taken.len()],
+        };
+        let reduced = left.iter().enumerate().map(of_others).collect();
+        let shared = left.iter().map(|taken| vec![0; taken.len()]).collect();
         let ties = |of: &dyn Fn(&(StageId, StageId)) -> StageId| -> Counts {
             let count = |stage: usize| layout.ties.iter().filter(|tie| of(tie).0 as usize == stage).count() as u32;
             left.iter().enumerate().map(|(stage, replicas)| vec![count(stage); replicas.len()]).collect()
@@ -144,6 +153,7 @@ impl<'a> Player<'a> {
             reduced,
             tied_grads: ties(&|(owner, _)| *owner),
             tied_values: ties(&|(_, user)| *user),
+            shared,
             left,
             norms,
             norm_known: norms == 0,
@@ -189,8 +199,11 @@ impl<'a> Player<'a> {
             Action::ReduceTied { .. } => none(&self.left),
             Action::GradNorm { .. } => none(&self.left) && none(&self.tied_grads),
             Action::OptimStep { .. } => none(&self.left) && none(&self.tied_grads) && self.norm_known,
+            Action::AllGather { .. } if self.layout.gathers_first(action.stage()) => {
+                self.shared[stage][replica] as usize + 1 >= self.shared[stage].len()
+            }
             // What it waits for is played as if it had gone out with the sums.
-            Action::AllGather { .. } => true,
+            Action::AllGather { .. } | Action::Share { .. } | Action::Reshard { .. } => true,
             Action::UpdateTied { .. } => none(&self.tied_values),
         }
     }
@@ -202,6 +215,12 @@ impl<'a> Player<'a> {
             }
             let Some(action) = self.pickers[worker].pick(|action| self.ready(worker, action)) else { continue };
             self.pickers[worker].start(&action);
+            if let (Action::AllGather { .. }, (stage, replica)) = (action, self.place(action.stage().0.into(), worker))
+            {
+                let others = self.shared[stage].len() as u32 - 1;
+                let shared = &mut self.shared[stage][replica];
+                *shared = shared.saturating_sub(others);
+            }
             self.busy[worker] = true;
             let end = self.now + self.costs.of(&action, WorkerId(worker as u16));
             self.workers[worker].push(Interval { action, start: self.now, end });
@@ -248,6 +267,7 @@ impl<'a> Player<'a> {
             Need::Reduced(place) => of(&mut self.reduced, place),
             Need::TiedGrads(place) => of(&mut self.tied_grads, place),
             Need::TiedValues(place) => of(&mut self.tied_values, place),
+            Need::Shared((stage, replica)) => self.shared[stage][replica] += 1,
         }
     }
 
@@ -297,7 +317,8 @@ impl<'a> Player<'a> {
                     self.push(now + 2 * self.boss_latency(), Event::Norm);
                 }
             }
-            Action::Reduce { .. } | Action::AllGather { .. } | Action::UpdateTied { .. } => {}
+            Action::Share { .. } => self.give(now, place, Need::Shared),
+            Action::Reduce { .. } | Action::AllGather { .. } | Action::UpdateTied { .. } | Action::Reshard { .. } => {}
         }
     }
 
@@ -322,10 +343,16 @@ impl<'a> Player<'a> {
 
     /// Once the gradients of all replicas are there, each gives the sum of its part to the others.
     fn summed(&mut self, now: u64, (stage, replica): Place) {
-        if self.left[stage][replica] == 0 && self.sums[stage][replica] == 0 {
-            let bytes = self.costs.returned_bytes.get(&StageId(stage as u16)).copied().unwrap_or(0);
-            self.exchange(now, (stage, replica), bytes, Need::Reduced);
+        let is_whole = self.left[stage][replica] == 0 && self.sums[stage][replica] == 0;
+        if is_whole && !self.layout.gathers_first(StageId(stage as u16)) {
+            self.give(now, (stage, replica), Need::Reduced);
         }
+    }
+
+    /// A replica gives its part of a stage to the others.
+    fn give(&mut self, now: u64, place: Place, need: fn(Place) -> Need) {
+        let bytes = self.costs.returned_bytes.get(&StageId(place.0 as u16)).copied().unwrap_or(0);
+        self.exchange(now, place, bytes, need);
     }
 
     fn exchange(&mut self, now: u64, (stage, replica): Place, all: u64, need: fn(Place) -> Need) {

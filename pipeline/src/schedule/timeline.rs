@@ -88,6 +88,8 @@ impl Timeline {
                     Action::Backward { .. } => held = held.saturating_sub(bytes.held),
                     Action::BackwardInput { .. } => held = held.saturating_sub(bytes.held) + bytes.held_between,
                     Action::BackwardWeight { .. } => held = held.saturating_sub(bytes.held_between),
+                    Action::Share { .. } => held = held.saturating_add(bytes.gathered),
+                    Action::Reshard { .. } => held = held.saturating_sub(bytes.gathered),
                     _ => {}
                 }
                 peak = peak.max(held);

@@ -69,7 +69,7 @@ impl StageSession {
                 self.job = Some(Job::Measure { id, times: None });
                 self.compute(Purpose::Command(id), Task::Measure { probes });
             }
-            Command::SendState => self.single(id, Task::Snapshot { optimizer: false }),
+            Command::SendState(stage) => self.single(id, Task::Snapshot { stage, optimizer: false }),
             Command::Digest => self.single(id, Task::Digest),
             Command::LoadState { tensors } => {
                 let what = |tensors| Task::Load { tensors, optimizer: false };

@@ -63,6 +63,7 @@ impl StageSession {
             }
             return;
         }
+        let mut index = 0;
         let (stage, item) = match head {
             Head::Sum { stage, bucket, node, .. } => {
                 (stage, self.item_of(from, stage, |replica| Item::Sum { bucket, node, replica }))
@@ -70,7 +71,8 @@ impl StageSession {
             Head::Reduced { stage, bucket, .. } => {
                 (stage, self.item_of(from, stage, |replica| Item::Reduced { bucket, replica }))
             }
-            Head::Updated { stage, bucket, .. } => {
+            Head::Updated { stage, bucket, visit, .. } => {
+                index = visit;
                 (stage, self.item_of(from, stage, |replica| Item::Updated { bucket, replica }))
             }
             Head::Statistics { stage, .. } => {
@@ -78,6 +80,9 @@ impl StageSession {
             }
             _ => return self.refuse(from, slots, "sent what is nothing between replicas".into()),
         };
-        self.arrive(from, MicrobatchKey { batch, index: 0 }, stage, item, slots);
+        if index > 0 && !self.gathers_again(stage, index) {
+            return self.refuse(from, slots, format!("sent parameters of {stage} more often than they are gathered"));
+        }
+        self.arrive(from, MicrobatchKey { batch, index }, stage, item, slots);
     }
 }

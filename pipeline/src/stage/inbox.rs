@@ -23,7 +23,7 @@ pub(super) enum Item {
     Sum { bucket: u32, node: Node, replica: usize },
     /// The sum over all microbatches of a replica's shard of a bucket.
     Reduced { bucket: u32, replica: usize },
-    /// The new values of a replica's shard of a bucket.
+    /// The values of a replica's shard of a bucket; what stands for the microbatch is which visit they are for.
     Updated { bucket: u32, replica: usize },
     /// What a replica's batch norms saw.
     Statistics { replica: usize },

@@ -262,10 +262,11 @@ impl StageSession {
         if updates && (norms && !limited || !norms && limited && speaks) {
             return Err("a limit for the norm of gradients without actions that find the norm, or the reverse".into());
         }
-        for stage in self.teams.iter().filter(|(_, team)| team.is_sharded()).map(|(stage, _)| *stage) {
+        for (stage, team) in self.teams.iter().filter(|(_, team)| team.is_sharded()) {
+            let stage = *stage;
             let place = |action| round.actions.iter().position(|other| *other == action);
             let (step, gather) = (place(Action::OptimStep { stage }), place(Action::AllGather { stage }));
-            if step.is_some() != gather.is_some() || step > gather {
+            if !team.gathers_first() && (step.is_some() != gather.is_some() || step > gather) {
                 return Err(format!(
                     "an update of a part of {stage} that is not followed by one that gathers the others"
                 ));

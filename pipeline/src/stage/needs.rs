@@ -19,7 +19,7 @@ pub(super) fn needs(round: &Round, spec: &StageSpec, action: &Action) -> Vec<Ite
             spec.outputs.iter().flat_map(|output| gradients(round, output)).collect()
         }
         // What replicas exchange is seen to by `reducing`.
-        Action::Reduce { .. } | Action::AllGather { .. } => Vec::new(),
+        Action::Reduce { .. } | Action::AllGather { .. } | Action::Share { .. } | Action::Reshard { .. } => Vec::new(),
         Action::GradNorm { .. } => tied_grads(spec),
         // Where this worker found the norm, the gradients were added then.
         Action::OptimStep { stage } if !round.actions.contains(&Action::GradNorm { stage: *stage }) => tied_grads(spec),

@@ -22,6 +22,7 @@ use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, Mode, Reduction, Round, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
 use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node, ShardId, Sharding};
+use crate::schedule::Action;
 use crate::task::HandedOut;
 use std::collections::BTreeMap;
 
@@ -39,6 +40,8 @@ pub(super) struct Team {
     sharded: Vec<bool>,
     /// Whether gradients leave with each microbatch.
     scatters: bool,
+    /// Whether parameters are gathered before they are used.
+    gathers_first: bool,
     /// Whether batch norms tell what they saw.
     statistics: bool,
 }
@@ -65,9 +68,12 @@ impl Team {
             let buckets = buckets(spec, bytes, sharding);
             let sharded: Vec<bool> = buckets.iter().map(|bucket| bucket.sharded).collect();
             let scatters = sharding.is_some_and(Sharding::scatters) && sharded.contains(&true);
+            let gathers_first = sharding.is_some_and(Sharding::gathers_first) && sharded.contains(&true);
             let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
             let statistics = spec.is_trained() && keeps_statistics(spec);
-            Some((spec.stage, Team { me, followers, slices: slices.collect(), sharded, scatters, statistics, workers }))
+            let slices = slices.collect();
+            let team = Team { me, followers, slices, sharded, scatters, gathers_first, statistics, workers };
+            Some((spec.stage, team))
         };
         stages.iter().filter_map(team).collect()
     }
@@ -85,6 +91,11 @@ impl Team {
     /// Whether each replica updates a part of the parameters alone.
     pub(super) fn is_sharded(&self) -> bool {
         self.sharded.contains(&true)
+    }
+
+    /// Whether parameters are gathered before they are used, and not after they were updated.
+    pub(super) fn gathers_first(&self) -> bool {
+        self.gathers_first
     }
 
     /// Whether the sum of a replica's shard is used here and nowhere else.
@@ -265,6 +276,13 @@ impl StageSession {
         self.teams.get(&stage).is_some_and(|team| team.expects(from, item, tensors))
     }
 
+    /// Whether the round at work gathers the parameters of a stage more than so many times.
+    pub(super) fn gathers_again(&self, stage: StageId, times: u32) -> bool {
+        let Some(Job::Round(running)) = &self.job else { return false };
+        let gathers = running.round.actions.iter().filter(|action| **action == Action::AllGather { stage });
+        gathers.count() > times as usize
+    }
+
     /// The item that a frame of a replica is, by its sender.
     pub(super) fn item_of(&self, from: Peer, stage: StageId, item: impl Fn(usize) -> Item) -> Item {
         // A stranger's is refused by `expects`.
@@ -312,7 +330,9 @@ impl StageSession {
                 let Some(team) = self.teams.get(&stage).filter(is_sharded).filter(|_| !slices.is_empty()) else {
                     return self.drop_slots(slices);
                 };
-                let head = Head::Updated { batch, stage, bucket };
+                let Some(Job::Round(running)) = &self.job else { return self.drop_slots(slices) };
+                let visit = running.shared(stage);
+                let head = Head::Updated { batch, stage, bucket, visit };
                 let to = team.others().map(|(_, worker)| self.links.to(worker, head.clone())).collect();
                 self.effects.push_back(Effect::Send { to, slots: slices });
             }

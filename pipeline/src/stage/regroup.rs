@@ -66,7 +66,7 @@ impl StageSession {
         self.job = Some(Job::Regroup(Box::new(Regrouping { id, give, copied: None, take })));
         self.open_links(now, me, &peers);
         if gives {
-            self.compute(Purpose::Command(id), Task::Snapshot { optimizer: true });
+            self.compute(Purpose::Command(id), Task::Snapshot { stage: None, optimizer: true });
         }
         self.start_taking();
         self.finish_opening();

@@ -46,6 +46,7 @@ impl StageSession {
     pub(super) fn action_done(&mut self, action: Action, outcome: Outcome<Slot>) {
         let Some(Job::Round(running)) = &mut self.job else { return };
         let Some(spec) = self.stages.iter().find(|s| s.stage == action.stage()) else { return };
+        running.ended(&action);
         let (id, batch) = (running.id, running.round.batch);
         let key = MicrobatchKey { batch, index: action.microbatch().unwrap_or(0) };
         match outcome {

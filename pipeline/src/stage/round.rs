@@ -32,6 +32,8 @@ pub(super) struct Running {
     pub(super) norm: Option<f64>,
     /// For every stage how many microbatches have still to add their gradients.
     unadded: BTreeMap<StageId, u32>,
+    /// For every stage how often its parameters were shared, and gathered, in this round.
+    visits: BTreeMap<StageId, (u32, u32)>,
     /// How far the gradients of stages with replicas have come.
     pub(super) reducing: BTreeMap<StageId, Reducing>,
 }
@@ -74,8 +76,21 @@ impl Running {
             unmeasured,
             norm: None,
             unadded,
+            visits: BTreeMap::new(),
             reducing,
             round,
+        }
+    }
+
+    /// How often this worker has shared its part of a stage's parameters.
+    pub(super) fn shared(&self, stage: StageId) -> u32 {
+        self.visits.get(&stage).map_or(0, |(shared, _)| *shared)
+    }
+
+    /// An action is carried out.
+    pub(super) fn ended(&mut self, action: &Action) {
+        if let Action::Share { stage } = action {
+            self.visits.entry(*stage).or_default().0 += 1;
         }
     }
 
@@ -110,6 +125,9 @@ impl Running {
         let action = if busy { self.picker.pick_early(ready) } else { self.picker.pick(ready) }?;
         let task = self.task(action, spec(stages, &action)?, teams, inbox)?;
         self.picker.start(&action);
+        if let Action::AllGather { stage } = action {
+            self.visits.entry(stage).or_default().1 += 1;
+        }
         Some((action, task))
     }
 
@@ -144,7 +162,11 @@ impl Running {
     }
 
     fn key(&self, action: &Action) -> MicrobatchKey {
-        MicrobatchKey { batch: self.round.batch, index: action.microbatch().unwrap_or(0) }
+        let index = match action {
+            Action::AllGather { stage } => self.visits.get(stage).map_or(0, |(_, gathered)| *gathered),
+            _ => action.microbatch().unwrap_or(0),
+        };
+        MicrobatchKey { batch: self.round.batch, index }
     }
 
     /// Where the gradients of the microbatch go that is about to go back through a stage.
@@ -207,6 +229,8 @@ impl Running {
                 let buckets = teams.get(&stage).map_or(Vec::new(), |team| team.take_updates(take));
                 Task::AllGather { stage, buckets }
             }
+            Action::Share { .. } => Task::Share { stage },
+            Action::Reshard { .. } => Task::Reshard { stage },
             Action::UpdateTied { .. } => Task::UpdateTied { stage, tied: tied(needs(&self.round, spec, &action)) },
         })
     }

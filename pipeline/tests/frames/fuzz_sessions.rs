@@ -282,7 +282,7 @@ impl BossDriver {
             0 | 1 => Request::Distribute,
             2 => Request::SetOptimizer(OptimizerSpec::sgd(0.1)),
             3 => Request::Discard { batch: 1 + random.below(4) },
-            4 => Request::SendState,
+            4 => Request::SendState(None),
             5 => Request::LoadState(vec![(stage(random), "0.weight".into(), self.slots.hold())]),
             6 => Request::Measure(Vec::new()),
             7 => Request::Links,

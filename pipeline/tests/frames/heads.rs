@@ -135,7 +135,10 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
             bytes_per_second: maybe(random, Random::next),
         }),
         25 => Head::ReplicaState { id, name: text(random), of: random.below(4) as u32 },
-        26 => Head::Updated { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32 },
+        26 => {
+            let (bucket, visit) = (random.below(3) as u32, random.below(2) as u32);
+            Head::Updated { batch: batch(random), stage: stage(random), bucket, visit }
+        }
         27 => Head::Weight { id, name: text(random), stage: stage(random) },
         _ => Head::Statistics { batch: batch(random), stage: stage(random) },
     }
@@ -157,7 +160,7 @@ fn command(random: &mut Random) -> Command {
         0 => Command::Assign(Box::new(assignment(random))),
         1 => Command::SetOptimizer(*random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)])),
         2 => Command::Discard { batch: batch(random) },
-        3 => Command::SendState,
+        3 => Command::SendState(random.chance(50).then_some(StageId(1))),
         4 => Command::LoadState { tensors: random.below(4) as u32 },
         5 => Command::Measure((0..random.below(3)).map(|_| probe(random)).collect()),
         6 => Command::TakeFiles { files: random.below(4) as u32 },
@@ -194,7 +197,7 @@ fn assignment(random: &mut Random) -> Assignment {
         stages: PLAN.stages_of(me),
         homes: PLAN.homes.clone(),
         buckets: BUCKETS,
-        sharding: random.chance(15).then_some(Sharding::Gradients),
+        sharding: random.chance(15).then(|| *random.pick(&[Sharding::Gradients, Sharding::Parameters])),
         peers,
         seed: random.next(),
     }
@@ -216,7 +219,9 @@ fn round(random: &mut Random) -> Round {
     let action = |random: &mut Random| {
         let stage = if tidy { one } else { stage(random) };
         let microbatch = random.below(3) as u32;
-        match random.below(14) {
+        match random.below(16) {
+            15 => Action::Share { stage },
+            14 => Action::Reshard { stage },
             13 => Action::AllGather { stage },
             12 => Action::Reduce { stage },
             0..4 => Action::Forward { stage, microbatch },

@@ -7,7 +7,7 @@ use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{buckets, Bucket, ShardId};
+use pipeline::replicas::{buckets, Bucket, ShardId, Sharding};
 use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update, OPTIMIZER};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,6 +27,9 @@ struct Stage {
     buckets: Vec<Bucket>,
     /// The part of the sharded ones that is updated here.
     share: Option<ShardId>,
+    /// Whether of sharded parameters only a part is kept between passes, and whether all of them are here.
+    gathers: bool,
+    gathered: bool,
     /// A round's sums along a tree were begun and not ended.
     branching: bool,
     /// Forward passes that wait for their backward pass.
@@ -57,8 +60,10 @@ impl Compute {
             Task::Build { stages, buckets: bytes, sharding, shard_ids, seed } => {
                 let stages = stages.into_iter().map(|spec| {
                     let share = shard_ids.get(&spec.stage).copied();
-                    let buckets = buckets(&spec, bytes, sharding.filter(|_| share.is_some()));
-                    (spec.stage, Stage::new(spec, (buckets, share), seed))
+                    let sharding = sharding.filter(|_| share.is_some());
+                    let buckets = buckets(&spec, bytes, sharding);
+                    let gathers = sharding.is_some_and(Sharding::gathers_first);
+                    (spec.stage, Stage { gathers, gathered: !gathers, ..Stage::new(spec, (buckets, share), seed) })
                 });
                 *self = Compute { stages: stages.collect(), seed, optimizer: None, handed: Vec::new() };
             }
@@ -68,10 +73,12 @@ impl Compute {
             }
             Task::Forward { stage, key, step, mode, inputs, export, loss, .. } => {
                 let draw = Draw { seed: self.seed, step, microbatch: key.index };
+                self.stage(stage).check_gathered()?;
                 return Ok(self.stage(stage).forward(key, draw, mode, inputs, &export, loss));
             }
             Task::Backward { stage, key, grads, input_only, branch } => {
                 let seed = self.seed;
+                self.stage(stage).check_gathered()?;
                 let outcome = self.stage(stage).backward(key, seed, grads, input_only, branch)?;
                 self.hand_out(stage, branch);
                 return Ok(outcome);
@@ -89,12 +96,14 @@ impl Compute {
             Task::OptimStep { stage, update, tied } => {
                 let optimizer = self.optimizer.ok_or_else(|| Failure::new("there is no optimizer"))?;
                 let outcome = self.stage(stage).optim_step(&optimizer, update, tied);
-                let updated = self.stage(stage).updated();
-                let handed = |(bucket, slices)| HandedOut::Updated { stage, bucket, slices };
-                self.handed.extend(updated.into_iter().map(handed));
+                if !self.stage(stage).gathers {
+                    self.share(stage);
+                }
                 return Ok(outcome);
             }
             Task::AllGather { stage, buckets } => self.stage(stage).all_gather(buckets),
+            Task::Share { stage } => self.share(stage),
+            Task::Reshard { stage } => self.stage(stage).reshard(),
             Task::UpdateTied { stage, tied } => self.stage(stage).update_tied(tied),
             Task::Measure { probes } => {
                 return Ok(Outcome::Measured { times: probes.iter().map(math::times).collect() });
@@ -102,13 +111,19 @@ impl Compute {
             Task::Discard { batch, gradients } => {
                 self.stages.values_mut().for_each(|stage| stage.discard(batch, gradients));
             }
-            Task::Snapshot { optimizer } => {
-                let states = self.stages.values().filter(|_| optimizer).flat_map(|s| s.params.states());
-                let tensors = self.stages.values().flat_map(|s| s.params.owned()).chain(states).collect();
+            Task::Snapshot { stage, optimizer } => {
+                let wanted = || self.stages.iter().filter(|(of, _)| stage.is_none_or(|only| only == **of));
+                for (_, stage) in wanted() {
+                    stage.check_gathered()?;
+                }
+                let states = wanted().filter(|_| optimizer).flat_map(|(_, s)| s.params.states());
+                let tensors = wanted().flat_map(|(_, s)| s.params.owned()).chain(states).collect();
                 return Ok(Outcome::State { tensors });
             }
             Task::Digest => {
-                let digest = |(stage, s): (&StageId, &Stage)| (*stage, s.params.digest());
+                // What each replica has a part of says nothing.
+                let digest =
+                    |(stage, s): (&StageId, &Stage)| (*stage, if s.gathers { [0; 32] } else { s.params.digest() });
                 return Ok(Outcome::Digests { digests: self.stages.iter().map(digest).collect() });
             }
             Task::Load { tensors, optimizer } => {
@@ -128,6 +143,13 @@ impl Compute {
             Task::Files { .. } => {}
         }
         Ok(Outcome::Done)
+    }
+
+    /// Hands out this replica's part of the parameters.
+    fn share(&mut self, stage: StageId) {
+        let part = self.stage(stage).part();
+        let handed = |(bucket, slices)| HandedOut::Updated { stage, bucket, slices };
+        self.handed.extend(part.into_iter().map(handed));
     }
 
     /// After the last microbatch of a replica that is not alone.
@@ -160,7 +182,29 @@ impl Stage {
     fn new(spec: StageSpec, (buckets, share): (Vec<Bucket>, Option<ShardId>), seed: u64) -> Self {
         let params = Params::new(&spec, seed);
         let (saved, halves) = (BTreeMap::new(), BTreeMap::new());
-        Stage { spec, params, buckets, share, branching: false, saved, halves, last_backward: None, reduced: false }
+        let (gathers, gathered, branching, reduced) = (false, true, false, false);
+        Stage {
+            spec,
+            params,
+            buckets,
+            share,
+            gathers,
+            gathered,
+            branching,
+            saved,
+            halves,
+            last_backward: None,
+            reduced,
+        }
+    }
+
+    fn check_gathered(&self) -> Result<(), Failure> {
+        // Where gathering failed, this was already waiting behind it.
+        self.gathered.then_some(()).ok_or_else(|| Failure::new("only a part of the parameters is here"))
+    }
+
+    fn reshard(&mut self) {
+        self.gathered = !self.gathers;
     }
 
     fn forward(
@@ -314,8 +358,8 @@ impl Stage {
         Outcome::Tied { tensors: self.params.tied_values(&self.spec) }
     }
 
-    /// What this replica alone has updated.
-    fn updated(&self) -> Vec<(u32, Vec<Fake>)> {
+    /// What this replica alone updates.
+    fn part(&self) -> Vec<(u32, Vec<Fake>)> {
         let Some(share) = self.share else { return Vec::new() };
         let sharded = (0..).zip(&self.buckets).filter(|(_, bucket)| bucket.sharded);
         sharded.map(|(number, bucket)| (number, self.params.values(bucket, share))).collect()
@@ -323,6 +367,7 @@ impl Stage {
 
     fn all_gather(&mut self, updated: Vec<Vec<Vec<Fake>>>) {
         self.params.all_gather(&self.buckets, self.share, updated);
+        self.gathered = true;
     }
 
     fn update_tied(&mut self, tied: Vec<(StageId, Vec<Fake>)>) {
@@ -332,6 +377,7 @@ impl Stage {
     fn discard(&mut self, batch: u64, gradients: bool) {
         self.saved.retain(|key, _| key.batch != batch);
         self.halves.retain(|key, _| key.batch != batch);
+        self.reshard();
         if gradients {
             self.params.forget_grads();
             self.branching = false;

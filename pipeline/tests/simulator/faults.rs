@@ -63,6 +63,8 @@ impl Trouble {
             Task::GradNorm { stage, .. } => (Some(*stage), "gradient norm", None),
             Task::OptimStep { stage, .. } => (Some(*stage), "optimizer step", None),
             Task::AllGather { stage, .. } => (Some(*stage), "gathering of parameters", None),
+            Task::Share { stage } => (Some(*stage), "sharing of parameters", None),
+            Task::Reshard { stage } => (Some(*stage), "letting go of parameters", None),
             Task::UpdateTied { stage, .. } => (Some(*stage), "update of tied parameters", None),
             Task::Discard { .. } => {
                 self.void.take_if(|void| *void == worker);

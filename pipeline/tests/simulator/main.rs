@@ -88,7 +88,14 @@ impl Setting {
         }
         self.tree = true;
         self.deals = random.chance(60).then(|| random.next());
-        self.sharding = random.chance(50).then(|| *random.pick(&[Sharding::Optimizer, Sharding::Gradients]));
+        let in_order = match self.kind {
+            ScheduleKind::GPipe => true,
+            ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => self.placement == Placement::Plain,
+            ScheduleKind::Ready | ScheduleKind::Interleaved | ScheduleKind::ZbV => false,
+        };
+        let shardings = [Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters];
+        let allowed = if in_order { &shardings[..] } else { &shardings[..2] };
+        self.sharding = random.chance(50).then(|| *random.pick(allowed));
         self
     }
 

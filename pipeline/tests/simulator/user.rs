@@ -29,6 +29,8 @@ pub struct User<'g> {
     batch: u64,
     /// The batches of steps carried out by hand.
     open: BTreeMap<u64, (u64, Deal)>,
+    /// Requests whose replies nobody waits for.
+    gathers: Vec<u64>,
     /// What the last `State` brought, for `Load`.
     state: BTreeMap<String, u64>,
 }
@@ -42,16 +44,20 @@ struct With {
 
 impl<'g> User<'g> {
     pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
-        let (open, state) = (BTreeMap::new(), BTreeMap::new());
+        let (open, state, gathers) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         let Setting { kind, microbatches, max_norm, tree, deals, .. } = *setting;
         let reduction = if tree { Reduction::Tree } else { Reduction::Sequential };
         let deals = deals.map(Random::new);
-        User { world, graph, plan, kind, microbatches, max_norm, reduction, deals, batch: 0, open, state }
+        User { world, graph, plan, kind, microbatches, max_norm, reduction, deals, batch: 0, open, gathers, state }
     }
 
     /// Calls and waits for the answer.
     pub fn call(&mut self, call: Call) -> Result<Answered, Failure> {
-        let request = self.submit(call);
+        if let Some(gather) = self.gather().filter(|_| call == Call::State) {
+            let request = self.world.submit(gather);
+            self.world.reply(request).result?;
+        }
+        let request = self.submit_alone(call);
         let result = self.world.reply(request).result;
         if let (Call::State, Ok(answered)) = (call, &result) {
             self.state.clone_from(&answered.state);
@@ -62,6 +68,9 @@ impl<'g> User<'g> {
     /// Ends the run; checks that it ends everywhere and that nothing is left.
     pub fn stop(&mut self) {
         self.world.settle();
+        for request in std::mem::take(&mut self.gathers) {
+            self.world.reply(request);
+        }
         let request = self.world.submit(Request::Stop);
         self.world.reply(request).result.expect("a stop is always carried out");
         self.world.settle();
@@ -70,10 +79,18 @@ impl<'g> User<'g> {
 
     /// Calls without waiting.
     pub fn submit(&mut self, call: Call) -> u64 {
+        // Where it fails, so does what follows.
+        if let Some(gather) = self.gather().filter(|_| call == Call::State) {
+            self.gathers.push(self.world.submit(gather));
+        }
+        self.submit_alone(call)
+    }
+
+    fn submit_alone(&mut self, call: Call) -> u64 {
         let request = match call {
             Call::Distribute => Request::Distribute,
             Call::Optimizer(lr) => Request::SetOptimizer(calls::optimizer(lr)),
-            Call::State => Request::SendState,
+            Call::State => Request::SendState(None),
             Call::Load(salt) => self.load(salt),
             Call::Train(step) => {
                 let ending = self.ending();
@@ -85,7 +102,7 @@ impl<'g> User<'g> {
             Call::Eval(step) if step.is_multiple_of(2) => {
                 // As whole batches go, each the only one of its kind.
                 let deal = self.plan.deal_batches(self.microbatches, |_, _| pipeline::replicas::Pace::from(1));
-                let actions = self.plan.forwards(&deal, self.microbatches);
+                let actions = self.gathered(self.plan.forwards(&deal, self.microbatches));
                 self.run(step, Mode::Eval, actions, deal, With { data: true, loss: true, outputs: true })
             }
             Call::Eval(step) => {
@@ -93,12 +110,13 @@ impl<'g> User<'g> {
                 let last = self.microbatches - 1;
                 let forward = |stage, microbatch| Action::Forward { stage, microbatch: last - microbatch };
                 let deal = self.deal();
-                let actions = self.actions(&deal, true, forward);
+                let actions = self.gathered(self.actions(&deal, true, forward));
                 self.run(step, Mode::Eval, actions, deal, With { data: true, loss: true, outputs: true })
             }
             Call::Forward(step) => {
                 let deal = self.deal();
                 let actions = self.actions(&deal, false, |stage, microbatch| Action::Forward { stage, microbatch });
+                let actions = self.gathered(actions);
                 let request =
                     self.run(step, Mode::Train, actions, deal.clone(), With { data: true, loss: false, outputs: true });
                 self.open.insert(step, (self.batch, deal));
@@ -115,6 +133,22 @@ impl<'g> User<'g> {
             }
         };
         self.world.submit(request)
+    }
+
+    /// What has all replicas gather whatever they keep a part of; nothing where that is nothing.
+    fn gather(&mut self) -> Option<Request> {
+        let layout = self.plan.layout();
+        let stages = self.plan.stages.iter().filter_map(|spec| layout.whole(spec.stage));
+        let lists = stages
+            .map(|[gather, _]| gather)
+            .reduce(|all, of_stage| all.into_iter().zip(of_stage).map(|(all, list)| [all, list].concat()).collect())?;
+        self.batch += 1;
+        Some(Request::Run(Box::new(RunRequest::of(self.batch, lists, self.reduction))))
+    }
+
+    /// Lists of passes with what gathers parameters for them.
+    fn gathered(&self, lists: Vec<Vec<Action>>) -> Vec<Vec<Action>> {
+        self.plan.layout().gathered(lists).expect("replicas that take their stages in one order")
     }
 
     /// For each worker its stages.
@@ -216,9 +250,12 @@ impl<'g> User<'g> {
             let all = stages.into_iter().rev().flat_map(taken);
             all.flat_map(|(s, m)| layout.backward(s, m, self.kind.splits())).collect::<Vec<_>>()
         };
-        let passes = self.stages().into_iter().enumerate().map(back);
-        let actions =
-            passes.zip(layout.reduction(self.reduction)).map(|(passes, end)| [passes, end].concat()).collect();
+        let passes = self.gathered(self.stages().into_iter().enumerate().map(back).collect());
+        let actions = passes
+            .into_iter()
+            .zip(layout.reduction(self.reduction))
+            .map(|(passes, end)| [passes, end].concat())
+            .collect();
         let slots = &mut self.world.boss_slots;
         let mut grads = Vec::new();
         for microbatch in 0..self.microbatches {

@@ -93,6 +93,7 @@ impl Engine {
         }
         let saved = self.saved.remove(&key).ok_or(EngineError::UnknownMicrobatch { key })?;
         self.check_version(key, saved.version)?;
+        self.check_gathered()?;
         Ok(saved)
     }
 

@@ -47,6 +47,7 @@ impl Engine {
         if pass.mode == Mode::Train && (self.saved.contains_key(&pass.key) || self.halfway.contains_key(&pass.key)) {
             return Err(EngineError::AlreadyForwarded { key: pass.key });
         }
+        self.check_gathered()?;
         let mut values = self.arrived(inputs)?;
         if pass.keeps_apart() {
             self.statistics.expect(pass.key, &self.params)?;

@@ -69,6 +69,7 @@ impl Bench {
             buckets: Vec::new(),
             shard_id: None,
             scatters: false,
+            gathers_first: false,
             layers: vec![layer],
             seed: 0,
             device,

@@ -101,13 +101,14 @@ impl Engine {
     /// Makes the stage, its parameters filled as PyTorch would, from the run's seed and their names.
     pub fn build(stage: StageModel) -> Result<Self, EngineError> {
         check_connected(&stage)?;
-        let params = Params::new(&stage)?;
+        let mut params = Params::new(&stage)?;
         let layers = made_ready(&stage, &params)?;
         let gradients = params.bindings.iter().map(|own| own.iter().map(|_| Gradient::default()).collect()).collect();
+        let shards = Shards::new(&stage, &mut params)?;
         Ok(Engine {
             last_used: last_used(&stage),
             trees: Trees::new(&stage, &params),
-            shards: Shards::new(&stage.buckets, stage.shard_id),
+            shards,
             statistics: Statistics::new(&stage, &params),
             stage,
             params,

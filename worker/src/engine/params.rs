@@ -112,6 +112,16 @@ impl Params {
         Ok(layer.kind.tied_params(&lent.owner.kind).into_iter().filter_map(binding).collect())
     }
 
+    /// The parameter that a layer of the stage uses under this number.
+    pub(super) fn of_use(&self, (layer, number): (usize, usize)) -> &Tensor {
+        &self.all[self.bindings[layer][number].index].tensor
+    }
+
+    /// The same, to be replaced.
+    pub(super) fn of_use_mut(&mut self, (layer, number): (usize, usize)) -> &mut Tensor {
+        &mut self.all[self.bindings[layer][number].index].tensor
+    }
+
     /// The parameter that a layer owns under this name.
     pub(super) fn of(&self, owner: LayerId, number: u32) -> Option<usize> {
         self.all.iter().position(|param| param.owner == owner && param.number == number)

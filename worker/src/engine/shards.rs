@@ -1,11 +1,13 @@
-//! The part of a stage's parameters that this replica updates, where each replica updates another, as in ZeRO's first and
-//! second stage (Rajbhandari et al. 2020).
+//! The part of a stage's parameters that this replica updates, where each replica updates another, as in ZeRO (Rajbhandari et
+//! al. 2020).
 //!
-//! Here are the gradients of that part alone, and the optimizer's state for it. Every replica has all parameters; what the
-//! others have updated is taken in after each step.
+//! Here are the gradients of that part alone, and the optimizer's state for it. In ZeRO's first and second stage every replica
+//! has all parameters, and what the others have updated is taken in after each step. In its third a replica keeps its part
+//! alone, apart from the parameters, whose memory there is only from [`Engine::all_gather`] to [`Engine::reshard`].
 
 use super::error::EngineError;
 use super::params::Params;
+use super::stage::StageModel;
 use super::state::copy;
 use super::Engine;
 use pipeline::replicas::{shard, Bucket, ShardId, Slice};
@@ -22,11 +24,27 @@ pub(super) struct Shards {
     buckets: BTreeMap<usize, Vec<Slice>>,
     /// Of each parameter that is shared out, by the layer that uses it and its number there.
     parts: BTreeMap<(usize, usize), Range<i64>>,
+    /// Where parameters are gathered for passes: this replica's elements of each, flat.
+    kept: Option<BTreeMap<(usize, usize), Tensor>>,
+    /// Whether all elements are in the parameters' memory.
+    are_gathered: bool,
 }
 
 impl Shards {
-    pub(super) fn new(buckets: &[Bucket], id: Option<ShardId>) -> Self {
-        let mut shards = Shards { id, ..Shards::default() };
+    /// The shards of a stage; where parameters are gathered for passes, they have no memory of their own from here on.
+    pub(super) fn new(stage: &StageModel, params: &mut Params) -> Result<Self, TensorError> {
+        let mut shards = Shards::of(&stage.buckets, stage.shard_id);
+        if stage.gathers_first {
+            let kept =
+                shards.parts.iter().map(|(used, part)| Ok((*used, copy(&slice_of(params.of_use(*used), part)?)?)));
+            shards.kept = Some(kept.collect::<Result<_, TensorError>>()?);
+            shards.empty(params)?;
+        }
+        Ok(shards)
+    }
+
+    fn of(buckets: &[Bucket], id: Option<ShardId>) -> Self {
+        let mut shards = Shards { id, are_gathered: true, ..Shards::default() };
         let Some(ShardId { replica, replicas }) = id else { return shards };
         for (number, bucket) in buckets.iter().enumerate().filter(|(_, bucket)| bucket.sharded) {
             shards.parts.extend(bucket.uses.iter().map(|used| ((used.layer, used.number), 0..0)));
@@ -52,6 +70,27 @@ impl Shards {
         self.parts.get(&used).cloned()
     }
 
+    /// This replica's part of a parameter, where parameters are gathered for passes and this is one.
+    pub(super) fn kept(&self, params: &Params, index: usize) -> Option<&Tensor> {
+        self.kept.as_ref()?.get(params.all[index].uses.first()?)
+    }
+
+    /// Whether the stage's parameters are all here.
+    pub(super) fn are_gathered(&self) -> bool {
+        self.are_gathered
+    }
+
+    /// Frees the parameters' memory. What stands for them has their sizes, and zeros.
+    fn empty(&mut self, params: &mut Params) -> Result<(), TensorError> {
+        for used in self.kept.iter().flat_map(BTreeMap::keys) {
+            let param = params.of_use_mut(*used);
+            let zero = Tensor::f_zeros([1], (param.f_kind()?, param.device()))?;
+            *param = zero.f_expand(param.size(), false)?;
+        }
+        self.are_gathered = self.kept.as_ref().is_none_or(BTreeMap::is_empty);
+        Ok(())
+    }
+
     /// Whose slices of a bucket come to this replica as sums, where not all replicas' do: its own.
     pub(super) fn replica(&self, bucket: usize) -> Option<u16> {
         self.id.filter(|_| self.buckets.contains_key(&bucket)).map(|id| id.replica)
@@ -64,14 +103,17 @@ pub(super) fn slice_of(param: &Tensor, elements: &Range<i64>) -> Result<Tensor, 
 }
 
 impl Engine {
-    /// Hands out copies of what this replica has updated, bucket by bucket: the slices of its shard of each that is shared
-    /// out.
-    pub fn hand_out_updates(
+    /// Hands out copies of this replica's part of the parameters, bucket by bucket: the slices of its shard of each that is
+    /// shared out.
+    pub fn hand_out_part(
         &self,
         mut hand_out: impl FnMut(u32, Vec<Tensor>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         for (bucket, slices) in &self.shards.buckets {
-            let copied = |slice: &Slice| copy(&slice_of(self.param_of(*bucket, slice), &elements(slice))?);
+            let copied = |slice: &Slice| match self.kept_of(*bucket, slice) {
+                Some(part) => copy(part),
+                None => copy(&slice_of(self.param_of(*bucket, slice), &elements(slice))?),
+            };
             let slices: Result<Vec<Tensor>, TensorError> = slices.iter().map(copied).collect();
             hand_out(*bucket as u32, slices?)?;
         }
@@ -82,12 +124,41 @@ impl Engine {
     /// replica's, and none of buckets that are not shared out. Nothing changes unless all of it fits.
     pub fn all_gather(&mut self, buckets: Vec<Vec<Vec<Tensor>>>) -> Result<(), EngineError> {
         let places = self.to_gather(&buckets)?;
-        self.version += 1;
+        match &self.shards.kept {
+            Some(_) => self.fill()?,
+            None if places.is_empty() => return Ok(()),
+            None => self.version += 1,
+        }
         for ((bucket, slice), new) in places.into_iter().zip(buckets.into_iter().flatten().flatten()) {
             let mut here = slice_of(self.param_of(bucket, &slice), &elements(&slice))?;
             here.f_copy_(&new).map_err(TensorError::from)?;
         }
+        self.shards.are_gathered = true;
         Ok(())
+    }
+
+    /// Gives parameters memory, with this replica's part of each in it.
+    fn fill(&mut self) -> Result<(), TensorError> {
+        for (used, part) in self.shards.kept.iter().flatten() {
+            let param = self.params.of_use_mut(*used);
+            *param = Tensor::f_empty(param.size(), (param.f_kind()?, param.device()))?;
+            let range = self.shards.parts.get(used).cloned().unwrap_or_default();
+            slice_of(param, &range)?.f_copy_(part)?;
+        }
+        Ok(())
+    }
+
+    /// Lets go of the other replicas' parts of the parameters, where these are gathered for passes.
+    pub fn reshard(&mut self) -> Result<(), EngineError> {
+        Ok(self.shards.empty(&mut self.params)?)
+    }
+
+    /// Refuses to use parameters of which only a part is here.
+    pub(super) fn check_gathered(&self) -> Result<(), EngineError> {
+        match self.shards.are_gathered() {
+            true => Ok(()),
+            false => Err(wrong("only this replica's part of the parameters is here")),
+        }
     }
 
     /// Where each of these goes: bucket and slice; checked, for it is from other workers.
@@ -128,7 +199,13 @@ impl Engine {
     /// The parameter that a slice is of.
     fn param_of(&self, bucket: usize, slice: &Slice) -> &Tensor {
         let used = &self.stage.buckets[bucket].uses[slice.place];
-        &self.params.all[self.params.bindings[used.layer][used.number].index].tensor
+        self.params.of_use((used.layer, used.number))
+    }
+
+    /// What is kept of that parameter, where it is gathered for passes.
+    fn kept_of(&self, bucket: usize, slice: &Slice) -> Option<&Tensor> {
+        let used = &self.stage.buckets[bucket].uses[slice.place];
+        self.shards.kept.as_ref()?.get(&(used.layer, used.number))
     }
 }
 

@@ -28,6 +28,8 @@ pub struct StageModel {
     pub shard_id: Option<ShardId>,
     /// Whether gradients leave with each microbatch, so that nothing is kept of them.
     pub scatters: bool,
+    /// Whether of its part of the sharded ones alone the parameters are kept, and gathered with the others' for passes.
+    pub gathers_first: bool,
     /// The run's seed: parameters and dropout depend on it and on names alone.
     pub seed: u64,
     /// Where the stage computes. Tensors from elsewhere are moved there on arrival.

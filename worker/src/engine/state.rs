@@ -1,15 +1,17 @@
 //! Weights and optimizer state, out and in, by name.
 
 use super::error::EngineError;
+use super::shards::slice_of;
 use super::Engine;
 use std::collections::HashMap;
 use tch::Tensor;
 use tensor::TensorError;
 
 impl Engine {
-    /// Copies of all parameters and buffers, named `<layer>.<name>` as in PyTorch. What several
+    /// Copies of all parameters and buffers, which must be here, named `<layer>.<name>` as in PyTorch. What several
     /// layers share is there once, under its owner's name; what another stage owns is not there.
     pub fn state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
+        self.check_gathered()?;
         let params = self.params.all.iter().filter(|param| param.lender.is_none());
         params.map(|param| Ok((param.name.clone(), copy(&param.tensor)?))).collect()
     }
@@ -18,6 +20,13 @@ impl Engine {
     pub fn trained(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         let own = self.params.all.iter().filter(|param| param.trained && param.lender.is_none());
         own.map(|param| (param.name.as_str(), &param.tensor))
+    }
+
+    /// Those of which every replica of the stage keeps all.
+    pub fn trained_by_all(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let all = self.params.all.iter().enumerate().filter(|(_, param)| param.trained && param.lender.is_none());
+        let of_all = all.filter(|(index, _)| self.shards.kept(&self.params, *index).is_none());
+        of_all.map(|(_, param)| (param.name.as_str(), &param.tensor))
     }
 
     /// Copies of the optimizer's state, named `<layer>.<name>.<state>`: `0.weight.exp_avg`. Empty
@@ -77,12 +86,18 @@ impl Engine {
     pub fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
         let fitting = self.fit(state)?;
         self.version += 1;
+        self.reshard()?;
         tch::no_grad(|| {
-            for (param, new) in self.params.all.iter().zip(&fitting) {
-                param.tensor.shallow_clone().f_copy_(new).map_err(TensorError::from)?;
+            for (index, (param, new)) in self.params.all.iter().zip(&fitting).enumerate() {
+                let kept = self.shards.kept(&self.params, index).zip(self.shards.part(&self.params, index));
+                match kept {
+                    Some((kept, part)) => kept.shallow_clone().f_copy_(&slice_of(&new.f_contiguous()?, &part)?)?,
+                    None => param.tensor.shallow_clone().f_copy_(new)?,
+                }
             }
-            Ok(())
-        })
+            Ok::<_, TensorError>(())
+        })?;
+        Ok(())
     }
 
     /// Whether a parameter or buffer has this name, here or in the stage that owns it.

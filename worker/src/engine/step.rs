@@ -52,9 +52,10 @@ impl Engine {
         let all = self.params.all.iter().zip(&totals).enumerate();
         let due = all.filter_map(|(index, (param, grad))| {
             let grad = grad.as_ref().filter(|_| param.trained && param.lender.is_none())?;
-            let tensor = match self.shards.part(&self.params, index) {
-                None => Ok(param.tensor.shallow_clone()),
-                Some(part) => slice_of(&param.tensor, &part),
+            let tensor = match (self.shards.kept(&self.params, index), self.shards.part(&self.params, index)) {
+                (Some(kept), _) => Ok(kept.shallow_clone()),
+                (None, Some(part)) => slice_of(&param.tensor, &part),
+                (None, None) => Ok(param.tensor.shallow_clone()),
             };
             Some(tensor.map(|tensor| Due { index, tensor, grad }))
         });
@@ -64,6 +65,8 @@ impl Engine {
             optimizer.step(due, update.lr)?;
         }
         self.zero_own_grad();
+        // What was gathered is of the step before.
+        self.reshard()?;
         self.lent_values()
     }
 

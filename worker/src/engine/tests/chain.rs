@@ -128,6 +128,7 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel 
         buckets: Vec::new(),
         shard_id: None,
         scatters: false,
+        gathers_first: false,
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),

@@ -5,6 +5,7 @@ mod cuts;
 mod dropout;
 mod errors;
 mod formulas;
+mod gathering;
 mod gradients;
 mod halves;
 mod memory;
@@ -47,6 +48,7 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
         buckets: Vec::new(),
         shard_id: None,
         scatters: false,
+        gathers_first: false,
         seed: 11,
         device: Device::Cpu,
         own: OwnLayers::default(),

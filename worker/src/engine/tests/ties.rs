@@ -62,6 +62,7 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
             buckets: Vec::new(),
             shard_id: None,
             scatters: false,
+            gathers_first: false,
             layers,
             seed: 11,
             device: Device::Cpu,

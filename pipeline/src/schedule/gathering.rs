@@ -1,0 +1,109 @@
+//! Where a stage's parameters are gathered and let go again, in the lists of workers whose replicas each keep a part of them.
+//!
+//! Passes through one stage that follow each other are a visit to it. A worker takes in the others' parts before a visit and
+//! lets go of them after it; as a visit begins, it shares its own part of the stage that is visited next, so that the others
+//! have it in time and nobody has the parameters of more than two stages. That is ZeRO's third stage (Rajbhandari et al. 2020).
+//! Visits are few where a worker takes all microbatches through a stage before it goes on to its next one, as GPipe with
+//! several stages a worker does (the breadth-first pipeline of Lamy-Poirier 2022).
+//!
+//! Replicas whose visits differed would wait for each other for ever, so they must not; one without microbatches makes the
+//! others' visits.
+
+use super::{Action, Layout, ScheduleError};
+use crate::ids::{StageId, WorkerId};
+
+impl Layout {
+    /// Lists of passes with what gathers parameters for them; as they are where nothing is to be gathered.
+    ///
+    /// # Errors
+    /// Replicas do not visit their stages in the same order.
+    pub fn gathered(&self, lists: Vec<Vec<Action>>) -> Result<Vec<Vec<Action>>, ScheduleError> {
+        let visits: Vec<Vec<StageId>> = lists.iter().map(|list| self.visits(list)).collect();
+        let gathered = lists.into_iter().zip(0..).map(|(list, worker)| {
+            let shared = |other: &usize| {
+                let both = |stage: StageId| {
+                    self.homes.has(stage, WorkerId(worker)) && self.homes.has(stage, WorkerId(*other as u16))
+                };
+                (0..self.stages() as u16).map(StageId).any(|stage| self.gathers_first(stage) && both(stage))
+            };
+            let of_all = (0..visits.len()).filter(shared).map(|other| &visits[other]);
+            let Some(most) = of_all.clone().max_by_key(|visits| visits.len()) else { return Ok(list) };
+            match of_all.clone().find(|visits| !visits.is_empty() && *visits != most) {
+                Some(other) => {
+                    let apart = most.iter().zip(other).find(|(one, other)| one != other).map(|(one, _)| *one);
+                    Err(ScheduleError::Visits(apart.or(most.get(other.len()).copied()).unwrap_or(StageId(0))))
+                }
+                None => Ok(self.around(list, most)),
+            }
+        });
+        gathered.collect()
+    }
+
+    /// For every worker what has it gather all parameters of a stage, and what has it let go of them again; nothing where all
+    /// replicas have them.
+    pub fn whole(&self, stage: StageId) -> Option<[Vec<Vec<Action>>; 2]> {
+        if !self.gathers_first(stage) {
+            return None;
+        }
+        let of_replicas = |actions: &[Action]| {
+            let workers = (0..self.workers() as u16).map(WorkerId);
+            let list = |worker| if self.homes.has(stage, worker) { actions.to_vec() } else { Vec::new() };
+            workers.map(list).collect()
+        };
+        let gather = [Action::Share { stage }, Action::AllGather { stage }];
+        Some([of_replicas(&gather), of_replicas(&[Action::Reshard { stage }])])
+    }
+
+    /// The stages that a list visits, one after the other.
+    fn visits(&self, list: &[Action]) -> Vec<StageId> {
+        let mut visits: Vec<StageId> =
+            list.iter().filter(|action| self.is_visit(action)).map(|action| action.stage()).collect();
+        visits.dedup();
+        visits
+    }
+
+    /// Whether an action uses parameters that are to be gathered.
+    fn is_visit(&self, action: &Action) -> bool {
+        action.microbatch().is_some() && self.gathers_first(action.stage())
+    }
+
+    /// The list with what gathers and lets go around its visits, which are these, or none.
+    fn around(&self, list: Vec<Action>, visits: &[StageId]) -> Vec<Action> {
+        let begins = |number: usize| {
+            let first = visits.first().filter(|_| number == 0).map(|stage| Action::Share { stage: *stage });
+            let gather = visits.get(number).map(|stage| Action::AllGather { stage: *stage });
+            let next = visits.get(number + 1).map(|stage| Action::Share { stage: *stage });
+            first.into_iter().chain(gather).chain(next)
+        };
+        let mut all = Vec::new();
+        let last = list.iter().rposition(|action| self.is_visit(action));
+        if last.is_none() {
+            for (number, stage) in visits.iter().enumerate() {
+                all.extend(begins(number).chain([Action::Reshard { stage: *stage }]));
+            }
+        }
+        let mut at: Option<(usize, StageId)> = None;
+        for (place, action) in list.into_iter().enumerate() {
+            if self.is_visit(&action) && at.is_none_or(|(_, stage)| stage != action.stage()) {
+                all.extend(at.map(|(_, stage)| Action::Reshard { stage }));
+                let number = at.map_or(0, |(number, _)| number + 1);
+                all.extend(begins(number));
+                at = Some((number, action.stage()));
+            }
+            all.push(action);
+            if Some(place) == last {
+                all.extend(at.map(|(_, stage)| Action::Reshard { stage }));
+            }
+        }
+        all
+    }
+
+    /// Whether an action is one of those that [`Layout::gathered`] puts in.
+    pub(super) fn gathers(&self, action: &Action) -> bool {
+        match action {
+            Action::Share { .. } | Action::Reshard { .. } => true,
+            Action::AllGather { stage } => self.gathers_first(*stage),
+            _ => false,
+        }
+    }
+}

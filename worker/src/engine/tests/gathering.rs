@@ -1,0 +1,132 @@
+//! Parameters of which each replica keeps a part, and has the rest only between gathering and letting go.
+
+use super::*;
+use pipeline::replicas::{buckets, BucketBytes, ShardId, Sharding};
+use tensor::memory::Held;
+
+const YAML: &str = "model:
+  - Linear: {in_features: 40, out_features: 30}
+  - ReLU
+  - Linear: {in_features: 30, out_features: 50}
+";
+
+/// Buckets of one parameter each, more or less.
+const BYTES: BucketBytes = BucketBytes { first: 1024, other: 1024 };
+
+/// A slice for every bucket.
+type Part = Vec<(u32, Vec<Tensor>)>;
+
+fn replica(replica: u16) -> Engine {
+    let model =
+        StageModel { shard_id: Some(ShardId { replica, replicas: 2 }), scatters: true, gathers_first: true, ..alone() };
+    Engine::build(model).unwrap()
+}
+
+fn alone() -> StageModel {
+    let model = whole(&graph(YAML), true);
+    let spec = pipeline::plan::Plan::new(&graph(YAML), &pipeline::Cuts::Auto, 1, pipeline::Placement::Plain).unwrap();
+    StageModel { buckets: buckets(&spec.stages[0], BYTES, Some(Sharding::Parameters)), ..model }
+}
+
+fn part(engine: &Engine) -> Part {
+    let mut part = Vec::new();
+    engine
+        .hand_out_part(|bucket, slices| {
+            part.push((bucket, slices));
+            Ok(())
+        })
+        .unwrap();
+    part
+}
+
+/// What a replica takes in that the other one shares.
+fn shared(from: u16, part: Part) -> Vec<Vec<Vec<Tensor>>> {
+    part.into_iter()
+        .map(|(_, slices)| match from {
+            0 => vec![slices, Vec::new()],
+            _ => vec![Vec::new(), slices],
+        })
+        .collect()
+}
+
+fn bytes_of_parameters(engine: &Engine) -> u64 {
+    let mut held = Held::default();
+    engine.trained().for_each(|(_, tensor)| held.count(tensor));
+    held.bytes()
+}
+
+#[test]
+fn a_replica_has_its_part_alone_until_it_gathers_the_rest() {
+    let (mut first, mut second) = (replica(0), replica(1));
+    let whole = Engine::build(StageModel { shard_id: None, ..alone() }).unwrap();
+    let all = bytes_of_parameters(&whole);
+    assert!(bytes_of_parameters(&first) < all / 100, "only sizes are left");
+    let of_first = part(&first);
+    let kept: i64 =
+        of_first.iter().chain(&part(&second)).flat_map(|(_, slices)| slices).map(|t| t.numel() as i64).sum();
+    assert_eq!(kept as u64 * 4, all, "each element is kept once");
+
+    first.all_gather(shared(1, part(&second))).unwrap();
+    second.all_gather(shared(0, of_first)).unwrap();
+    for engine in [&first, &second] {
+        assert_eq!(bytes_of_parameters(engine), all);
+        for ((name, here), (_, there)) in engine.trained().zip(whole.trained()) {
+            assert_eq!(here, there, "{name}");
+        }
+    }
+    let x = normal("x", &[3, 40]);
+    let expected = Engine::build(alone_without_shards()).unwrap().forward(&eval(), vec![x.copy()]).unwrap();
+    assert_eq!(first.forward(&eval(), vec![x.copy()]).unwrap(), expected);
+
+    first.reshard().unwrap();
+    assert!(bytes_of_parameters(&first) < all / 100);
+    assert_eq!(first.state().unwrap_err().to_string(), first.forward(&eval(), vec![x]).unwrap_err().to_string());
+}
+
+fn alone_without_shards() -> StageModel {
+    StageModel { buckets: Vec::new(), ..alone() }
+}
+
+#[test]
+fn weights_are_loaded_whole_and_kept_in_part() {
+    let (mut first, mut second) = (replica(0), replica(1));
+    let state = |engine: &Engine| engine.state().unwrap();
+    let other = Engine::build(StageModel { seed: 12, ..alone_without_shards() }).unwrap();
+    for engine in [&mut first, &mut second] {
+        engine.load_state(state(&other)).unwrap();
+    }
+    first.all_gather(shared(1, part(&second))).unwrap();
+    for ((name, here), (_, there)) in state(&first).iter().zip(&state(&other)) {
+        assert_eq!(here, there, "{name}");
+    }
+}
+
+#[test]
+fn passes_over_a_part_of_the_parameters_are_refused() {
+    let (mut first, second) = (replica(0), replica(1));
+    let x = normal("x", &[3, 40]);
+    let refused = first.forward(&train(0), vec![x.copy()]).unwrap_err().to_string();
+    assert!(refused.contains("only this replica's part of the parameters is here"), "{refused}");
+    first.all_gather(shared(1, part(&second))).unwrap();
+    first.forward(&train(0), vec![x]).unwrap();
+    first.reshard().unwrap();
+    let refused = first.backward(key(0), vec![vec![normal("g", &[3, 50])]]).unwrap_err().to_string();
+    assert!(refused.contains("only this replica's part of the parameters is here"), "{refused}");
+}
+
+#[test]
+fn what_the_others_share_is_checked() {
+    let (mut first, second) = (replica(0), replica(1));
+    let good = || shared(1, part(&second));
+    let mut short = good();
+    short.pop();
+    let mut of_me = good();
+    of_me[0].swap(0, 1);
+    let mut other_size = good();
+    other_size.iter_mut().flatten().flatten().for_each(|tensor| *tensor = tensor.narrow(0, 0, 1));
+    for wrong in [short, of_me, other_size] {
+        first.all_gather(wrong).unwrap_err();
+        first.state().unwrap_err();
+    }
+    first.all_gather(good()).unwrap();
+}
