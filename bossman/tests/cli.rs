@@ -346,7 +346,6 @@ fn mistakes_in_a_run_file_are_named() {
         ("reduction: slow\nreplicas: 2", "`reduction`: expected `exact` or `fast`, found `slow`"),
         ("shard: weights\nreplicas: 2", "`shard`: expected `none`, `optimizer`, `gradients` or `parameters`, found `weights`"),
         ("shard: parameters\nreplicas: auto", "`shard: parameters` does not go with `replicas: auto`; give `replicas` a number"),
-        ("shard: parameters\nreplicas: 2\nschedule: ready", "`shard: parameters` does not go with `schedule: ready`: replicas must take their stages in the same order; take `schedule: gpipe`"),
         ("data: {trian: a.csv}", "unknown key `trian`; did you mean `train`?"),
         ("data: {train: [a.csv]}", "`train`: expected a path or a format (`Name`, or `Name: {argument: value}`), found a list"),
         ("data: {train: {idxx: {images: a}}}", "unknown format `idxx`; did you mean `idx`?"),

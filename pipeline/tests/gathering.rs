@@ -46,7 +46,7 @@ fn a_worker_with_one_stage_gathers_it_once() {
         let schedule = schedule(kind, 1, &[2, 2], None).expect("a schedule");
         check(&schedule).expect("a good one");
         for (worker, list) in schedule.workers.iter().enumerate() {
-            let (text, stage) = (short(list), worker / 2);
+            let (text, stage) = (short(list), worker % 2);
             assert!(text.starts_with(&format!("P{stage} G{stage} F{stage}")), "{text}");
             assert!(text.ends_with(&format!("B{stage} L{stage}")) && text.matches('G').count() == 1, "{text}");
         }
@@ -73,7 +73,7 @@ fn replicas_that_would_wait_for_each_other_are_refused() {
     assert_eq!(schedule(Ready, 1, &[2], None), Err(ScheduleError::Unlisted(Ready)));
     // Three microbatches and one: the first replica comes back to its first stage earlier.
     let homes = layout(Interleaved, 2, &[2, 2]).homes;
-    let deal = Deal::by_speed(&homes, 4, |_, worker| if worker.0 % 2 == 0 { 1 } else { 3 });
+    let deal = Deal::by_speed(&homes, 4, |_, worker| if worker.0 < 2 { 1 } else { 3 });
     let refused = schedule(Interleaved, 2, &[2, 2], Some(deal));
     assert!(matches!(refused, Err(ScheduleError::Visits(_))), "{refused:?}");
 }

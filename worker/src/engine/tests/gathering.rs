@@ -4,7 +4,9 @@ use super::*;
 use pipeline::replicas::{buckets, BucketBytes, ShardId, Sharding};
 use tensor::memory::Held;
 
-const YAML: &str = "model:
+const YAML: &str = "model: small
+inputs: {x: [batch, 40]}
+layers:
   - Linear: {in_features: 40, out_features: 30}
   - ReLU
   - Linear: {in_features: 30, out_features: 50}
