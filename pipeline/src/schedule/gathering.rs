@@ -18,6 +18,9 @@ impl Layout {
     /// # Errors
     /// Replicas do not visit their stages in the same order.
     pub fn gathered(&self, lists: Vec<Vec<Action>>) -> Result<Vec<Vec<Action>>, ScheduleError> {
+        if !(0..self.stages() as u16).any(|stage| self.gathers_first(StageId(stage))) {
+            return Ok(lists);
+        }
         let visits: Vec<Vec<StageId>> = lists.iter().map(|list| self.visits(list)).collect();
         let gathered = lists.into_iter().zip(0..).map(|(list, worker)| {
             let shared = |other: &usize| {
