@@ -7,8 +7,8 @@ use pipeline::boss::{BossSession, Request, RunRequest, Setup};
 use pipeline::effect::{Answer, Effect, Frame, Micros, Peer};
 use pipeline::ids::{MicrobatchKey, Slot, StageId, WorkerId};
 use pipeline::message::{Failure, Head, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span};
-use pipeline::replicas::{BucketBytes, Deal};
-use pipeline::schedule::{Action, Ending, Order, Placement};
+use pipeline::replicas::BucketBytes;
+use pipeline::schedule::{Action, Ending, Placement};
 use pipeline::{Cuts, LossSpec, Plan};
 
 fn graph() -> LayerGraph {
@@ -111,23 +111,7 @@ impl Boss {
 }
 
 fn run(actions: Vec<Vec<Action>>) -> RunRequest {
-    RunRequest {
-        batch: 1,
-        step: 1,
-        mode: Mode::Train,
-        cached: None,
-        actions,
-        order: Order::Listed,
-        deal: Deal::default(),
-        microbatches: 1,
-        reduction: Reduction::default(),
-        update: None,
-        loss: None,
-        outputs: false,
-        inputs: Vec::new(),
-        targets: Vec::new(),
-        grads: None,
-    }
+    RunRequest { step: 1, mode: Mode::Train, ..RunRequest::of(1, actions, Reduction::default()) }
 }
 
 fn each_stage(action: impl Fn(StageId) -> Action) -> Vec<Vec<Action>> {
