@@ -13,11 +13,12 @@ never() { # crate, then what it must not depend on, directly or through others
     done
 }
 
-never layerspec tokio quinn torch-sys pipeline link tensor worker bossman
-never pipeline tokio quinn torch-sys link tensor worker bossman
-never shm tokio quinn torch-sys layerspec pipeline link tensor worker bossman
-never link torch-sys tensor worker bossman
-never tensor tokio quinn pipeline link worker bossman
+never layerspec tokio quinn torch-sys pipeline link tensor data worker bossman
+never pipeline tokio quinn torch-sys link tensor data worker bossman
+never shm tokio quinn torch-sys layerspec pipeline link tensor data worker bossman
+never link torch-sys tensor data worker bossman
+never tensor tokio quinn pipeline link data worker bossman
+never data quinn link worker bossman
 never worker bossman
 never bossman worker
 exit "${failed:-0}"

@@ -1,11 +1,11 @@
 //! Steps by hand: forward, backward and the optimizer step as calls of their own, with one batch or several under way.
 
-use crate::batch::Variables;
 use crate::boss::BossMan;
 use crate::inputs::Inputs;
 use crate::payload::{from_payload, to_payload};
 use crate::under_way::BatchId;
 use crate::BossManError;
+use crate::Variables;
 use layerspec::ValueId;
 use link::Payload;
 use pipeline::boss::Request;

@@ -1,11 +1,11 @@
 //! Chooses the schedule: the one asked for, or the fastest of those predicted from what the workers measured.
 
-use crate::batch::Batch;
 use crate::boss::BossMan;
 use crate::inputs::Inputs;
 use crate::observed::Observed;
 use crate::probing::{first_bytes, machines, probes};
 use crate::scheduling::{Candidates, LastStep, Measured, Timelines, Work};
+use crate::Batch;
 use crate::BossManError;
 use pipeline::auto::{choose, Choice, Wish};
 use pipeline::boss::Request;
@@ -27,9 +27,9 @@ impl BossMan {
     /// # Errors
     /// The batch does not fit the model, or a worker failed.
     pub async fn candidates(&mut self, batch: &Batch) -> Result<Candidates, BossManError> {
-        let inputs = Inputs::check(self.model.graph(), &batch.x, &batch.variables)?;
+        let inputs = Inputs::check(self.model.graph(), batch.x(), batch.variables())?;
         let ranges = inputs.microbatches(self.settings.microbatches)?;
-        let targets = inputs.targets(&batch.target, &ranges)?;
+        let targets = inputs.targets(batch.target(), &ranges)?;
         let work = Work { sizes: inputs.sizes_of(&ranges[0]), target_bytes: first_bytes(&targets) };
         let (cuts, microbatches) = (self.scheduling.cuts.clone(), ranges.len() as u32);
         self.measure(&work).await?;

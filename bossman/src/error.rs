@@ -1,6 +1,6 @@
 //! Everything that can go wrong on the user's side.
 
-use std::io::ErrorKind;
+use crate::data::DataError;
 use thiserror::Error;
 
 /// An error of the BossMan API: what, where, what was expected and what to do.
@@ -69,19 +69,20 @@ impl BossManError {
 
     /// What the system refused to do with a file, and what may help.
     pub(crate) fn io(path: &std::path::Path, e: &std::io::Error) -> Self {
-        let help = match e.kind() {
-            ErrorKind::PermissionDenied => "; give this user the permission, or name another place",
-            ErrorKind::IsADirectory => "; name a file",
-            ErrorKind::AlreadyExists => "; a file is in its place, name another",
-            ErrorKind::NotADirectory => "; a part of this path is a file, not a folder",
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room, or name another place",
-            ErrorKind::ReadOnlyFilesystem => "; name another place",
-            _ => "",
-        };
-        Self::file(path, format!("{e}{help}"))
+        DataError::io(path, e).into()
     }
 
     pub(crate) fn file(path: &std::path::Path, problem: impl ToString) -> Self {
         BossManError::File { path: path.display().to_string(), problem: problem.to_string() }
+    }
+}
+
+impl From<DataError> for BossManError {
+    fn from(error: DataError) -> Self {
+        match error {
+            DataError::File { path, problem } => BossManError::File { path, problem },
+            DataError::Usage(problem) => BossManError::Usage(problem),
+            DataError::Tensor(error) => BossManError::Tensor(error),
+        }
     }
 }

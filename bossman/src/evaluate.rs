@@ -1,9 +1,9 @@
 //! How well the model does on a batch, without training.
 
-use crate::batch::{Batch, Variables};
 use crate::boss::BossMan;
 use crate::inputs::Inputs;
 use crate::BossManError;
+use crate::{Batch, Variables};
 use layerspec::ValueId;
 use link::Payload;
 use pipeline::boss::RunRequest;

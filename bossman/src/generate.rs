@@ -1,8 +1,7 @@
 //! Text from a language model, token by token, across the workers.
 
 use crate::boss::BossMan;
-use crate::data::tokens::Tokens;
-use crate::data::Text;
+use crate::data::{Text, Tokens};
 use crate::sampling::{Sampler, Sampling};
 use crate::{BossManError, Model};
 use layerspec::{Dim, LayerId};
@@ -132,10 +131,10 @@ impl Generator {
     /// where a text begins.
     fn after(&self, tokens: &[u32], begun: usize) -> Result<String, BossManError> {
         let (prompt, whole) = (self.tokens.decode(&tokens[..begun])?, self.tokens.decode(tokens)?);
-        match whole.strip_prefix(prompt.as_str()) {
-            Some(rest) => Ok(rest.to_string()),
-            None => self.tokens.decode(&tokens[begun..]),
-        }
+        Ok(match whole.strip_prefix(prompt.as_str()) {
+            Some(rest) => rest.to_string(),
+            None => self.tokens.decode(&tokens[begun..])?,
+        })
     }
 
     /// Takes what the workers have not seen through the stages, and draws from what comes out at its last position.

@@ -1,8 +1,8 @@
 //! The user's tensors, checked against the model's inputs and cut into microbatches.
 
-use crate::batch::Variables;
 use crate::payload::to_payload;
 use crate::BossManError;
+use crate::Variables;
 use layerspec::{Bindings, LayerGraph, ValueId};
 use link::Payload;
 use tch::Tensor;

@@ -28,7 +28,6 @@
 //! [`BossMan::train_step`] does the same in one call, with microbatches and a schedule, and the loss
 //! computed where the last layer is.
 
-mod batch;
 mod bleu;
 mod boss;
 mod by_hand;
@@ -76,7 +75,7 @@ mod translations;
 mod under_way;
 mod weight_files;
 
-pub use batch::{Batch, Variables};
+pub use ::data::{Batch, Variables};
 pub use bleu::bleu;
 pub use boss::{BossMan, Builder};
 pub use epochs::best_path;

@@ -44,7 +44,7 @@ pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset
     let order = Order::new(data.samples(), None, 0);
     let size = batch_size(boss, file);
     let starts = (0..data.samples()).step_by(usize::try_from(size).unwrap_or(usize::MAX));
-    let batches = starts.map(|start| data.batch(&order.at(start..start.saturating_add(size))));
+    let batches = starts.map(|start| Ok(data.batch(&order.at(start..start.saturating_add(size)))?));
     let score = Score::of(boss, batches).await?;
     let translations = match (&file.translate, file.pairs(part)) {
         (Some(how), Some(texts)) => Some(Translations::of(boss, texts, data, how).await?),

@@ -1,8 +1,8 @@
 //! How well a model does on data it was not trained on.
 
-use crate::batch::Batch;
 use crate::counts::counts_something;
 use crate::evaluate::MOST_AT_ONCE;
+use crate::Batch;
 use crate::{BossMan, BossManError};
 use std::fmt;
 use tch::{Kind, Tensor};
@@ -43,8 +43,8 @@ impl Score {
             let (mut group, mut bytes) = (Vec::new(), 0u64);
             while group.len() < boss.plan.batches_at_once() && bytes < MOST_AT_ONCE {
                 let Some(batch) = batches.next().transpose()? else { break };
-                if counts_something(boss.settings.loss.as_ref(), &batch.target)? {
-                    bytes = bytes.saturating_add(boss.bytes_of(&batch.x, &batch.variables)?);
+                if counts_something(boss.settings.loss.as_ref(), batch.target())? {
+                    bytes = bytes.saturating_add(boss.bytes_of(batch.x(), batch.variables())?);
                     group.push(batch);
                 }
             }
@@ -56,7 +56,7 @@ impl Score {
                 loss += f64::from(found.loss) * found.counted;
                 counted += found.counted;
                 if let (Some(ignored), Some(output)) = (ignored, found.outputs.first()) {
-                    let (of_batch, all) = correct(output, &batch.target, ignored)?;
+                    let (of_batch, all) = correct(output, batch.target(), ignored)?;
                     right += of_batch;
                     targets += all;
                 }

@@ -1,12 +1,12 @@
 //! A whole training step in one call.
 
-use crate::batch::Batch;
 use crate::boss::{BossMan, Settings};
 use crate::counts::{counts, tokens};
 use crate::gathered::Gathered;
 use crate::inputs::Inputs;
 use crate::probing::first_bytes;
 use crate::scheduling::{LastStep, Work};
+use crate::Batch;
 use crate::BossManError;
 use layerspec::ValueId;
 use link::Payload;
@@ -172,15 +172,15 @@ impl BossMan {
     /// Checks a batch and cuts it.
     pub(crate) fn prepare(&self, batch: &Batch, microbatches: u32) -> Result<Prepared, BossManError> {
         let loss = self.loss()?;
-        let inputs = Inputs::check(self.model.graph(), &batch.x, &batch.variables)?;
+        let inputs = Inputs::check(self.model.graph(), batch.x(), batch.variables())?;
         let ranges = inputs.microbatches(microbatches)?;
         Ok(Prepared {
             samples: inputs.samples(),
             sizes: inputs.sizes_of(&ranges[0]),
             inputs: inputs.payloads(&ranges)?,
-            targets: inputs.targets(&batch.target, &ranges)?,
-            counts: counts(loss, &batch.target, &ranges)?,
-            tokens: tokens(loss, &batch.target)?,
+            targets: inputs.targets(batch.target(), &ranges)?,
+            counts: counts(loss, batch.target(), &ranges)?,
+            tokens: tokens(loss, batch.target())?,
             microbatches: ranges.len() as u32,
         })
     }

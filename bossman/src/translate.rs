@@ -1,9 +1,7 @@
 //! Texts from texts by an encoder and a decoder, as translations: greedy, or by beam search.
 
 use crate::boss::BossMan;
-use crate::data::ragged::Role;
-use crate::data::tokens::Tokens;
-use crate::data::{pairs, TextPairs};
+use crate::data::{Role, TextPairs, Tokens};
 use crate::generate::last_logits;
 use crate::sampling::no_numbers;
 use crate::{BossManError, Model};
@@ -89,7 +87,7 @@ impl Translator {
             }
         }
         let names = graph.inputs().iter().map(|id| graph.value(*id).name.as_str());
-        let roles = names.map(|name| pairs::role(texts, name)).collect::<Result<Vec<_>, _>>()?;
+        let roles = names.map(|name| texts.role(name)).collect::<Result<Vec<_>, _>>()?;
         let grows = |role: &Role| matches!(role, Role::Target | Role::TargetPadding);
         let grown = graph.inputs().iter().zip(&roles).filter(|(_, role)| grows(role)).map(|(id, _)| *id);
         let growing = graph.growing(&grown.collect::<Vec<_>>()).map_err(|needs| needs.to_string());
@@ -152,7 +150,7 @@ impl Translator {
             });
         }
         let into = self.target.as_ref().unwrap_or(&self.source);
-        found.iter().map(|tokens| into.decode(tokens)).collect()
+        found.iter().map(|tokens| Ok(into.decode(tokens)?)).collect()
     }
 
     /// The log probabilities of the next token, `[beams of all sentences, vocabulary]`.

@@ -60,7 +60,7 @@ impl RunFile {
     }
 
     fn open(&self, source: &Source, model: &Model) -> Result<Dataset, BossManError> {
-        Dataset::open(source, model.graph(), &self.loss, self.data.normalize.as_ref())
+        Ok(Dataset::open(source, model.graph(), &self.loss, self.data.normalize.as_ref())?)
     }
 
     /// The texts behind a part whose samples are pairs of them.

@@ -5,7 +5,7 @@ use super::columns::Columns;
 use super::names::Table;
 use super::wanted::Wanted;
 use super::{csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs};
-use crate::BossManError;
+use crate::DataError;
 use layerspec::DType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ impl Source {
         }
     }
 
-    pub(super) fn open(&self, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, BossManError> {
+    pub(super) fn open(&self, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, DataError> {
         match self {
             Source::File(path) => open_file(path, inputs, target),
             Source::Idx { images, labels } => {
@@ -75,7 +75,7 @@ impl Source {
             }
             Source::Npy { inputs: files, target: labels } => {
                 let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
-                let usage = |problem: String| BossManError::Usage(format!("data, npy: {problem}"));
+                let usage = |problem: String| DataError::Usage(format!("data, npy: {problem}"));
                 if let Some(unknown) = files.keys().find(|name| !names.contains(&name.as_str())) {
                     let problem = format!("the model has no input `{unknown}`; its inputs are {}", names.join(", "));
                     return Err(usage(problem));
@@ -83,7 +83,7 @@ impl Source {
                 let file =
                     |name: &&str| files.get(*name).ok_or_else(|| usage(format!("no file for the input `{name}`")));
                 let open = |name: &&str| Ok(Column::Stored(npy::open(file(name)?)?));
-                let inputs = names.iter().map(open).collect::<Result<_, BossManError>>()?;
+                let inputs = names.iter().map(open).collect::<Result<_, DataError>>()?;
                 let target = target.map(|_| npy::open(labels)).transpose()?.map(Column::Stored);
                 Ok(Columns { inputs, target })
             }
@@ -105,7 +105,7 @@ impl Source {
     }
 }
 
-fn open_file(path: &Path, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, BossManError> {
+fn open_file(path: &Path, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, DataError> {
     let name = path.to_string_lossy();
     let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     let table = || Table::named_alike(path.to_path_buf());
@@ -121,22 +121,22 @@ fn open_file(path: &Path, inputs: &[Wanted], target: Option<&Wanted>) -> Result<
         () if ends(&[".txt", ".tsv"]) => {
             let problem = "text needs more than its path: {text: {path: ..., tokenizer: ..., sequence_length: ...}}, \
                            or {pairs: {path: ..., tokenizer: ...}}";
-            return Err(BossManError::file(path, problem));
+            return Err(DataError::file(path, problem));
         }
         () if path.is_dir() => Source::Images { folder: path.to_path_buf() },
-        () => return Err(BossManError::file(path, format!("expected a file ending in {ENDINGS}"))),
+        () => return Err(DataError::file(path, format!("expected a file ending in {ENDINGS}"))),
     };
     source.open(inputs, target)
 }
 
-fn only_input(what: &str, path: &Path, inputs: &[Wanted]) -> Result<(), BossManError> {
+fn only_input(what: &str, path: &Path, inputs: &[Wanted]) -> Result<(), DataError> {
     match inputs {
         [_] => Ok(()),
         _ => {
             let count = inputs.len();
             let problem =
                 format!("{what} one input, but the model has {count}; give a .safetensors file with a tensor for each");
-            Err(BossManError::file(path, problem))
+            Err(DataError::file(path, problem))
         }
     }
 }
@@ -146,8 +146,8 @@ fn by_name(
     table: &Table,
     inputs: &[Wanted],
     target: Option<&Wanted>,
-    open: impl Fn(&Table, &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError>,
-) -> Result<Columns, BossManError> {
+    open: impl Fn(&Table, &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError>,
+) -> Result<Columns, DataError> {
     let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
     let table = table.resolved(&names)?;
     // Where no target is wanted, no column is read but the inputs'.

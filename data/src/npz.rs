@@ -6,7 +6,7 @@ use super::npy;
 use super::plain;
 use super::spool::{Spool, Store};
 use super::stored::{Layout, Stored};
-use crate::BossManError;
+use crate::DataError;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use zip::{CompressionMethod, ZipArchive};
 
 /// The arrays of these names. Those that are not compressed (`numpy.savez`) are read where they lie.
-pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, BossManError> {
+pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
-    let error = |problem: String| BossManError::file(path, problem);
+    let error = |problem: String| DataError::file(path, problem);
     let store = Arc::new(Store::open(path)?);
-    let file = BufReader::new(File::open(path).map_err(|e| BossManError::io(path, &e))?);
+    let file = BufReader::new(File::open(path).map_err(|e| DataError::io(path, &e))?);
     let mut archive = ZipArchive::new(file).map_err(|e| error(format!("not an .npz file: {e}")))?;
     let held: Vec<String> = archive.file_names().map(|name| name.trim_end_matches(".npy").to_string()).collect();
     let mut columns = BTreeMap::new();
@@ -37,10 +37,10 @@ fn array(
     archive: &mut ZipArchive<BufReader<File>>,
     place: usize,
     store: &Arc<Store>,
-) -> Result<Stored, BossManError> {
+) -> Result<Stored, DataError> {
     // Errors name the file and the array in it.
     let path = &path.join(format!("{name}.npy"));
-    let mut entry = archive.by_index(place).map_err(|e| BossManError::file(path, e))?;
+    let mut entry = archive.by_index(place).map_err(|e| DataError::file(path, e))?;
     let (stored, offset) = (entry.compression() == CompressionMethod::Stored, entry.data_start());
     let (layout, samples) = npy::header(path, &mut entry)?;
     if let (true, Some(offset)) = (stored, offset) {

@@ -3,7 +3,7 @@
 use super::images::Images;
 use super::ragged::Padded;
 use super::stored::Stored;
-use crate::BossManError;
+use crate::DataError;
 use layerspec::DType;
 use std::path::Path;
 use tch::Tensor;
@@ -60,7 +60,7 @@ impl Column {
     }
 
     /// The samples with these numbers, the sample dimension first.
-    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
         match self {
             Column::Stored(stored) => stored.rows(numbers),
             Column::Images(images) => images.rows(numbers),

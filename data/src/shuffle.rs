@@ -12,7 +12,7 @@ const LISTED: u64 = 1 << 20;
 /// place is known without those before it.
 ///
 /// ```
-/// use bossman::data::Order;
+/// use data::Order;
 /// assert_eq!(Order::new(4, None, 0).at(0..4), [0, 1, 2, 3]);
 /// assert_eq!(Order::new(100, Some(7), 3).at(60..70), Order::new(100, Some(7), 3).at(0..100)[60..70]);
 /// assert_ne!(Order::new(100, Some(7), 3).at(0..100), Order::new(100, Some(7), 4).at(0..100));

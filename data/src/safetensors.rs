@@ -5,7 +5,7 @@ use super::element::Element;
 use super::names::Table;
 use super::spool::Store;
 use super::stored::{Layout, Stored};
-use crate::BossManError;
+use crate::DataError;
 use safetensors::tensor::{Dtype, Metadata};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use std::sync::Arc;
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The tensors of these names.
-pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, BossManError> {
+pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
-    let error = |problem: String| BossManError::file(path, problem);
+    let error = |problem: String| DataError::file(path, problem);
     let store = Arc::new(Store::open(path)?);
     let mut length = [0; 8];
     store.read(0, &mut length).map_err(|_| error("not a safetensors file: shorter than its first 8 bytes".into()))?;

@@ -1,7 +1,7 @@
 //! Files that may be gzipped, read from beginning to end.
 
 use super::spool::Spool;
-use crate::BossManError;
+use crate::DataError;
 use flate2::read::MultiGzDecoder;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -11,8 +11,8 @@ use std::path::Path;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// The file's content, and whether it is gzipped, as its first bytes tell.
-pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), BossManError> {
-    let error = |e: io::Error| BossManError::io(path, &e);
+pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), DataError> {
+    let error = |e: io::Error| DataError::io(path, &e);
     let mut file = BufReader::new(File::open(path).map_err(error)?);
     let gzipped = file.fill_buf().map_err(error)?.starts_with(&GZIP);
     Ok(match gzipped {
@@ -22,15 +22,15 @@ pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), BossManError
 }
 
 /// Fills `into`; an error says that the file is cut short.
-pub(super) fn read_exactly(path: &Path, file: &mut impl Read, into: &mut [u8]) -> Result<(), BossManError> {
+pub(super) fn read_exactly(path: &Path, file: &mut impl Read, into: &mut [u8]) -> Result<(), DataError> {
     file.read_exact(into).map_err(|e| match e.kind() {
-        io::ErrorKind::UnexpectedEof => BossManError::file(path, "cut short: it ends within its header"),
-        _ => BossManError::io(path, &e),
+        io::ErrorKind::UnexpectedEof => DataError::file(path, "cut short: it ends within its header"),
+        _ => DataError::io(path, &e),
     })
 }
 
 /// Copies at most so many bytes.
-pub(super) fn copy(path: &Path, file: &mut impl Read, spool: &mut Spool, most: u64) -> Result<(), BossManError> {
+pub(super) fn copy(path: &Path, file: &mut impl Read, spool: &mut Spool, most: u64) -> Result<(), DataError> {
     let mut part = vec![0; 64 * 1024];
     let mut file = file.take(most);
     loop {
@@ -38,7 +38,7 @@ pub(super) fn copy(path: &Path, file: &mut impl Read, spool: &mut Spool, most: u
             Ok(0) => return Ok(()),
             Ok(read) => spool.write(&part[..read])?,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(BossManError::io(path, &e)),
+            Err(e) => return Err(DataError::io(path, &e)),
         }
     }
 }
@@ -52,9 +52,9 @@ pub(super) fn line(
     file: &mut impl BufRead,
     number: &mut u64,
     line: &mut String,
-) -> Result<bool, BossManError> {
+) -> Result<bool, DataError> {
     *number += 1;
-    let error = |problem: String| BossManError::file(path, format!("line {number}: {problem}"));
+    let error = |problem: String| DataError::file(path, format!("line {number}: {problem}"));
     line.clear();
     let more = push_line(file, line).map_err(error)?;
     line.truncate(line.trim_end_matches(['\n', '\r']).len());
@@ -65,9 +65,9 @@ pub(super) fn line(
 const PIECE: usize = 1024 * 1024;
 
 /// The next lines as they stand, about a mebibyte of them; false at the end of the file.
-pub(super) fn lines(path: &Path, file: &mut impl BufRead, lines: &mut String) -> Result<bool, BossManError> {
+pub(super) fn lines(path: &Path, file: &mut impl BufRead, lines: &mut String) -> Result<bool, DataError> {
     lines.clear();
-    while lines.len() < PIECE && push_line(file, lines).map_err(|problem| BossManError::file(path, problem))? {}
+    while lines.len() < PIECE && push_line(file, lines).map_err(|problem| DataError::file(path, problem))? {}
     Ok(!lines.is_empty())
 }
 

@@ -6,7 +6,7 @@ use super::plain;
 use super::ragged::{Marks, Padded, Pairs, Role};
 use super::tokens::{Tokenizer, Tokens};
 use super::wanted::Wanted;
-use crate::BossManError;
+use crate::DataError;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ impl TextPairs {
     pub const ROLES: [&str; 4] = ["source", "target", "source_padding", "target_padding"];
 
     /// The first texts, in the order of the samples.
-    pub(crate) fn texts(&self, most: u64) -> Result<Vec<[String; 2]>, BossManError> {
+    pub fn texts(&self, most: u64) -> Result<Vec<[String; 2]>, DataError> {
         let mut texts = Vec::new();
         self.each(most, |both| {
             texts.push(both);
@@ -47,11 +47,24 @@ impl TextPairs {
         Ok(texts)
     }
 
-    fn each(
-        &self,
-        most: u64,
-        mut take: impl FnMut([String; 2]) -> Result<(), BossManError>,
-    ) -> Result<(), BossManError> {
+    /// What this input of the model is: what the run file says, else what its name says.
+    pub fn role(&self, input: &str) -> Result<Role, DataError> {
+        let named = self.inputs.iter().find(|(_, name)| *name == input).map(|(role, _)| role.as_str());
+        let own = Some(input).filter(|name| !self.inputs.contains_key(*name));
+        match named.or(own) {
+            Some("source") => Ok(Role::Source),
+            Some("target") => Ok(Role::Target),
+            Some("source_padding") => Ok(Role::SourcePadding),
+            Some("target_padding") => Ok(Role::TargetPadding),
+            _ => {
+                let roles = TextPairs::ROLES.join(", ");
+                let problem = format!("what is the model's input `{input}`? `inputs:` says it for each of {roles}");
+                Err(DataError::file(&self.path, problem))
+            }
+        }
+    }
+
+    fn each(&self, most: u64, mut take: impl FnMut([String; 2]) -> Result<(), DataError>) -> Result<(), DataError> {
         let path = &self.path;
         let (mut file, _) = plain::open(path)?;
         let (mut number, mut line, mut taken) = (0, String::new(), 0);
@@ -61,15 +74,15 @@ impl TextPairs {
             }
             taken += 1;
             let both = both(&line, self.keys.as_ref());
-            take(both.map_err(|problem| BossManError::file(path, format!("line {number}: {problem}")))?)?;
+            take(both.map_err(|problem| DataError::file(path, format!("line {number}: {problem}")))?)?;
         }
         Ok(())
     }
 }
 
-pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, BossManError> {
+pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, DataError> {
     let path = &texts.path;
-    let roles = inputs.iter().map(|input| role(texts, &input.name)).collect::<Result<Vec<_>, _>>()?;
+    let roles = inputs.iter().map(|input| texts.role(&input.name)).collect::<Result<Vec<_>, _>>()?;
     let source = Tokens::load(&texts.tokenizer)?;
     let other = texts.target_tokenizer.as_ref().map(Tokens::load).transpose()?;
     let target = other.as_ref().unwrap_or(&source);
@@ -102,23 +115,6 @@ pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, Boss
     let pairs = Arc::new(pairs.finish(path, marks, length.filter(|_| texts.fixed))?);
     let column = |role| Column::Padded(Padded { pairs: pairs.clone(), role });
     Ok(Columns { inputs: roles.into_iter().map(column).collect(), target: Some(column(Role::Labels)) })
-}
-
-/// What this input of the model is: what the run file says, else what its name says.
-pub(crate) fn role(texts: &TextPairs, input: &str) -> Result<Role, BossManError> {
-    let named = texts.inputs.iter().find(|(_, name)| *name == input).map(|(role, _)| role.as_str());
-    let own = Some(input).filter(|name| !texts.inputs.contains_key(*name));
-    match named.or(own) {
-        Some("source") => Ok(Role::Source),
-        Some("target") => Ok(Role::Target),
-        Some("source_padding") => Ok(Role::SourcePadding),
-        Some("target_padding") => Ok(Role::TargetPadding),
-        _ => {
-            let roles = TextPairs::ROLES.join(", ");
-            let problem = format!("what is the model's input `{input}`? `inputs:` says it for each of {roles}");
-            Err(BossManError::file(&texts.path, problem))
-        }
-    }
 }
 
 fn both(line: &str, keys: Option<&[String; 2]>) -> Result<[String; 2], String> {

@@ -6,7 +6,7 @@ use tch::Tensor;
 /// Further inputs of a model, by name: those after the first.
 ///
 /// ```
-/// use bossman::Variables;
+/// use data::Variables;
 /// let mask = tch::Tensor::ones([2, 3], (tch::Kind::Float, tch::Device::Cpu));
 /// let variables = Variables::new().with("mask", &mask);
 /// assert_eq!(variables.names().collect::<Vec<_>>(), ["mask"]);
@@ -32,7 +32,8 @@ impl Variables {
         self.0.keys().map(String::as_str)
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Tensor> {
+    /// The one of this name.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.0.get(name)
     }
 }
@@ -40,7 +41,7 @@ impl Variables {
 /// Inputs with what the model should make of them.
 ///
 /// ```
-/// use bossman::Batch;
+/// use data::Batch;
 /// use tch::{Device, Kind, Tensor};
 /// let x = Tensor::rand([32, 1], (Kind::Float, Device::Cpu));
 /// let batch = Batch::new(&x, &x.sin());
@@ -65,5 +66,20 @@ impl Batch {
     pub fn with(mut self, variables: Variables) -> Self {
         self.variables = variables;
         self
+    }
+
+    /// The model's first input.
+    pub fn x(&self) -> &Tensor {
+        &self.x
+    }
+
+    /// The model's other inputs.
+    pub fn variables(&self) -> &Variables {
+        &self.variables
+    }
+
+    /// What the output should have been.
+    pub fn target(&self) -> &Tensor {
+        &self.target
     }
 }

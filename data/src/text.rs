@@ -8,7 +8,7 @@ use super::spool::Spool;
 use super::stored::{Layout, Stored};
 use super::tokens::{Tokenizer, Tokens};
 use super::wanted::Wanted;
-use crate::BossManError;
+use crate::DataError;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct Text {
 }
 
 /// Windows that follow each other: the input, and the same one token later as the target.
-pub(super) fn open(text: &Text, wanted: &Wanted) -> Result<Columns, BossManError> {
+pub(super) fn open(text: &Text, wanted: &Wanted) -> Result<Columns, DataError> {
     let tokens = Tokens::load(&text.tokenizer)?;
     let eos = text.eos.as_ref().map(|name| tokens.special("eos", name)).transpose()?;
     tokens.expect_rows(wanted, eos.is_some())?;
@@ -56,16 +56,16 @@ pub(super) fn open(text: &Text, wanted: &Wanted) -> Result<Columns, BossManError
     let samples = found.saturating_sub(1) / length.max(1);
     if samples == 0 {
         let problem = format!("{found} tokens; one sample of sequence_length {length} needs one more than that");
-        return Err(BossManError::file(&path, problem));
+        return Err(DataError::file(&path, problem));
     }
     let store = Arc::new(spool.finish()?);
     let windows = |start: u64| {
         let layout = Layout { start, stride: Some(length * size), ..Layout::packed(element, &[length]) };
-        Ok::<_, BossManError>(Column::Stored(Stored::new(&path, store.clone(), layout, samples)?))
+        Ok::<_, DataError>(Column::Stored(Stored::new(&path, store.clone(), layout, samples)?))
     };
     Ok(Columns { inputs: vec![windows(0)?], target: Some(windows(size)?) })
 }
 
-fn write(spool: &mut Spool, tokens: &[u32]) -> Result<(), BossManError> {
+fn write(spool: &mut Spool, tokens: &[u32]) -> Result<(), DataError> {
     tokens.iter().try_for_each(|token| spool.write(&token.to_le_bytes()))
 }

@@ -4,7 +4,7 @@ use super::element::Element;
 use super::plain::{self, read_exactly};
 use super::spool::{Spool, Store};
 use super::stored::{Layout, Stored};
-use crate::BossManError;
+use crate::DataError;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use std::sync::Arc;
 const MAX_DIMS: u8 = 8;
 
 /// An array whose first dimension counts samples.
-pub(super) fn open(path: &Path) -> Result<Stored, BossManError> {
-    let error = |problem: String| BossManError::file(path, problem);
+pub(super) fn open(path: &Path) -> Result<Stored, DataError> {
+    let error = |problem: String| DataError::file(path, problem);
     let (mut file, gzipped) = plain::open(path)?;
     let mut magic = [0; 4];
     read_exactly(path, &mut file, &mut magic)?;

@@ -6,13 +6,13 @@ use super::names::Table;
 use super::nested::Nested;
 use super::plain;
 use super::stored::Gather;
-use crate::BossManError;
+use crate::DataError;
 use layerspec::DType;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// The columns of these names, each kept as the dtype it is wanted in.
-pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError> {
+pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
     let mut columns: Vec<(&str, Gather)> =
         wanted.iter().map(|(name, dtype)| (name.as_str(), Gather::new(Element::wanted(*dtype)))).collect();
@@ -23,7 +23,7 @@ pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BT
         if text.trim().is_empty() {
             continue;
         }
-        let error = |problem: String| BossManError::file(path, format!("line {number}: {problem}"));
+        let error = |problem: String| DataError::file(path, format!("line {number}: {problem}"));
         let object: Map<String, Value> =
             serde_json::from_str(&text).map_err(|e| error(format!("is no JSON object: {e}")))?;
         for (name, column) in &mut columns {

@@ -5,7 +5,7 @@ use super::element::Element;
 use super::names::Table;
 use super::nested::Nested;
 use super::stored::Gather;
-use crate::BossManError;
+use crate::DataError;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::record::Field;
@@ -15,19 +15,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 
 /// The columns of these names, each kept as the dtype it is wanted in.
-pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError> {
+pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
     // The library asserts some things that a broken file can make untrue. It says so itself, and training does not begin.
     let read = std::panic::catch_unwind(|| read(table, wanted));
-    read.unwrap_or_else(|_| {
-        Err(BossManError::file(&table.path, "a broken Parquet file: its pages contradict its schema"))
-    })
+    read.unwrap_or_else(|_| Err(DataError::file(&table.path, "a broken Parquet file: its pages contradict its schema")))
 }
 
-fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, BossManError> {
+fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
-    let error = |problem: String| BossManError::file(path, problem);
+    let error = |problem: String| DataError::file(path, problem);
     let broken = |e: ParquetError| error(format!("not a Parquet file, or a broken one: {e}"));
-    let file = File::open(path).map_err(|e| BossManError::io(path, &e))?;
+    let file = File::open(path).map_err(|e| DataError::io(path, &e))?;
     let reader = SerializedFileReader::new(file).map_err(broken)?;
     let schema = reader.metadata().file_metadata().schema();
     let held: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_string()).collect();

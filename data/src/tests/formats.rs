@@ -56,10 +56,10 @@ fn npy_and_npz_give_what_numpy_wrote() {
 fn safetensors_are_read_where_they_lie_and_under_other_names() {
     let folder = Folder::new();
     let path = folder.path("data.safetensors");
-    let mut tensors = crate::StateDict::default();
-    tensors.insert("pixels", &Tensor::from_slice(&[1u8, 2, 3, 4]).reshape([2, 2]));
-    tensors.insert("target", &Tensor::from_slice(&[5i64, 6]));
-    tensors.save(&path).unwrap();
+    save(
+        &path,
+        &[("pixels", Tensor::from_slice(&[1u8, 2, 3, 4]).reshape([2, 2])), ("target", Tensor::from_slice(&[5i64, 6]))],
+    );
     let table = Table { inputs: [("x".into(), "pixels".into())].into(), ..Table::named_alike(path) };
     let batch = Dataset::open(&Source::Safetensors(table), &model("2"), &CLASSES, None).unwrap().batch(&[1]).unwrap();
     assert_eq!((numbers(&batch.x), numbers(&batch.target)), (vec![3.0, 4.0], vec![6.0]));

@@ -37,9 +37,30 @@ impl Folder {
     }
 
     /// An error as a user sees it, without the folder.
-    pub(super) fn error<T: std::fmt::Debug>(&self, result: Result<T, BossManError>) -> String {
+    pub(super) fn error<T: std::fmt::Debug>(&self, result: Result<T, DataError>) -> String {
         result.unwrap_err().to_string().replace(&format!("{}/", self.0.path().display()), "")
     }
+}
+
+/// Writes a `.safetensors` file.
+pub(super) fn save(path: &Path, tensors: &[(&str, Tensor)]) {
+    use ::safetensors::tensor::{Dtype, TensorView};
+    let (mut of, mut bytes) = (Vec::new(), Vec::new());
+    for (name, tensor) in tensors {
+        let dtype = match tensor.kind() {
+            Kind::Uint8 => Dtype::U8,
+            Kind::Int64 => Dtype::I64,
+            Kind::Float => Dtype::F32,
+            other => panic!("{other:?} is not written here"),
+        };
+        of.push((*name, dtype, tensor.size().into_iter().map(|size| size as usize).collect::<Vec<_>>()));
+        bytes.push(tensor::payload::to_bytes(tensor).unwrap());
+    }
+    let views = of
+        .into_iter()
+        .zip(&bytes)
+        .map(|((name, dtype, shape), bytes)| (name, TensorView::new(dtype, shape, bytes).unwrap()));
+    ::safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
 /// An idx file of bytes.

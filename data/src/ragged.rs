@@ -1,7 +1,7 @@
 //! Pairs of sequences of any lengths, and what a batch of them is: padded, with masks that say where.
 
 use super::spool::{Spool, Store};
-use crate::BossManError;
+use crate::DataError;
 use layerspec::DType;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) struct Marks {
 
 /// What of pairs goes into one input of the model, or is its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub enum Role {
     /// The first sequence and its end.
     Source,
     /// Begin and the second sequence.
@@ -61,13 +61,13 @@ impl Pairs {
     }
 
     /// The first or, after it, the second of a pair.
-    pub(super) fn push(&mut self, tokens: &[u32]) -> Result<(), BossManError> {
+    pub(super) fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
         tokens.iter().take(self.most).try_for_each(|token| self.spool.write(&token.to_le_bytes()))?;
         self.starts.push(self.spool.length() / 4);
         Ok(())
     }
 
-    pub(super) fn finish(self, path: &Path, marks: Marks, length: Option<usize>) -> Result<Ragged, BossManError> {
+    pub(super) fn finish(self, path: &Path, marks: Marks, length: Option<usize>) -> Result<Ragged, DataError> {
         let Pairs { spool, starts, .. } = self;
         Ok(Ragged { path: path.to_path_buf(), store: spool.finish()?, starts, marks, length })
     }
@@ -99,7 +99,7 @@ impl Padded {
         }
     }
 
-    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
         let second = !matches!(self.role, Role::Source | Role::SourcePadding);
         let sequences = numbers.iter().map(|number| self.pairs.sequence(*number, second));
         let sequences: Vec<Vec<i64>> = sequences.collect::<Result<_, _>>()?;
@@ -133,8 +133,8 @@ impl Padded {
 }
 
 impl Ragged {
-    fn sequence(&self, number: i64, second: bool) -> Result<Vec<i64>, BossManError> {
-        let error = |problem: String| BossManError::file(&self.path, problem);
+    fn sequence(&self, number: i64, second: bool) -> Result<Vec<i64>, DataError> {
+        let error = |problem: String| DataError::file(&self.path, problem);
         let place = usize::try_from(number).ok().and_then(|number| number.checked_mul(2)?.checked_add(second.into()));
         let ends = place.and_then(|place| Some((*self.starts.get(place)?, *self.starts.get(place + 1)?)));
         let (start, end) = ends.ok_or_else(|| error(format!("no pair {number}")))?;

@@ -1,6 +1,6 @@
 //! Files that hold several columns, and which of them goes where.
 
-use crate::BossManError;
+use crate::DataError;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -22,10 +22,10 @@ impl Table {
     }
 
     /// With a column for every input of the model.
-    pub(super) fn resolved(&self, inputs: &[&str]) -> Result<Self, BossManError> {
+    pub(super) fn resolved(&self, inputs: &[&str]) -> Result<Self, DataError> {
         if let Some(unknown) = self.inputs.keys().find(|name| !inputs.contains(&name.as_str())) {
             let problem = format!("the model has no input `{unknown}`; its inputs are {}", inputs.join(", "));
-            return Err(BossManError::file(&self.path, problem));
+            return Err(DataError::file(&self.path, problem));
         }
         let column = |name: &str| self.inputs.get(name).cloned().unwrap_or_else(|| name.to_string());
         let inputs = inputs.iter().map(|name| (name.to_string(), column(name))).collect();
@@ -40,9 +40,9 @@ impl Table {
     }
 
     /// The error for a column that is not there.
-    pub(super) fn missing(&self, noun: &str, name: &str, held: &[String]) -> BossManError {
+    pub(super) fn missing(&self, noun: &str, name: &str, held: &[String]) -> DataError {
         let near = layerspec::nearest(name, held.iter().map(String::as_str));
         let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-        BossManError::file(&self.path, format!("no {noun} `{name}`; it holds {}{near}", held.join(", ")))
+        DataError::file(&self.path, format!("no {noun} `{name}`; it holds {}{near}", held.join(", ")))
     }
 }

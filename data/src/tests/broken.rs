@@ -114,10 +114,13 @@ fn what_is_no_finite_number_is_named_with_its_place() {
         ),
     );
     found(&Source::File(path), "e.npz/x.npy: sample 2 of `x`, element [0] (counted from 0) is NaN");
-    let mut tensors = crate::StateDict::default();
-    tensors.insert("x", &Tensor::from_slice(&[0.0f32, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]).reshape([3, 2]));
-    tensors.insert("target", &Tensor::zeros([3, 2], (Kind::Float, tch::Device::Cpu)));
-    tensors.save(folder.path("f.safetensors")).unwrap();
+    save(
+        &folder.path("f.safetensors"),
+        &[
+            ("x", Tensor::from_slice(&[0.0f32, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]).reshape([3, 2])),
+            ("target", Tensor::zeros([3, 2], (Kind::Float, tch::Device::Cpu))),
+        ],
+    );
     found(
         &Source::File(folder.path("f.safetensors")),
         "f.safetensors: sample 2 of `x`, element [1] (counted from 0) is -inf",
@@ -164,11 +167,14 @@ fn an_input_that_the_model_has_not_is_named() {
 #[test]
 fn no_content_of_a_file_makes_a_panic() {
     let folder = Folder::new();
-    let mut tensors = crate::StateDict::default();
-    tensors.insert("x", &Tensor::from_slice(&[1u8, 2, 3, 4, 5, 6, 7, 8]).reshape([2, 4]));
-    tensors.insert("target", &Tensor::from_slice(&[5i64, 6]));
     let path = folder.path("whole.safetensors");
-    tensors.save(&path).unwrap();
+    save(
+        &path,
+        &[
+            ("x", Tensor::from_slice(&[1u8, 2, 3, 4, 5, 6, 7, 8]).reshape([2, 4])),
+            ("target", Tensor::from_slice(&[5i64, 6])),
+        ],
+    );
     let (x, y) = (npy("<f4", "(2, 4)", &floats(&[0.5; 8])), npy("|u1", "(2,)", &[0, 1]));
     let arrays = [("x.npy", x), ("target.npy", y)];
     let seeds = [

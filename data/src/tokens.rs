@@ -1,7 +1,7 @@
 //! Text as numbers: its bytes, or what a `tokenizer.json` makes of it.
 
 use super::wanted::Wanted;
-use crate::BossManError;
+use crate::DataError;
 use std::path::{Path, PathBuf};
 
 /// What makes numbers of text.
@@ -19,13 +19,19 @@ const SPECIAL: [&str; 3] = ["<bos>", "<eos>", "<pad>"];
 const MAX_FILE: u64 = 256 * 1024 * 1024;
 
 /// A tokenizer, loaded.
-pub(crate) enum Tokens {
+pub enum Tokens {
+    /// Each byte is a token.
     Bytes,
+    /// From a file.
     Loaded(PathBuf, Box<tokenizers::Tokenizer>),
 }
 
 impl Tokens {
-    pub(crate) fn load(tokenizer: &Tokenizer) -> Result<Self, BossManError> {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no `tokenizer.json`.
+    pub fn load(tokenizer: &Tokenizer) -> Result<Self, DataError> {
         match tokenizer {
             Tokenizer::Bytes => Ok(Tokens::Bytes),
             Tokenizer::File(path) => load(path),
@@ -33,11 +39,11 @@ impl Tokens {
     }
 
     /// Appends the text's tokens, without any that mark begin or end.
-    pub(crate) fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), BossManError> {
+    pub fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), DataError> {
         match self {
             Tokens::Bytes => into.extend(text.bytes().map(u32::from)),
             Tokens::Loaded(path, tokenizer) => {
-                let encoding = tokenizer.encode_fast(text, false).map_err(|e| BossManError::file(path, e))?;
+                let encoding = tokenizer.encode_fast(text, false).map_err(|e| DataError::file(path, e))?;
                 into.extend(encoding.get_ids());
             }
         }
@@ -45,7 +51,7 @@ impl Tokens {
     }
 
     /// Whether the model has a row for each token; `special` says that those which stand for no text are used, too.
-    pub(super) fn expect_rows(&self, wanted: &Wanted, special: bool) -> Result<(), BossManError> {
+    pub(super) fn expect_rows(&self, wanted: &Wanted, special: bool) -> Result<(), DataError> {
         let (path, tokens) = match self {
             Tokens::Bytes => (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 }),
             Tokens::Loaded(path, tokenizer) => (path.as_path(), tokenizer.get_vocab_size(true)),
@@ -56,24 +62,24 @@ impl Tokens {
                 let name = &wanted.name;
                 let problem =
                     format!("makes {tokens} tokens, but the Embedding of the model's input `{name}` has {rows} rows");
-                Err(BossManError::file(path, problem))
+                Err(DataError::file(path, problem))
             }
         }
     }
 
     /// The text of tokens; those that stand for no text are left out.
-    pub(crate) fn decode(&self, tokens: &[u32]) -> Result<String, BossManError> {
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
         match self {
             Tokens::Bytes => {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Tokens::Loaded(path, tokenizer) => tokenizer.decode(tokens, true).map_err(|e| BossManError::file(path, e)),
+            Tokens::Loaded(path, tokenizer) => tokenizer.decode(tokens, true).map_err(|e| DataError::file(path, e)),
         }
     }
 
     /// The number of a token that stands for no text.
-    pub(crate) fn special(&self, key: &str, name: &str) -> Result<u32, BossManError> {
+    pub fn special(&self, key: &str, name: &str) -> Result<u32, DataError> {
         let id = match self {
             Tokens::Bytes => SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id),
             Tokens::Loaded(_, tokenizer) => tokenizer.token_to_id(name),
@@ -82,17 +88,17 @@ impl Tokens {
             Tokens::Bytes => Path::new("tokenizer: bytes"),
             Tokens::Loaded(path, _) => path,
         };
-        id.ok_or_else(|| BossManError::file(path, format!("has no token `{name}`; name one that it has with `{key}:`")))
+        id.ok_or_else(|| DataError::file(path, format!("has no token `{name}`; name one that it has with `{key}:`")))
     }
 }
 
-fn load(path: &Path) -> Result<Tokens, BossManError> {
-    let error = |problem: String| BossManError::file(path, problem);
-    let size = std::fs::metadata(path).map_err(|e| BossManError::io(path, &e))?.len();
+fn load(path: &Path) -> Result<Tokens, DataError> {
+    let error = |problem: String| DataError::file(path, problem);
+    let size = std::fs::metadata(path).map_err(|e| DataError::io(path, &e))?.len();
     if size > MAX_FILE {
         return Err(error(format!("has {size} bytes, which no tokenizer.json has; is this the right file?")));
     }
-    let bytes = std::fs::read(path).map_err(|e| BossManError::io(path, &e))?;
+    let bytes = std::fs::read(path).map_err(|e| DataError::io(path, &e))?;
     let tokenizer = tokenizers::Tokenizer::from_bytes(bytes);
     let mut tokenizer = tokenizer.map_err(|e| error(format!("is no tokenizer.json: {e}")))?;
     // What the file says of these is for single sentences; samples are cut and padded here.

@@ -6,12 +6,12 @@ use super::element::Element;
 use super::plain;
 use super::stored::Gather;
 use super::wanted::Wanted;
-use crate::BossManError;
+use crate::DataError;
 use layerspec::DType;
 use std::path::Path;
 
-pub(super) fn open(path: &Path, input: &Wanted, target: Option<&Wanted>) -> Result<Columns, BossManError> {
-    let error = |problem: String| BossManError::file(path, problem);
+pub(super) fn open(path: &Path, input: &Wanted, target: Option<&Wanted>) -> Result<Columns, DataError> {
+    let error = |problem: String| DataError::file(path, problem);
     let sizes = |wanted: &Wanted, what: &str| {
         let problem = || error(format!("csv needs a {what} whose sizes after the batch are all known"));
         wanted.sizes().ok_or_else(problem)
@@ -31,7 +31,7 @@ pub(super) fn open(path: &Path, input: &Wanted, target: Option<&Wanted>) -> Resu
     let mut gather = Gather::new(element);
     let mut labels = target.map(|_| Gather::new(of_target));
     rows.read(path, |line, inputs, targets| {
-        let error = |e: BossManError| error(format!("line {line}: {e}"));
+        let error = |e: DataError| error(format!("line {line}: {e}"));
         gather.push(inputs, &input_shape).map_err(error)?;
         labels.as_mut().map_or(Ok(()), |labels| labels.push(targets, &target_shape).map_err(error))
     })?;
@@ -54,9 +54,9 @@ impl Rows {
     fn read(
         &self,
         path: &Path,
-        mut row: impl FnMut(u64, &[f64], &[f64]) -> Result<(), BossManError>,
-    ) -> Result<(), BossManError> {
-        let error = |problem: String| BossManError::file(path, problem);
+        mut row: impl FnMut(u64, &[f64], &[f64]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let error = |problem: String| DataError::file(path, problem);
         let (text, _) = plain::open(path)?;
         let mut reader =
             csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text);

@@ -6,7 +6,7 @@ use super::element::Element;
 use super::plain::read_exactly;
 use super::spool::Store;
 use super::stored::{Layout, Stored};
-use crate::BossManError;
+use crate::DataError;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const MAX_HEADER: usize = 10_000;
 
 /// An array whose first dimension counts samples.
-pub(super) fn open(path: &Path) -> Result<Stored, BossManError> {
-    let mut file = std::fs::File::open(path).map_err(|e| BossManError::io(path, &e))?;
+pub(super) fn open(path: &Path) -> Result<Stored, DataError> {
+    let mut file = std::fs::File::open(path).map_err(|e| DataError::io(path, &e))?;
     let (layout, samples) = header(path, &mut file)?;
     Stored::new(path, Arc::new(Store::open(path)?), layout, samples)
 }
 
 /// Reads up to the first element; gives where it is, what elements are, and how many samples there are.
-pub(super) fn header(path: &Path, file: &mut impl Read) -> Result<(Layout, u64), BossManError> {
-    let error = |problem: String| BossManError::file(path, problem);
+pub(super) fn header(path: &Path, file: &mut impl Read) -> Result<(Layout, u64), DataError> {
+    let error = |problem: String| DataError::file(path, problem);
     let mut start = [0; 8];
     read_exactly(path, file, &mut start)?;
     if !start.starts_with(MAGIC) {

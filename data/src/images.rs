@@ -3,7 +3,7 @@
 use super::element::Element;
 use super::stored::{Gather, Stored};
 use super::wanted::Wanted;
-use crate::BossManError;
+use crate::DataError;
 use image::{ImageReader, Limits};
 use layerspec::DType;
 use std::fs::File;
@@ -25,10 +25,10 @@ pub(super) struct Images {
 }
 
 /// The pictures with the numbers of their folders, which are sorted by name.
-pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<(Images, Stored), BossManError> {
+pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<(Images, Stored), DataError> {
     let classes: Vec<PathBuf> = listed(folder)?.into_iter().filter(|path| path.is_dir()).collect();
     if classes.is_empty() {
-        return Err(BossManError::file(folder, "holds no folders; expected one for each class, with pictures in it"));
+        return Err(DataError::file(folder, "holds no folders; expected one for each class, with pictures in it"));
     }
     let mut files = Vec::new();
     let mut labels = Gather::new(Element::I64);
@@ -37,7 +37,7 @@ pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<(Images, Stored), B
         let before = files.len();
         files.extend(pictures);
         if files.len() == before {
-            return Err(BossManError::file(folder, "holds no .png, .jpg or .jpeg"));
+            return Err(DataError::file(folder, "holds no .png, .jpg or .jpeg"));
         }
         (before..files.len()).try_for_each(|_| labels.push(&[class as f64], &[]))?;
     }
@@ -50,11 +50,11 @@ pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<(Images, Stored), B
             let problem = format!(
                 "is {found_width} x {found_height}, but {first} is {width} x {height}; bring all pictures to one size"
             );
-            return Err(BossManError::file(file, problem));
+            return Err(DataError::file(file, problem));
         }
     }
     let pixels = u64::from(width) * u64::from(height);
-    let channels = channels(wanted, pixels).map_err(|problem| BossManError::file(folder, problem))?;
+    let channels = channels(wanted, pixels).map_err(|problem| DataError::file(folder, problem))?;
     let images = Images { files: files.into(), shape: [channels, height.into(), width.into()] };
     Ok((images, labels.finish(folder)?))
 }
@@ -68,12 +68,12 @@ impl Images {
         &self.shape
     }
 
-    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
         let mut bytes = Vec::new();
         for number in numbers {
             let file = usize::try_from(*number).ok().and_then(|number| self.files.get(number));
-            let file = file.ok_or_else(|| BossManError::Usage(format!("there is no picture {number}")))?;
-            self.decode(file, &mut bytes).map_err(|problem| BossManError::file(file, problem))?;
+            let file = file.ok_or_else(|| DataError::Usage(format!("there is no picture {number}")))?;
+            self.decode(file, &mut bytes).map_err(|problem| DataError::file(file, problem))?;
         }
         let [channels, height, width] = self.shape.map(u64::cast_signed);
         let shape = [numbers.len() as i64, channels, height, width];
@@ -116,9 +116,9 @@ fn channels(wanted: &Wanted, pixels: u64) -> Result<u64, String> {
     }
 }
 
-fn size(file: &Path) -> Result<(u32, u32), BossManError> {
+fn size(file: &Path) -> Result<(u32, u32), DataError> {
     let dimensions = reader(file).and_then(|reader| reader.into_dimensions().map_err(|e| e.to_string()));
-    dimensions.map_err(|problem| BossManError::file(file, problem))
+    dimensions.map_err(|problem| DataError::file(file, problem))
 }
 
 fn reader(file: &Path) -> Result<ImageReader<BufReader<File>>, String> {
@@ -132,8 +132,8 @@ fn reader(file: &Path) -> Result<ImageReader<BufReader<File>>, String> {
 }
 
 /// What a folder holds, sorted by name, hidden files left out.
-fn listed(folder: &Path) -> Result<Vec<PathBuf>, BossManError> {
-    let error = |e: std::io::Error| BossManError::io(folder, &e);
+fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let error = |e: std::io::Error| DataError::io(folder, &e);
     let entries = std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;
     let hidden = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     let mut paths: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(|path| !hidden(path)).collect();

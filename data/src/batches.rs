@@ -2,7 +2,7 @@
 
 use super::grouped::Pool;
 use super::{Dataset, Order};
-use crate::{Batch, BossManError};
+use crate::{Batch, DataError};
 use tokio::sync::mpsc;
 
 /// Batches that wait for being trained on.
@@ -45,7 +45,7 @@ impl Batches {
     }
 
     /// The next batch.
-    pub fn next_batch(&mut self) -> Result<Batch, BossManError> {
+    pub fn next_batch(&mut self) -> Result<Batch, DataError> {
         if self.next >= self.data.samples() {
             self.epoch += 1;
             self.order = Order::new(self.data.samples(), self.seed, self.epoch);
@@ -66,7 +66,7 @@ impl Batches {
     }
 
     /// Has a thread prepare them; it ends when nobody waits for them any more.
-    pub fn ahead(mut self) -> Result<Ahead, BossManError> {
+    pub fn ahead(mut self) -> Result<Ahead, DataError> {
         let (send, batches) = mpsc::channel(AHEAD);
         let thread = std::thread::Builder::new().name("data".into());
         let work = move || loop {
@@ -77,7 +77,7 @@ impl Batches {
             }
         };
         let started = thread.spawn(work);
-        started.map_err(|e| BossManError::Usage(format!("cannot start a thread that reads data: {e}")))?;
+        started.map_err(|e| DataError::Usage(format!("cannot start a thread that reads data: {e}")))?;
         Ok(Ahead { batches })
     }
 }
@@ -85,13 +85,13 @@ impl Batches {
 /// Batches that a thread prepares.
 #[derive(Debug)]
 pub struct Ahead {
-    batches: mpsc::Receiver<Result<Batch, BossManError>>,
+    batches: mpsc::Receiver<Result<Batch, DataError>>,
 }
 
 impl Ahead {
     /// The next batch, or what went wrong with it; those before an error have come by then.
-    pub async fn next_batch(&mut self) -> Result<Batch, BossManError> {
-        let ended = || Err(BossManError::Usage("the thread that reads data has ended".into()));
+    pub async fn next_batch(&mut self) -> Result<Batch, DataError> {
+        let ended = || Err(DataError::Usage("the thread that reads data has ended".into()));
         self.batches.recv().await.unwrap_or_else(ended)
     }
 }

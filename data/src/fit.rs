@@ -4,7 +4,7 @@ use super::column::Column;
 use super::finite;
 use super::normalize::Normalize;
 use super::wanted::Wanted;
-use crate::BossManError;
+use crate::DataError;
 use layerspec::DType;
 use std::path::Path;
 use tch::{Kind, Tensor};
@@ -55,7 +55,7 @@ impl Fitted {
     ///
     /// # Errors
     /// The file cannot be read, or an element is NaN, infinite, or too large for the model's type.
-    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
         let mut batch = self.column.rows(numbers)?.f_to_kind(self.kind).map_err(TensorError::from)?;
         if let Some(shape) = &self.reshape {
             let shape: Vec<i64> = [numbers.len() as i64].iter().chain(shape).copied().collect();
@@ -66,7 +66,7 @@ impl Fitted {
         }
         if self.column.dtype().is_floating() {
             if let Some(problem) = finite::odd_one(&batch, numbers, &self.name)? {
-                return Err(BossManError::file(self.column.path().unwrap_or_else(|| Path::new("the data")), problem));
+                return Err(DataError::file(self.column.path().unwrap_or_else(|| Path::new("the data")), problem));
             }
         }
         Ok(batch)

@@ -2,7 +2,7 @@
 
 use super::element::Element;
 use super::spool::{Spool, Store};
-use crate::BossManError;
+use crate::DataError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::Tensor;
@@ -44,9 +44,9 @@ impl Layout {
 
 impl Stored {
     /// Checks that the store holds what the layout promises.
-    pub(super) fn new(path: &Path, store: Arc<Store>, layout: Layout, samples: u64) -> Result<Self, BossManError> {
+    pub(super) fn new(path: &Path, store: Arc<Store>, layout: Layout, samples: u64) -> Result<Self, DataError> {
         let shape = &layout.shape;
-        let error = |problem: String| BossManError::file(path, problem);
+        let error = |problem: String| DataError::file(path, problem);
         let size = layout.sample_bytes().filter(|size| i64::try_from(*size).is_ok());
         let size = size.ok_or_else(|| error(format!("a sample of shape {shape:?} is larger than any memory")))?;
         if size == 0 {
@@ -78,8 +78,8 @@ impl Stored {
     }
 
     /// The samples with these numbers, as one tensor.
-    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, BossManError> {
-        let error = |problem: String| BossManError::file(&self.path, problem);
+    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
+        let error = |problem: String| DataError::file(&self.path, problem);
         let Layout { element, big_endian, shape, start, stride } = &self.layout;
         let size = self.layout.sample_bytes().unwrap_or(0);
         let mut bytes = Vec::new();
@@ -113,21 +113,21 @@ impl Gather {
     }
 
     /// One more sample; what is wrong with it is told without its place.
-    pub(super) fn push(&mut self, numbers: &[f64], shape: &[u64]) -> Result<(), BossManError> {
+    pub(super) fn push(&mut self, numbers: &[f64], shape: &[u64]) -> Result<(), DataError> {
         let first = self.shape.get_or_insert_with(|| shape.to_vec());
         if first != shape {
             let problem = format!("a sample of shape {shape:?}, but those before have {first:?}");
-            return Err(BossManError::Usage(problem));
+            return Err(DataError::Usage(problem));
         }
         self.row.clear();
         for number in numbers {
-            self.element.encode(*number, &mut self.row).map_err(BossManError::Usage)?;
+            self.element.encode(*number, &mut self.row).map_err(DataError::Usage)?;
         }
         self.samples += 1;
         self.spool.write(&self.row)
     }
 
-    pub(super) fn finish(self, path: &Path) -> Result<Stored, BossManError> {
+    pub(super) fn finish(self, path: &Path) -> Result<Stored, DataError> {
         let layout = Layout::packed(self.element, &self.shape.unwrap_or_else(|| vec![1]));
         Stored::new(path, Arc::new(self.spool.finish()?), layout, self.samples)
     }

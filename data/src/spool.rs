@@ -1,7 +1,7 @@
 //! Bytes that are read at any place: a file, or memory. What a format cannot give at any place (text, gzip) is read
 //! once into a spool, which stays in memory while it is small and goes to a temporary file when it is not.
 
-use crate::BossManError;
+use crate::DataError;
 use bytes::Bytes;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -20,12 +20,12 @@ pub(super) enum Store {
 }
 
 impl Store {
-    pub(super) fn open(path: &Path) -> Result<Self, BossManError> {
-        let error = |e: io::Error| BossManError::io(path, &e);
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        let error = |e: io::Error| DataError::io(path, &e);
         let file = File::open(path).map_err(error)?;
         let meta = file.metadata().map_err(error)?;
         if !meta.is_file() {
-            return Err(BossManError::file(path, "is not a file; name one"));
+            return Err(DataError::file(path, "is not a file; name one"));
         }
         Ok(Store::File(Mutex::new(file), meta.len()))
     }
@@ -78,7 +78,7 @@ impl Spool {
         self.length
     }
 
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), BossManError> {
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
         self.length += bytes.len() as u64;
         if self.file.is_none() && self.memory.len() + bytes.len() > self.limit {
             let file = tempfile::tempfile().map_err(no_room)?;
@@ -95,7 +95,7 @@ impl Spool {
         }
     }
 
-    pub(super) fn finish(self) -> Result<Store, BossManError> {
+    pub(super) fn finish(self) -> Result<Store, DataError> {
         match self.file {
             Some(file) => {
                 let file = file.into_inner().map_err(|e| no_room(e.into_error()))?;
@@ -106,9 +106,9 @@ impl Spool {
     }
 }
 
-fn no_room(e: io::Error) -> BossManError {
+fn no_room(e: io::Error) -> DataError {
     let hint = "data that is too large for memory is kept there; TMPDIR names another folder";
-    BossManError::file(&std::env::temp_dir(), format!("cannot be written to: {e}; {hint}"))
+    DataError::file(&std::env::temp_dir(), format!("cannot be written to: {e}; {hint}"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Text in windows and pairs in padded batches.
 
 use super::*;
-use crate::data::{Text, TextPairs, Tokenizer};
+use crate::{Text, TextPairs, Tokenizer};
 
 const WORDS: &str = r#"{"version": "1.0", "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst",
 "stride": 0}, "padding": null, "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
