@@ -2,6 +2,7 @@
 
 use crate::gathered::Gathered;
 use crate::host::Workers;
+use crate::open_data::OpenData;
 use crate::output;
 use crate::pool::Pool;
 use crate::scheduling::{LastStep, Scheduling};
@@ -48,6 +49,8 @@ pub struct BossMan {
     pub(crate) scheduling: Scheduling,
     /// Parameters were loaded.
     pub(crate) loaded: bool,
+    /// What workers read by themselves.
+    pub(crate) open_data: OpenData,
     /// The last whole step.
     pub(crate) last: Option<LastStep>,
     /// Who comes and goes, where workers may.
@@ -409,6 +412,7 @@ impl Builder {
             gathered: Gathered::default(),
             scheduling: Scheduling::new(asked, cuts),
             loaded: false,
+            open_data: OpenData::default(),
             last: None,
             pool: None,
             quiet,
@@ -489,6 +493,7 @@ impl BossMan {
         self.under_way = UnderWay::default();
         self.gathered.clear();
         self.send_files().await?;
+        self.open_data.forget_told();
         self.call(Request::Distribute).await.map(drop)
     }
 

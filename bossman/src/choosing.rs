@@ -27,9 +27,9 @@ impl BossMan {
     /// # Errors
     /// The batch does not fit the model, or a worker failed.
     pub async fn candidates(&mut self, batch: &Batch) -> Result<Candidates, BossManError> {
-        let inputs = Inputs::check(self.model.graph(), batch.x(), batch.variables())?;
+        let inputs = Inputs::of(self.model.graph(), batch)?;
         let ranges = inputs.microbatches(self.settings.microbatches)?;
-        let targets = inputs.targets(batch.target(), &ranges)?;
+        let targets = inputs.targets(batch, &ranges)?;
         let work = Work { sizes: inputs.sizes_of(&ranges[0]), target_bytes: first_bytes(&targets) };
         let (cuts, microbatches) = (self.scheduling.cuts.clone(), ranges.len() as u32);
         self.measure(&work).await?;
@@ -108,6 +108,7 @@ impl BossMan {
             self.call(Request::Use(Box::new(plan.clone()))).await?;
             self.plan = plan;
             self.scheduling.observed = Observed::default();
+            self.open_data.forget_told();
             self.call(Request::Distribute).await?;
             if let Some(optimizer) = self.optimizer {
                 self.call(Request::SetOptimizer(optimizer)).await?;

@@ -8,10 +8,11 @@ use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 /// For each microbatch.
-pub(crate) fn counts(loss: &LossSpec, target: &Tensor, ranges: &[Range]) -> Result<Vec<f64>, BossManError> {
+pub(crate) fn counts(loss: &LossSpec, target: Option<&Tensor>, ranges: &[Range]) -> Result<Vec<f64>, BossManError> {
     let counts: Vec<f64> = match loss.classes() {
         None => ranges.iter().map(|range| range.len as f64).collect(),
         Some(classes) => {
+            let target = target.ok_or_else(unknown)?;
             let each = each(classes, target).map_err(|e| wrong(e.to_string()))?;
             let sum =
                 |part: &Tensor| -> Result<f64, TensorError> { Ok(part.f_sum(Kind::Double)?.f_double_value(&[])?) };
@@ -30,16 +31,18 @@ pub(crate) fn counts(loss: &LossSpec, target: &Tensor, ranges: &[Range]) -> Resu
 }
 
 /// Whether a mean can be taken over these targets: not where each is ignored, or of a class that weighs nothing.
-pub(crate) fn counts_something(loss: Option<&LossSpec>, target: &Tensor) -> Result<bool, BossManError> {
+pub(crate) fn counts_something(loss: Option<&LossSpec>, target: Option<&Tensor>) -> Result<bool, BossManError> {
     let Some(classes) = loss.and_then(LossSpec::classes) else { return Ok(true) };
-    let each = each(classes, target).map_err(|e| wrong(e.to_string()))?;
+    let each = each(classes, target.ok_or_else(unknown)?).map_err(|e| wrong(e.to_string()))?;
     let sum = each.f_sum(Kind::Double).and_then(|sum| sum.f_double_value(&[])).map_err(TensorError::from)?;
     Ok(sum > 0.0)
 }
 
 /// How many targets are not ignored, where a sample has several of them.
-pub(crate) fn tokens(loss: &LossSpec, target: &Tensor) -> Result<Option<u64>, BossManError> {
-    let Some(classes) = loss.classes().filter(|_| target.dim() > 1) else { return Ok(None) };
+pub(crate) fn tokens(loss: &LossSpec, target: Option<&Tensor>) -> Result<Option<u64>, BossManError> {
+    let (Some(classes), Some(target)) = (loss.classes(), target.filter(|target| target.dim() > 1)) else {
+        return Ok(None);
+    };
     let counted = target.f_ne(classes.ignore_index).and_then(|counted| counted.f_sum(Kind::Int64));
     let counted = counted.and_then(|sum| sum.f_int64_value(&[])).map_err(TensorError::from)?;
     Ok(Some(counted.unsigned_abs()))
@@ -62,6 +65,11 @@ fn each(classes: &Classes, target: &Tensor) -> Result<Tensor, TensorError> {
     Ok(weight.f_mul(&counted.f_to_kind(Kind::Double)?)?)
 }
 
+/// The data was opened for another loss than the boss has.
+fn unknown() -> BossManError {
+    wrong("its classes are not known here; open the data with the loss that the model is trained with".into())
+}
+
 fn wrong(problem: String) -> BossManError {
     BossManError::Input { name: "target".into(), problem }
 }
@@ -80,14 +88,14 @@ mod tests {
     #[test]
     fn samples_count_or_the_targets_that_are_not_ignored() {
         let target = Tensor::from_slice(&[0i64, 2, -100, 1, -100, -100]).view([3, 2]);
-        assert_eq!(counts(&LossSpec::MSELoss, &target, &RANGES).unwrap(), [2.0, 1.0]);
-        assert_eq!(counts(&cross_entropy(&[]), &target, &RANGES).unwrap(), [3.0, 0.0]);
-        assert_eq!(counts(&cross_entropy(&[0.5, 2.0, 4.0]), &target, &RANGES).unwrap(), [6.5, 0.0]);
+        assert_eq!(counts(&LossSpec::MSELoss, None, &RANGES).unwrap(), [2.0, 1.0]);
+        assert_eq!(counts(&cross_entropy(&[]), Some(&target), &RANGES).unwrap(), [3.0, 0.0]);
+        assert_eq!(counts(&cross_entropy(&[0.5, 2.0, 4.0]), Some(&target), &RANGES).unwrap(), [6.5, 0.0]);
     }
 
     #[test]
     fn a_batch_that_counts_nothing_and_a_class_without_weight_are_refused() {
-        let refused = |loss: &LossSpec, target: &Tensor| counts(loss, target, &RANGES).unwrap_err().to_string();
+        let refused = |loss: &LossSpec, target: &Tensor| counts(loss, Some(target), &RANGES).unwrap_err().to_string();
         let ignored = Tensor::from_slice(&[-100i64; 3]);
         assert!(refused(&cross_entropy(&[]), &ignored).contains("no target of the batch counts"));
         let unknown = Tensor::from_slice(&[0i64, 3, 1]);

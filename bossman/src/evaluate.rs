@@ -2,6 +2,7 @@
 
 use crate::boss::BossMan;
 use crate::inputs::Inputs;
+use crate::open_data::of_whole_batches;
 use crate::BossManError;
 use crate::{Batch, Variables};
 use layerspec::ValueId;
@@ -86,10 +87,15 @@ impl BossMan {
         outputs: bool,
     ) -> impl Future<Output = Result<Vec<Evaluation>, BossManError>> + Send + 'a {
         let prepared = batches.iter().map(|batch| self.prepare(batch, 1)).collect::<Result<Vec<_>, _>>();
+        let data = batches.iter().try_for_each(|batch| self.noted(batch));
         async move {
             let (prepared, spec) = (prepared?, self.loss()?.clone());
+            data?;
+            self.open_noted().await?;
             let (mut inputs, mut targets, mut counted) = (Vec::new(), Vec::new(), Vec::new());
+            let mut samples = Vec::new();
             for batch in prepared {
+                samples.push(batch.samples_to_read);
                 inputs.push(batch.inputs);
                 targets.push(batch.targets);
                 counted.push(batch.counts.iter().sum());
@@ -100,6 +106,7 @@ impl BossMan {
             run.loss = Some(RoundLoss { spec, weights: vec![1.0; targets.len()] });
             let targets = in_turn(targets).map(|(index, (_, payload))| (index, self.handle.slots.put(payload)));
             run.targets = targets.collect();
+            run.samples = of_whole_batches(samples)?;
             let Answer { losses, outputs, .. } = self.run(self.gathering(run)?).await?;
             let outputs = self.outputs_of(counted.len(), outputs)?;
             let evaluation = |(index, (counted, outputs)): (u32, (f64, Vec<Tensor>))| {
@@ -127,12 +134,11 @@ impl BossMan {
     }
 
     /// What a batch takes at the boss while it is evaluated, in bytes: inputs and outputs.
-    pub(crate) fn bytes_of(&self, x: &Tensor, variables: &Variables) -> Result<u64, BossManError> {
+    pub(crate) fn bytes_of(&self, inputs: &Inputs) -> u64 {
         let graph = self.model.graph();
-        let inputs = Inputs::check(graph, x, variables)?;
         let values = graph.inputs().iter().chain(graph.outputs());
         let bytes = values.map(|value| graph.value(*value).ty.bytes(inputs.sizes()).unwrap_or(0));
-        Ok(bytes.fold(0, u64::saturating_add))
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// A round in evaluation mode in which each microbatch is a whole batch.

@@ -63,9 +63,12 @@ impl FleetSettings {
     }
 
     /// What waits for them.
-    pub(crate) fn host(&self, workers: usize) -> Host {
+    pub(crate) fn host(&self, workers: usize, file: &RunFile) -> Host {
         let mut host = Host::new(workers).local(self.local).transport(self.transport);
         host = host.allow_torchscript(self.allow_torchscript);
+        if let Some(folder) = &file.data.on_workers {
+            host = host.data(folder);
+        }
         if let Some(port) = self.port {
             host = host.port(port);
         }

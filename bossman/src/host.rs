@@ -5,6 +5,7 @@ use crate::output;
 use crate::{BossMan, BossManError};
 use link::{Identity, Lobby, LobbyEvent, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use tokio::runtime::Handle as Runtime;
 
 /// The port where none is given.
@@ -22,6 +23,7 @@ pub struct Host {
     port: Option<u16>,
     transport: Transport,
     allow_torchscript: bool,
+    data: Option<PathBuf>,
     quiet: bool,
     on_stderr: bool,
     open: bool,
@@ -66,6 +68,7 @@ impl Host {
             port: None,
             transport: Transport::default(),
             allow_torchscript: false,
+            data: None,
             quiet: false,
             on_stderr: false,
             open: false,
@@ -99,6 +102,14 @@ impl Host {
     #[must_use]
     pub fn allow_torchscript(mut self, allow: bool) -> Self {
         self.allow_torchscript = allow;
+        self
+    }
+
+    /// The folder from which the local workers may read data by themselves; by default they read none. Workers that are not
+    /// local are told when they are started.
+    #[must_use]
+    pub fn data(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.data = Some(folder.into());
         self
     }
 
@@ -153,6 +164,7 @@ impl Host {
                     threads: self.threads,
                     transport: self.transport,
                     allow_torchscript: self.allow_torchscript,
+                    data: self.data.clone(),
                 };
                 Some(LocalWorkers::start(count, &flags, dial, identity.ticket())?)
             }
@@ -175,11 +187,18 @@ impl Host {
                 ),
                 _ => format!("waiting for {missing} worker(s) on port {port}; on each machine run"),
             });
-            say(format!(
+            let line = format!(
                 "  MODEL_HOST={host} MODEL_PORT={} MODEL_TICKET={} target/release/worker",
                 listening.port(),
                 identity.ticket()
-            ));
+            );
+            match &self.data {
+                None => say(line),
+                Some(here) => {
+                    say(format!("{line} --data FOLDER"));
+                    say(format!("  where FOLDER holds there what {} holds here", here.display()));
+                }
+            }
         }
         let mut strangers = 0;
         while lobby.missing() > 0 {

@@ -1,15 +1,20 @@
 //! The user's tensors, checked against the model's inputs and cut into microbatches.
 
+use crate::data::{Contents, Numbers};
 use crate::payload::to_payload;
 use crate::BossManError;
-use crate::Variables;
+use crate::{Batch, Variables};
 use layerspec::{Bindings, LayerGraph, ValueId};
 use link::Payload;
+use pipeline::samples::{part, Samples};
 use tch::Tensor;
 
 /// Tensors that fit the model's inputs.
 pub(crate) struct Inputs {
+    /// None where workers read them.
     tensors: Vec<(ValueId, Tensor, bool)>,
+    /// Where workers read samples, which.
+    read: Option<Samples>,
     /// What the words of the model's shapes are in this batch.
     sizes: Bindings,
     /// The word for the batch size and how many samples there are; nothing where the model has no batch dimension.
@@ -17,6 +22,49 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
+    /// A batch's, whether or not workers read them.
+    pub(crate) fn of(graph: &LayerGraph, batch: &Batch) -> Result<Self, BossManError> {
+        match batch.contents() {
+            Contents::Tensors { x, variables, .. } => Self::check(graph, x, variables),
+            Contents::Numbers(numbers) => Self::read(graph, numbers),
+        }
+    }
+
+    /// Samples that workers read. That their dtypes fit was seen when the data was opened.
+    fn read(graph: &LayerGraph, numbers: &Numbers) -> Result<Self, BossManError> {
+        let Numbers { data, batch, next, .. } = numbers;
+        let unplaced = || BossManError::Usage("these samples are no worker's; see Dataset::for_workers".into());
+        let mut bindings = Bindings::new();
+        for (id, sizes) in graph.inputs().iter().zip(data.sizes(batch)?) {
+            let value = graph.value(*id);
+            let fits = value.ty.shape.match_sizes(&sizes, &mut bindings);
+            let problem = fits.err().map(|why| format!("expected {}, the data has {sizes:?} ({why})", value.ty));
+            let first = value.ty.shape.dims().first().map(ToString::to_string);
+            let whole = graph.batch().is_some() && first.as_deref() != graph.batch();
+            let whole =
+                whole.then(|| "workers read inputs sample by sample, but it has no batch dimension".to_string());
+            if let Some(problem) = problem.or(whole) {
+                return Err(BossManError::Input { name: value.name.clone(), problem });
+            }
+        }
+        let data = data.id().ok_or_else(unplaced)?;
+        let read = Samples { data, batches: vec![batch.clone()], next: next.clone() };
+        Self::with(graph, bindings, Vec::new(), Some(read))
+    }
+
+    fn with(
+        graph: &LayerGraph,
+        sizes: Bindings,
+        tensors: Vec<(ValueId, Tensor, bool)>,
+        read: Option<Samples>,
+    ) -> Result<Self, BossManError> {
+        let samples = graph.batch().and_then(|word| Some((word.to_string(), sizes.get(word)?)));
+        if samples.as_ref().is_some_and(|(_, samples)| *samples == 0) {
+            return Err(BossManError::Usage("the batch is empty; give at least one sample".into()));
+        }
+        Ok(Inputs { tensors, read, sizes, samples })
+    }
+
     /// Checks names, dtypes and shapes.
     pub(crate) fn check(graph: &LayerGraph, x: &Tensor, variables: &Variables) -> Result<Self, BossManError> {
         let mut bindings = Bindings::new();
@@ -46,11 +94,12 @@ impl Inputs {
             let batched = graph.batch().is_some() && first.as_deref() == graph.batch();
             tensors.push((*id, tensor.shallow_clone(), batched));
         }
-        let samples = graph.batch().and_then(|word| Some((word.to_string(), bindings.get(word)?)));
-        if samples.as_ref().is_some_and(|(_, samples)| *samples == 0) {
-            return Err(BossManError::Usage("the batch is empty; give at least one sample".into()));
-        }
-        Ok(Inputs { tensors, sizes: bindings, samples })
+        Self::with(graph, bindings, tensors, None)
+    }
+
+    /// The samples that workers read.
+    pub(crate) fn samples_to_read(&self) -> Option<&Samples> {
+        self.read.as_ref()
     }
 
     /// Samples in the batch, or 1 where the model knows no batch.
@@ -83,15 +132,10 @@ impl Inputs {
                 )),
             };
         };
-        let count = u64::from(count).clamp(1, samples);
-        let (each, larger) = (samples / count, samples % count);
-        let mut start = 0;
-        let ranges = (0..count).map(|i| {
-            let len = each + u64::from(i < larger);
-            start += len;
-            Range { start: start - len, len }
-        });
-        Ok(ranges.collect())
+        let samples = usize::try_from(samples).unwrap_or(usize::MAX);
+        let count = count.clamp(1, u32::try_from(samples).unwrap_or(u32::MAX));
+        let parts = (0..count).filter_map(|index| part(samples, index, count));
+        Ok(parts.map(|part| Range { start: part.start as u64, len: part.len() as u64 }).collect())
     }
 
     /// The payload of every input for every microbatch; inputs without the batch dimension go whole.
@@ -106,8 +150,9 @@ impl Inputs {
         Ok(payloads)
     }
 
-    /// The target's payload for every microbatch.
-    pub(crate) fn targets(&self, target: &Tensor, ranges: &[Range]) -> Result<Vec<(u32, Payload)>, BossManError> {
+    /// The target's payload for every microbatch; none where workers read them.
+    pub(crate) fn targets(&self, batch: &Batch, ranges: &[Range]) -> Result<Vec<(u32, Payload)>, BossManError> {
+        let (Some(target), None) = (batch.target(), &self.read) else { return Ok(Vec::new()) };
         let size = target.size();
         let samples = size.first().copied().unwrap_or(0).unsigned_abs();
         if self.samples.is_some() && self.samples() != samples {

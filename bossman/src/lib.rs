@@ -52,6 +52,7 @@ mod look;
 pub mod metrics;
 mod model;
 mod observed;
+mod open_data;
 pub mod output;
 mod payload;
 pub mod plan;

@@ -17,6 +17,7 @@ pub(crate) struct Flags {
     pub(crate) threads: Option<usize>,
     pub(crate) transport: Transport,
     pub(crate) allow_torchscript: bool,
+    pub(crate) data: Option<PathBuf>,
 }
 
 /// Running workers. Each reads a pipe that only this process holds, and ends when it is closed: by
@@ -36,7 +37,7 @@ impl LocalWorkers {
     ) -> Result<Self, BossManError> {
         let program = worker_program()?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let Flags { threads, transport, allow_torchscript } = flags;
+        let Flags { threads, transport, allow_torchscript, data } = flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
         let mut pipes = Vec::new();
@@ -44,6 +45,9 @@ impl LocalWorkers {
             let mut command = Command::new(&program);
             command.args(["--end-with-stdin", "--threads", &threads, "--transport", &transport.to_string()]);
             command.args(allow_torchscript.then_some("--allow-torchscript"));
+            if let Some(folder) = data {
+                command.arg("--data").arg(folder);
+            }
             // The ticket goes by the environment: arguments can be read by every user of the machine.
             command.env("MODEL_HOST", address.ip().to_string());
             command.env("MODEL_PORT", address.port().to_string());

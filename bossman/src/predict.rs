@@ -4,6 +4,7 @@ use crate::boss::BossMan;
 use crate::data::{Dataset, Order};
 use crate::evaluate::MOST_AT_ONCE;
 use crate::fixed_batch::FixedBatch;
+use crate::inputs::Inputs;
 use crate::{replaced, BossManError, StateDict};
 use serde_json::{Map, Value};
 use std::io::{BufWriter, Write};
@@ -65,7 +66,7 @@ impl Predictions {
             let (mut group, mut bytes) = (Vec::new(), 0u64);
             while group.len() < boss.plan.batches_at_once() && bytes < MOST_AT_ONCE {
                 let Some((x, variables)) = batches.next().transpose()? else { break };
-                bytes = bytes.saturating_add(boss.bytes_of(&x, &variables)?);
+                bytes = bytes.saturating_add(boss.bytes_of(&Inputs::check(boss.model().graph(), &x, &variables)?));
                 group.push((x, variables));
             }
             if group.is_empty() {

@@ -2,6 +2,7 @@
 
 use crate::counts::counts_something;
 use crate::evaluate::MOST_AT_ONCE;
+use crate::inputs::Inputs;
 use crate::Batch;
 use crate::{BossMan, BossManError};
 use std::fmt;
@@ -44,7 +45,7 @@ impl Score {
             while group.len() < boss.plan.batches_at_once() && bytes < MOST_AT_ONCE {
                 let Some(batch) = batches.next().transpose()? else { break };
                 if counts_something(boss.settings.loss.as_ref(), batch.target())? {
-                    bytes = bytes.saturating_add(boss.bytes_of(batch.x(), batch.variables())?);
+                    bytes = bytes.saturating_add(boss.bytes_of(&Inputs::of(boss.model().graph(), &batch)?));
                     group.push(batch);
                 }
             }
@@ -55,8 +56,8 @@ impl Score {
             for (batch, found) in group.iter().zip(found) {
                 loss += f64::from(found.loss) * found.counted;
                 counted += found.counted;
-                if let (Some(ignored), Some(output)) = (ignored, found.outputs.first()) {
-                    let (of_batch, all) = correct(output, batch.target(), ignored)?;
+                if let (Some(ignored), Some(output), Some(target)) = (ignored, found.outputs.first(), batch.target()) {
+                    let (of_batch, all) = correct(output, target, ignored)?;
                     right += of_batch;
                     targets += all;
                 }

@@ -16,6 +16,7 @@ use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::message::{Mode, RoundLoss, RoundUpdate};
 use pipeline::plan::PlanError;
 use pipeline::replicas::Deal;
+use pipeline::samples::Samples;
 use pipeline::schedule::{Action, Schedule};
 use std::future::Future;
 use std::sync::Arc;
@@ -61,12 +62,15 @@ impl BossMan {
     ) -> impl Future<Output = Result<StepReport, BossManError>> + Send + 'a {
         let started = Instant::now();
         let prepared = self.prepare(batch, self.settings.microbatches);
+        let data = self.noted(batch);
         let preparing = started.elapsed();
         async move {
             let prepared = prepared?;
+            data?;
             self.forget_unnamed().await?;
             let work = Work { sizes: prepared.sizes.clone(), target_bytes: first_bytes(&prepared.targets) };
             self.choose_schedule(&work, prepared.microbatches).await?;
+            self.open_noted().await?;
             let report = self.carry_out(prepared, preparing).await?;
             Ok(StepReport { time: started.elapsed(), ..report })
         }
@@ -107,7 +111,7 @@ impl BossMan {
     }
 
     async fn attempt(&mut self, prepared: &Prepared) -> Result<Attempt, BossManError> {
-        let Prepared { counts, inputs, targets, microbatches, .. } = prepared;
+        let Prepared { counts, inputs, targets, microbatches, samples_to_read, .. } = prepared;
         let spec = self.loss()?.clone();
         let counted: f64 = counts.iter().sum();
         let before = self.gathered;
@@ -133,6 +137,7 @@ impl BossMan {
         run.update = update;
         let weights = counts.iter().map(|count| count / gathered.divisor).collect();
         run.loss = Some(RoundLoss { spec, weights });
+        run.samples = samples_to_read.clone();
         run.inputs = self.hold_all(inputs.clone());
         let hold = |(index, payload): &(u32, Payload)| (*index, self.handle.slots.put(payload.clone()));
         run.targets = targets.iter().map(hold).collect();
@@ -172,16 +177,17 @@ impl BossMan {
     /// Checks a batch and cuts it.
     pub(crate) fn prepare(&self, batch: &Batch, microbatches: u32) -> Result<Prepared, BossManError> {
         let loss = self.loss()?;
-        let inputs = Inputs::check(self.model.graph(), batch.x(), batch.variables())?;
+        let inputs = Inputs::of(self.model.graph(), batch)?;
         let ranges = inputs.microbatches(microbatches)?;
         Ok(Prepared {
             samples: inputs.samples(),
             sizes: inputs.sizes_of(&ranges[0]),
             inputs: inputs.payloads(&ranges)?,
-            targets: inputs.targets(batch.target(), &ranges)?,
+            targets: inputs.targets(batch, &ranges)?,
             counts: counts(loss, batch.target(), &ranges)?,
             tokens: tokens(loss, batch.target())?,
             microbatches: ranges.len() as u32,
+            samples_to_read: inputs.samples_to_read().cloned(),
         })
     }
 
@@ -246,4 +252,6 @@ pub(crate) struct Prepared {
     sizes: layerspec::Bindings,
     pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
     pub(crate) targets: Vec<(u32, Payload)>,
+    /// Where workers read both.
+    pub(crate) samples_to_read: Option<Samples>,
 }

@@ -110,13 +110,19 @@ pub async fn run_with(
     }
     settings.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
     let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
-    let host = settings.fleet.host(workers).on_stderr(settings.quiet).open(settings.pool);
+    let host = settings.fleet.host(workers, file).on_stderr(settings.quiet).open(settings.pool);
     let mut boss = builder.build(host.wait().await?)?;
     boss.distribute_model().await?;
     if let Some(weights) = weights {
         weights.load(&mut boss).await?;
     }
     boss.send_optimizer(file.optimizer).await?;
+    // Whoever lacks a file says so now, not after the first epoch.
+    for data in [Some(&train), validation.as_ref(), test.as_ref()].into_iter().flatten() {
+        if data.id().is_some() {
+            boss.open_data(data).await?;
+        }
+    }
     if settings.pool {
         boss.open_pool().await?;
     }

@@ -1,5 +1,6 @@
 //! What goes into a step.
 
+use crate::Dataset;
 use std::collections::BTreeMap;
 use tch::Tensor;
 
@@ -47,10 +48,35 @@ impl Variables {
 /// let batch = Batch::new(&x, &x.sin());
 /// ```
 #[derive(Debug)]
-pub struct Batch {
-    pub(crate) x: Tensor,
-    pub(crate) variables: Variables,
-    pub(crate) target: Tensor,
+pub struct Batch(Contents);
+
+/// What a batch is given as.
+#[derive(Debug)]
+pub enum Contents {
+    /// Tensors, which the boss sends.
+    Tensors {
+        /// The model's first input.
+        x: Tensor,
+        /// Its other inputs.
+        variables: Variables,
+        /// What the output should be.
+        target: Tensor,
+    },
+    /// The numbers of samples, which workers read from files of their own.
+    Numbers(Numbers),
+}
+
+/// Samples of a data set of which workers have the files; see [`Dataset::for_workers`].
+#[derive(Debug)]
+pub struct Numbers {
+    /// The data set.
+    pub data: Dataset,
+    /// Which of its samples.
+    pub batch: Vec<i64>,
+    /// Those of the batch that is likely to come next, so that they can be read meanwhile; none where that is not known.
+    pub next: Vec<i64>,
+    /// What the outputs should be, where they are classes: not each may count.
+    pub target: Option<Tensor>,
 }
 
 impl Batch {
@@ -58,28 +84,38 @@ impl Batch {
     /// `CrossEntropyLoss` int64 classes. Both begin with the batch dimension. Tensors are shared, not
     /// copied.
     pub fn new(x: &Tensor, target: &Tensor) -> Self {
-        Batch { x: x.shallow_clone(), variables: Variables::new(), target: target.shallow_clone() }
+        let (x, target) = (x.shallow_clone(), target.shallow_clone());
+        Batch(Contents::Tensors { x, variables: Variables::new(), target })
     }
 
-    /// The same with the model's other inputs.
+    /// The same with the model's other inputs. A batch of numbers has them already.
     #[must_use]
-    pub fn with(mut self, variables: Variables) -> Self {
-        self.variables = variables;
+    pub fn with(mut self, others: Variables) -> Self {
+        if let Contents::Tensors { variables, .. } = &mut self.0 {
+            *variables = others;
+        }
         self
     }
 
-    /// The model's first input.
-    pub fn x(&self) -> &Tensor {
-        &self.x
+    /// What it is given as.
+    pub fn contents(&self) -> &Contents {
+        &self.0
     }
 
-    /// The model's other inputs.
-    pub fn variables(&self) -> &Variables {
-        &self.variables
+    #[cfg(test)]
+    pub(crate) fn into_contents(self) -> Contents {
+        self.0
     }
 
-    /// What the output should have been.
-    pub fn target(&self) -> &Tensor {
-        &self.target
+    /// What the outputs should be, where that is known here.
+    pub fn target(&self) -> Option<&Tensor> {
+        match &self.0 {
+            Contents::Tensors { target, .. } => Some(target),
+            Contents::Numbers(numbers) => numbers.target.as_ref(),
+        }
+    }
+
+    pub(crate) fn of_numbers(numbers: Numbers) -> Self {
+        Batch(Contents::Numbers(numbers))
     }
 }

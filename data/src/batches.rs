@@ -21,6 +21,8 @@ pub struct Batches {
     /// Whether samples of about one length go together; and those that do, at the time.
     grouped: bool,
     pool: Option<Pool>,
+    /// The batch after the one that was given last, where workers are told of it.
+    coming: Option<Vec<i64>>,
 }
 
 impl Batches {
@@ -34,7 +36,17 @@ impl Batches {
         let per_epoch = data.samples().div_ceil(size.max(1)).max(1);
         let (epoch, step) = (steps / per_epoch, steps % per_epoch);
         let order = Order::new(data.samples(), seed, epoch);
-        Batches { size: size.max(1), seed, epoch, order, next: step * size, data, grouped: false, pool: None }
+        Batches {
+            size: size.max(1),
+            seed,
+            epoch,
+            order,
+            next: step * size,
+            data,
+            grouped: false,
+            pool: None,
+            coming: None,
+        }
     }
 
     /// Samples of about one length go together, where they are shuffled and have lengths.
@@ -46,6 +58,18 @@ impl Batches {
 
     /// The next batch.
     pub fn next_batch(&mut self) -> Result<Batch, DataError> {
+        let numbers = match self.coming.take() {
+            Some(numbers) => numbers,
+            None => self.numbers(),
+        };
+        if self.data.id().is_some() {
+            self.coming = Some(self.numbers());
+        }
+        self.data.batch_before(&numbers, self.coming.as_deref().unwrap_or_default())
+    }
+
+    /// The numbers of the next batch.
+    fn numbers(&mut self) -> Vec<i64> {
         if self.next >= self.data.samples() {
             self.epoch += 1;
             self.order = Order::new(self.data.samples(), self.seed, self.epoch);
@@ -62,7 +86,7 @@ impl Batches {
             }
         };
         self.next = self.next.saturating_add(self.size);
-        self.data.batch(&numbers)
+        numbers
     }
 
     /// Has a thread prepare them; it ends when nobody waits for them any more.

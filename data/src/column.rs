@@ -5,6 +5,7 @@ use super::ragged::Padded;
 use super::stored::Stored;
 use crate::DataError;
 use layerspec::DType;
+use std::ops::Range;
 use std::path::Path;
 use tch::Tensor;
 
@@ -59,12 +60,21 @@ impl Column {
         }
     }
 
-    /// The samples with these numbers, the sample dimension first.
-    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
+    /// The shape of a sample in a batch of these.
+    pub(super) fn shape_among(&self, batch: &[i64]) -> Result<Vec<u64>, DataError> {
         match self {
-            Column::Stored(stored) => stored.rows(numbers),
-            Column::Images(images) => images.rows(numbers),
-            Column::Padded(padded) => padded.rows(numbers),
+            Column::Stored(stored) => Ok(stored.layout().shape.clone()),
+            Column::Images(images) => Ok(images.shape().to_vec()),
+            Column::Padded(padded) => Ok(vec![padded.width(batch)? as u64]),
+        }
+    }
+
+    /// The samples of a part of a batch with these numbers, the sample dimension first.
+    pub(super) fn rows(&self, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
+        match self {
+            Column::Stored(stored) => stored.rows(&batch[part]),
+            Column::Images(images) => images.rows(&batch[part]),
+            Column::Padded(padded) => padded.rows(&batch[part], padded.width(batch)?),
         }
     }
 }

@@ -6,6 +6,7 @@ use super::normalize::Normalize;
 use super::wanted::Wanted;
 use crate::DataError;
 use layerspec::DType;
+use std::ops::Range;
 use std::path::Path;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
@@ -47,16 +48,25 @@ impl Fitted {
         Ok(Fitted { name: name.clone(), column, kind, reshape, normalize: normalize.cloned() })
     }
 
+    /// The shape of a sample in a batch of these, as the model takes it.
+    pub(super) fn shape_among(&self, batch: &[i64]) -> Result<Vec<u64>, DataError> {
+        match &self.reshape {
+            Some(shape) => Ok(shape.iter().map(|size| size.unsigned_abs()).collect()),
+            None => self.column.shape_among(batch),
+        }
+    }
+
     pub(super) fn samples(&self) -> u64 {
         self.column.samples()
     }
 
-    /// The samples with these numbers, brought to what the model takes.
+    /// The samples of a part of a batch with these numbers, brought to what the model takes.
     ///
     /// # Errors
     /// The file cannot be read, or an element is NaN, infinite, or too large for the model's type.
-    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
-        let mut batch = self.column.rows(numbers)?.f_to_kind(self.kind).map_err(TensorError::from)?;
+    pub(super) fn rows(&self, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
+        let numbers = &batch[part.clone()];
+        let mut batch = self.column.rows(batch, part)?.f_to_kind(self.kind).map_err(TensorError::from)?;
         if let Some(shape) = &self.reshape {
             let shape: Vec<i64> = [numbers.len() as i64].iter().chain(shape).copied().collect();
             batch = batch.f_reshape(shape).map_err(TensorError::from)?;

@@ -131,6 +131,15 @@ fn reader(file: &Path) -> Result<ImageReader<BufReader<File>>, String> {
     Ok(reader)
 }
 
+/// The pictures of such a folder, as far as names tell.
+pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    for class in listed(folder)?.into_iter().filter(|path| path.is_dir()) {
+        files.extend(listed(&class)?.into_iter().filter(|path| is_picture(path)));
+    }
+    Ok(files)
+}
+
 /// What a folder holds, sorted by name, hidden files left out.
 fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let error = |e: std::io::Error| DataError::io(folder, &e);

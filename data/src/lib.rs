@@ -25,6 +25,7 @@ mod npy;
 mod npz;
 mod pairs;
 mod parquet;
+mod placed;
 mod plain;
 mod ragged;
 mod safetensors;
@@ -38,7 +39,7 @@ mod text;
 mod tokens;
 mod wanted;
 
-pub use batch::{Batch, Variables};
+pub use batch::{Batch, Contents, Numbers, Variables};
 pub use batches::{Ahead, Batches};
 pub use error::DataError;
 pub use names::Table;
@@ -55,7 +56,9 @@ use columns::Columns;
 use fit::Fitted;
 use layerspec::{DType, LayerGraph};
 use pipeline::LossSpec;
+use placed::Placed;
 use shuffle::Drawn;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use tch::Tensor;
@@ -70,6 +73,20 @@ pub struct Dataset {
     samples: u64,
     /// The samples that count; nothing for all.
     part: Option<Arc<Drawn>>,
+    opened: Arc<Opened>,
+    /// Where workers read it from files of their own.
+    placed: Option<Arc<Placed>>,
+}
+
+/// What was opened, and as what.
+#[derive(Debug)]
+struct Opened {
+    source: Source,
+    inputs: Vec<Wanted>,
+    target: Option<Wanted>,
+    normalize: Option<Normalize>,
+    /// Targets are classes, of which some may be ignored.
+    has_classes: bool,
 }
 
 impl Dataset {
@@ -113,12 +130,19 @@ impl Dataset {
             );
             return Err(error(problem));
         }
+        let has_classes = loss.is_some_and(|loss| loss.classes().is_some());
+        Self::of(Opened { source: source.clone(), inputs, target, normalize: normalize.cloned(), has_classes })
+    }
+
+    fn of(opened: Opened) -> Result<Self, DataError> {
+        let Opened { source, inputs, target, normalize, .. } = &opened;
+        let (normalize, error) = (normalize.as_ref(), |problem: String| DataError::file(source.path(), problem));
         let first = inputs.first().ok_or_else(|| DataError::Usage("the model has no input".into()))?;
         let normalized = normalize.map(|normalize| normalize.input.as_ref().unwrap_or(&first.name));
         if let Some(unknown) = normalized.filter(|name| !inputs.iter().any(|input| input.name == **name)) {
             return Err(error(format!("`normalize` names `{unknown}`, which is no input of the model")));
         }
-        let columns = source.open(&inputs, target.as_ref())?;
+        let columns = source.open(inputs, target.as_ref())?;
         if columns.inputs.first().is_none_or(|column| column.samples() == 0) {
             return Err(error("it holds no samples".into()));
         }
@@ -131,8 +155,8 @@ impl Dataset {
             let normalize = normalize.filter(|_| normalized == Some(&wanted.name));
             Ok((wanted.name.clone(), fit(column, wanted, normalize)?))
         };
-        let inputs = found.into_iter().zip(&inputs).map(fit_input).collect::<Result<Vec<_>, DataError>>()?;
-        let target = labels.zip(target).map(|(labels, wanted)| fit(labels, &wanted, None)).transpose()?;
+        let inputs = found.into_iter().zip(inputs).map(fit_input).collect::<Result<Vec<_>, DataError>>()?;
+        let target = labels.zip(target.as_ref()).map(|(labels, wanted)| fit(labels, wanted, None)).transpose()?;
         let (what, samples) = match (&target, inputs.first()) {
             (Some(target), _) => ("the target", target.samples()),
             (None, Some((name, input))) => (name.as_str(), input.samples()),
@@ -141,7 +165,38 @@ impl Dataset {
         if let Some((name, input)) = inputs.iter().find(|(_, input)| input.samples() != samples) {
             return Err(error(format!("`{name}` has {} samples but {what} has {samples}", input.samples())));
         }
-        Ok(Dataset { inputs, target, samples, part: None })
+        Ok(Dataset { inputs, target, samples, part: None, opened: Arc::new(opened), placed: None })
+    }
+
+    /// An input of some samples, whose numbers are a part of a batch's.
+    ///
+    /// # Errors
+    /// A file cannot be read any more, or there is no such input.
+    pub fn input(&self, place: usize, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
+        let missing = || DataError::Usage(format!("no input {place}; there are {}", self.inputs.len()));
+        self.inputs.get(place).ok_or_else(missing)?.1.rows(batch, part)
+    }
+
+    /// The targets of some samples, whose numbers are a part of a batch's.
+    ///
+    /// # Errors
+    /// A file cannot be read any more, or the data was opened without its target.
+    pub fn target(&self, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
+        let missing = || DataError::Usage("the data was opened for its inputs alone".into());
+        self.target.as_ref().ok_or_else(missing)?.rows(batch, part)
+    }
+
+    /// For each input of the model the sizes of a batch of these samples, as it will be read.
+    ///
+    /// # Errors
+    /// There is no such sample.
+    pub fn sizes(&self, batch: &[i64]) -> Result<Vec<Vec<u64>>, DataError> {
+        let sizes = |(_, input): &(String, Fitted)| {
+            let mut sizes = vec![batch.len() as u64];
+            sizes.extend(input.shape_among(batch)?);
+            Ok(sizes)
+        };
+        self.inputs.iter().map(sizes).collect()
     }
 
     /// Takes a share of the samples apart for validation: what is left, and the share. Which samples depends on the seed
@@ -169,11 +224,20 @@ impl Dataset {
     /// # Errors
     /// A file cannot be read any more, or the data was opened without its target.
     pub fn batch(&self, numbers: &[i64]) -> Result<Batch, DataError> {
-        let numbers = self.numbers(numbers)?;
-        let missing = || DataError::Usage("the data was opened for its inputs alone".into());
-        let target = self.target.as_ref().ok_or_else(missing)?.rows(&numbers)?;
-        let (x, variables) = self.of_whole(&numbers)?;
-        Ok(Batch::new(&x, &target).with(variables))
+        self.batch_before(numbers, &[])
+    }
+
+    /// The same, where the batch of these other numbers is likely to come next.
+    pub(crate) fn batch_before(&self, numbers: &[i64], next: &[i64]) -> Result<Batch, DataError> {
+        let batch = self.numbers(numbers)?;
+        let target = || self.target(&batch, 0..batch.len());
+        if self.placed.is_some() {
+            let target = self.opened.has_classes.then(target).transpose()?;
+            let (data, next) = (self.clone(), self.numbers(next)?);
+            return Ok(Batch::of_numbers(Numbers { data, batch, next, target }));
+        }
+        let (x, variables) = self.of_whole(&batch)?;
+        Ok(Batch::new(&x, &target()?).with(variables))
     }
 
     /// The inputs of the samples with these numbers: the model's first, and the others.
@@ -204,9 +268,9 @@ impl Dataset {
         let (_, x) = inputs.next().ok_or_else(|| DataError::Usage("the model has no input".into()))?;
         let mut variables = Variables::new();
         for (name, input) in inputs {
-            variables = variables.with(name, &input.rows(numbers)?);
+            variables = variables.with(name, &input.rows(numbers, 0..numbers.len())?);
         }
-        Ok((x.rows(numbers)?, variables))
+        Ok((x.rows(numbers, 0..numbers.len())?, variables))
     }
 }
 

@@ -1,11 +1,12 @@
 //! Files that hold several columns, and which of them goes where.
 
 use crate::DataError;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A file with columns by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// The file.
     pub path: PathBuf,

@@ -1,10 +1,11 @@
 //! Inputs brought to a range that models learn well from.
 
+use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 /// `(x / divide - mean) / std`, as torchvision's `ToTensor` (with 255) and `Normalize` do.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Normalize {
     /// Which input; nothing for the model's first.
     pub input: Option<String>,

@@ -7,13 +7,14 @@ use super::ragged::{Marks, Padded, Pairs, Role};
 use super::tokens::{Tokenizer, Tokens};
 use super::wanted::Wanted;
 use crate::DataError;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A file of pairs and how they become samples.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextPairs {
     /// Plain or gzipped.
     pub path: PathBuf,

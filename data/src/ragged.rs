@@ -99,13 +99,28 @@ impl Padded {
         }
     }
 
-    pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
-        let second = !matches!(self.role, Role::Source | Role::SourcePadding);
-        let sequences = numbers.iter().map(|number| self.pairs.sequence(*number, second));
-        let sequences: Vec<Vec<i64>> = sequences.collect::<Result<_, _>>()?;
-        let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    fn is_second(&self) -> bool {
+        !matches!(self.role, Role::Source | Role::SourcePadding)
+    }
+
+    /// Positions in a batch of these.
+    pub(super) fn width(&self, batch: &[i64]) -> Result<usize, DataError> {
+        if let Some(length) = self.pairs.length {
+            return Ok(length);
+        }
+        let mut longest = 0;
+        for number in batch {
+            let (start, end) = self.pairs.ends(*number, self.is_second())?;
+            longest = longest.max((end - start) as usize);
+        }
         // One more for the mark at the end or at the beginning.
-        let width = self.pairs.length.unwrap_or(longest + 1);
+        Ok(longest + 1)
+    }
+
+    /// These, padded to so many positions.
+    pub(super) fn rows(&self, numbers: &[i64], width: usize) -> Result<Tensor, DataError> {
+        let sequences = numbers.iter().map(|number| self.pairs.sequence(*number, self.is_second()));
+        let sequences: Vec<Vec<i64>> = sequences.collect::<Result<_, _>>()?;
         let marks = &self.pairs.marks;
         let (first, last, pad) = match self.role {
             Role::Source => (None, Some(marks.source_eos), marks.source_pad),
@@ -115,7 +130,11 @@ impl Padded {
             Role::SourcePadding | Role::TargetPadding => (None, Some(0), 1),
         };
         let mask = self.dtype() == DType::Bool;
-        let mut padded = Vec::with_capacity(numbers.len().saturating_mul(width));
+        let mut padded = Vec::new();
+        let room = numbers.len().checked_mul(width).filter(|numbers| padded.try_reserve_exact(*numbers).is_ok());
+        if room.is_none() {
+            return Err(DataError::file(&self.pairs.path, format!("no memory for pairs of {width} positions")));
+        }
         for mut sequence in sequences {
             if mask {
                 sequence.fill(0);
@@ -133,11 +152,16 @@ impl Padded {
 }
 
 impl Ragged {
-    fn sequence(&self, number: i64, second: bool) -> Result<Vec<i64>, DataError> {
-        let error = |problem: String| DataError::file(&self.path, problem);
+    /// Where a sequence begins and ends.
+    fn ends(&self, number: i64, second: bool) -> Result<(u64, u64), DataError> {
         let place = usize::try_from(number).ok().and_then(|number| number.checked_mul(2)?.checked_add(second.into()));
         let ends = place.and_then(|place| Some((*self.starts.get(place)?, *self.starts.get(place + 1)?)));
-        let (start, end) = ends.ok_or_else(|| error(format!("no pair {number}")))?;
+        ends.ok_or_else(|| DataError::file(&self.path, format!("no pair {number}")))
+    }
+
+    fn sequence(&self, number: i64, second: bool) -> Result<Vec<i64>, DataError> {
+        let error = |problem: String| DataError::file(&self.path, problem);
+        let (start, end) = self.ends(number, second)?;
         let mut bytes = vec![0; (end - start) as usize * 4];
         self.store.read(start * 4, &mut bytes).map_err(|e| error(format!("pair {number}: {e}")))?;
         Ok(bytes.chunks_exact(4).map(|b| i64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect())

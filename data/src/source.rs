@@ -4,14 +4,15 @@ use super::column::Column;
 use super::columns::Columns;
 use super::names::Table;
 use super::wanted::Wanted;
-use super::{csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs};
+use super::{csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs, Tokenizer};
 use crate::DataError;
 use layerspec::DType;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// A data set's files and their format.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// A file whose ending tells the format.
     File(PathBuf),
@@ -62,6 +63,64 @@ impl Source {
             Source::Text(text) => text.paths.first().map_or(Path::new("text"), PathBuf::as_path),
             Source::Pairs(pairs) => &pairs.path,
         }
+    }
+
+    /// The same with other paths.
+    pub(super) fn with_paths(&self, path: &dyn Fn(&Path) -> Result<PathBuf, DataError>) -> Result<Self, DataError> {
+        let table = |table: &Table| Ok::<_, DataError>(Table { path: path(&table.path)?, ..table.clone() });
+        let tokenizer = |tokenizer: &Tokenizer| {
+            Ok::<_, DataError>(match tokenizer {
+                Tokenizer::Bytes => Tokenizer::Bytes,
+                Tokenizer::File(file) => Tokenizer::File(path(file)?),
+            })
+        };
+        Ok(match self {
+            Source::File(file) => Source::File(path(file)?),
+            Source::Idx { images, labels } => Source::Idx { images: path(images)?, labels: path(labels)? },
+            Source::Npy { inputs, target } => {
+                let inputs = inputs.iter().map(|(name, file)| Ok((name.clone(), path(file)?)));
+                Source::Npy { inputs: inputs.collect::<Result<_, DataError>>()?, target: path(target)? }
+            }
+            Source::Npz(of) => Source::Npz(table(of)?),
+            Source::Safetensors(of) => Source::Safetensors(table(of)?),
+            Source::Jsonl(of) => Source::Jsonl(table(of)?),
+            Source::Parquet(of) => Source::Parquet(table(of)?),
+            Source::Images { folder } => Source::Images { folder: path(folder)? },
+            Source::Text(text) => Source::Text(Text {
+                paths: text.paths.iter().map(|file| path(file)).collect::<Result<_, _>>()?,
+                tokenizer: tokenizer(&text.tokenizer)?,
+                ..text.clone()
+            }),
+            Source::Pairs(pairs) => Source::Pairs(TextPairs {
+                path: path(&pairs.path)?,
+                tokenizer: tokenizer(&pairs.tokenizer)?,
+                target_tokenizer: pairs.target_tokenizer.as_ref().map(tokenizer).transpose()?,
+                ..pairs.clone()
+            }),
+        })
+    }
+
+    /// Every file that is read, in an order that depends on their names alone.
+    pub(super) fn files(&self) -> Result<Vec<PathBuf>, DataError> {
+        let tokenizer = |tokenizer: &Tokenizer| match tokenizer {
+            Tokenizer::Bytes => None,
+            Tokenizer::File(file) => Some(file.clone()),
+        };
+        Ok(match self {
+            Source::Images { folder } => images::files(folder)?,
+            Source::File(file) if file.is_dir() => images::files(file)?,
+            Source::File(file) => vec![file.clone()],
+            Source::Idx { images, labels } => vec![images.clone(), labels.clone()],
+            Source::Npy { inputs, target } => inputs.values().chain([target]).cloned().collect(),
+            Source::Npz(table) | Source::Safetensors(table) | Source::Jsonl(table) | Source::Parquet(table) => {
+                vec![table.path.clone()]
+            }
+            Source::Text(text) => text.paths.iter().cloned().chain(tokenizer(&text.tokenizer)).collect(),
+            Source::Pairs(pairs) => {
+                let tokenizers = [Some(&pairs.tokenizer), pairs.target_tokenizer.as_ref()].into_iter().flatten();
+                [pairs.path.clone()].into_iter().chain(tokenizers.filter_map(tokenizer)).collect()
+            }
+        })
     }
 
     pub(super) fn open(&self, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, DataError> {

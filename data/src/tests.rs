@@ -3,6 +3,7 @@
 mod batches;
 mod broken;
 mod formats;
+mod placed;
 mod text;
 
 use super::*;
@@ -15,6 +16,30 @@ pub(super) static CLASSES: LazyLock<LossSpec> = LazyLock::new(LossSpec::cross_en
 /// A model of one input, of this shape after the batch.
 pub(super) fn model(shape: &str) -> LayerGraph {
     LayerGraph::from_yaml(&format!("{{model: m, inputs: {{x: [batch, {shape}]}}, layers: [ReLU]}}"), "model").unwrap()
+}
+
+impl Batch {
+    pub(super) fn tensors(&self) -> (&Tensor, &Tensor, &Variables) {
+        match self.contents() {
+            Contents::Tensors { x, target, variables } => (x, target, variables),
+            Contents::Numbers(numbers) => panic!("{numbers:?}"),
+        }
+    }
+
+    pub(super) fn into_numbers(self) -> Numbers {
+        match self.into_contents() {
+            Contents::Numbers(numbers) => numbers,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn x(&self) -> &Tensor {
+        self.tensors().0
+    }
+
+    pub(super) fn y(&self) -> &Tensor {
+        self.tensors().1
+    }
 }
 
 /// A folder that goes when the test ends, and its files.

@@ -9,11 +9,12 @@ use super::stored::{Layout, Stored};
 use super::tokens::{Tokenizer, Tokens};
 use super::wanted::Wanted;
 use crate::DataError;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Text files and how they become samples.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Text {
     /// Read one after the other, plain or gzipped.
     pub paths: Vec<PathBuf>,

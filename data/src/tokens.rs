@@ -2,10 +2,11 @@
 
 use super::wanted::Wanted;
 use crate::DataError;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// What makes numbers of text.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tokenizer {
     /// Each byte is a token; after the 256 come `<bos>`, `<eos>` and `<pad>`.
     Bytes,

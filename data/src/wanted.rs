@@ -1,9 +1,10 @@
 //! What a model takes, as far as data must know.
 
 use layerspec::{DType, Dim, LayerGraph, LayerKind, ValueId};
+use serde::{Deserialize, Serialize};
 
 /// What the model takes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Wanted {
     pub(super) name: String,
     pub(super) dtype: DType,

@@ -315,6 +315,8 @@ impl Driver {
                 // A boss computes nothing, dials nobody and has no boss.
                 Effect::Compute { .. }
                 | Effect::Sum { .. }
+                | Effect::Data { .. }
+                | Effect::ReadAhead(_)
                 | Effect::Residuals(_)
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }

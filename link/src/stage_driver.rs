@@ -12,6 +12,7 @@ use crate::memory::Transport;
 use crate::outgoing;
 use crate::payload::{Payload, Slots};
 use crate::report::{Carrier, PathReport};
+use crate::sample_thread::{ReadSamples, SampleThread};
 use crate::sum_thread::SumThread;
 use crate::ticket::Ticket;
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
@@ -31,12 +32,14 @@ type Dialled = Result<(quinn::Connection, SendStream, RecvStream), LinkError>;
 
 /// Works for a boss until it ends the run (`Ok`) or the connection to it is lost (`Err`).
 ///
-/// Other workers are let in, and dialled, as the boss's assignment says.
+/// Other workers are let in, and dialled, as the boss's assignment says. Without `samples` a boss that wants some read breaks
+/// the protocol.
 pub async fn serve(
     membership: Membership,
     endpoint: &Endpoint,
     ticket: &Ticket,
     compute: ComputeThread,
+    samples: Option<Box<dyn ReadSamples>>,
 ) -> Result<(), LinkError> {
     let Membership { worker, run, boss, boss_address, sender, mut events, transport } = membership;
     boss.settle(transport);
@@ -54,6 +57,7 @@ pub async fn serve(
         clock: Clock::start(),
         compute,
         sums: SumThread::default(),
+        samples: SampleThread::new(samples),
         endpoint: endpoint.clone(),
         ticket: ticket.clone(),
         events: sender,
@@ -76,6 +80,10 @@ pub async fn serve(
             Some((ticket, sums)) = driver.sums.next() => {
                 let slots = sums.map(|sums| sums.into_iter().map(|sum| driver.slots.put(sum)).collect());
                 driver.session.on_summed(driver.clock.now(), ticket, slots);
+            }
+            Some((ticket, tensors)) = driver.samples.next() => {
+                let slots = tensors.map(|tensors| tensors.into_iter().map(|tensor| driver.slots.put(tensor)).collect());
+                driver.session.on_data(driver.clock.now(), ticket, slots);
             }
             Some(knock) = door.next() => driver.on_knock(knock),
             Some((peer, dialled)) = dials.recv() => driver.on_dialled(peer, dialled),
@@ -104,6 +112,7 @@ struct Driver {
     clock: Clock,
     compute: ComputeThread,
     sums: SumThread,
+    samples: SampleThread,
     endpoint: Endpoint,
     ticket: Ticket,
     events: mpsc::Sender<Event>,
@@ -133,6 +142,16 @@ impl Driver {
                     let take = |(node, slots): (Node, Vec<Slot>)| Ok((node, outgoing::take(&self.slots, &slots)?));
                     let given = sums.into_iter().map(take).collect::<Result<_, String>>();
                     if let Err(reason) = given.and_then(|sums| self.sums.give(ticket, summing, sums)) {
+                        return ControlFlow::Break(Err(broken("this worker", reason)));
+                    }
+                }
+                Effect::Data { ticket, task } => {
+                    if let Err(reason) = self.samples.give(ticket, task) {
+                        return ControlFlow::Break(Err(broken("this worker", reason)));
+                    }
+                }
+                Effect::ReadAhead(readings) => {
+                    if let Err(reason) = self.samples.read_ahead(readings) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }

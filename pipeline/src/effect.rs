@@ -5,6 +5,7 @@ use crate::frame::Route;
 use crate::ids::{Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, LinkReport, Progress};
 use crate::replicas::{Compress, Node};
+use crate::samples::{DataTask, Reading};
 use crate::schedule::Action;
 use crate::task::{LayerTimes, Task};
 use std::fmt;
@@ -78,6 +79,17 @@ pub enum Effect {
         /// For each node its slices; every node has as many, those of shape `[0]` count for nothing.
         sums: Vec<(Node, Vec<Slot>)>,
     },
+    /// A stage session only: do this with the worker's own files, beside the compute thread, and give what comes of it to
+    /// `on_data`.
+    Data {
+        /// Names the result.
+        ticket: Ticket,
+        /// What to do.
+        task: DataTask,
+    },
+    /// A stage session only: read these after all that was asked for so far, and keep them, for they are likely to be asked for
+    /// next. What was kept before is of no use any more.
+    ReadAhead(Vec<Reading>),
     /// What becomes of what was lost when sums were compressed, once all that was asked for before is summed.
     Residuals(Residuals),
     /// Connect to a worker, and say how it went with `on_link_up` or `on_link_down`.

@@ -25,6 +25,7 @@ pub mod norm;
 pub mod optimizer;
 pub mod plan;
 pub mod replicas;
+pub mod samples;
 pub mod schedule;
 pub mod stage;
 mod stage_spec;

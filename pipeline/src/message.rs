@@ -7,6 +7,7 @@ use crate::micros::Micros;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
 use crate::replicas::{Compress, Deal, Node};
+use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -322,6 +323,8 @@ pub enum Command {
         /// How many come.
         tensors: u32,
     },
+    /// Open a data set among this worker's own files, and see that it is the one that is meant.
+    OpenData(Box<DataSpec>),
     /// Take the files that layers are made from, which come as [`Head::File`].
     TakeFiles {
         /// How many come.
@@ -401,6 +404,8 @@ pub struct Round {
     pub deal: Deal,
     /// How many microbatches the batch has.
     pub microbatches: u32,
+    /// What this worker reads of inputs and targets by itself; nothing where they come from the boss.
+    pub samples: Option<Samples>,
     /// In which order gradients are summed.
     pub reduction: Reduction,
     /// The loss, where the last stage computes it.

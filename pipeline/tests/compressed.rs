@@ -54,6 +54,7 @@ impl Replica {
             order: Order::Listed,
             deal: Deal::by_speed(&plan.homes, 4, |_, worker| 1 + 2 * u64::from(worker.0)),
             microbatches: 4,
+            samples: None,
             reduction: Reduction::Compressed(FORM),
             loss: None,
             outputs: false,

@@ -106,6 +106,7 @@ pub fn step_request(
             weights: parts(x.shallow_clone()).map(|(_, part)| part.size()[0] as f64 / steps.divisor(step)).collect(),
         }),
         outputs: false,
+        samples: None,
         inputs: parts(x).map(|(index, part)| (index, input, put(slots, &part))).collect(),
         targets: parts(target).map(|(index, part)| (index, put(slots, &part))).collect(),
         grads: None,

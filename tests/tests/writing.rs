@@ -13,8 +13,8 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-const CRATES: [&str; 10] =
-    ["layerspec", "pipeline", "shm", "link", "tensor", "worker", "bossman", "examples", "tests", "bench"];
+const CRATES: [&str; 11] =
+    ["layerspec", "pipeline", "shm", "link", "tensor", "data", "worker", "bossman", "examples", "tests", "bench"];
 
 /// Every `path/like/this` between backticks, and every link target, is there.
 #[test]
@@ -51,8 +51,9 @@ fn imports_run_one_way() {
         match name {
             "layerspec" | "shm" => &[],
             "pipeline" | "tensor" => &["layerspec"],
+            "data" => &["layerspec", "pipeline", "tensor"],
             "link" => &["layerspec", "pipeline", "shm"],
-            "worker" | "bossman" => &["layerspec", "pipeline", "link", "tensor"],
+            "worker" | "bossman" => &["layerspec", "pipeline", "link", "tensor", "data"],
             _ => &CRATES,
         }
     };
@@ -71,14 +72,14 @@ fn imports_run_one_way() {
 #[test]
 fn what_is_nowhere_is_nowhere() {
     let absent = [
-        ("unsafe ", &["layerspec", "pipeline", "link", "worker", "bossman"][..]),
+        ("unsafe ", &["layerspec", "pipeline", "link", "data", "worker", "bossman"][..]),
         ("std::time", &["layerspec", "pipeline"]),
         ("Instant", &["layerspec", "pipeline"]),
         ("rand::", &["layerspec", "pipeline"]),
-        ("UdpSocket", &["layerspec", "pipeline", "tensor", "worker", "bossman"]),
-        ("TcpStream", &CRATES[..7]),
+        ("UdpSocket", &["layerspec", "pipeline", "tensor", "data", "worker", "bossman"]),
+        ("TcpStream", &CRATES[..8]),
         ("tch::", &["layerspec", "pipeline", "link"]),
-        ("pickle", &CRATES[..7]),
+        ("pickle", &CRATES[..8]),
     ];
     for (word, crates) in absent {
         for name in crates {
@@ -115,7 +116,11 @@ fn every_command_that_is_shown_exists() {
                 }
                 // As the boss prints it.
                 "worker" => {
-                    assert!(read("bossman/src/host.rs").contains(&format!(" {}\"", words[0])), "{page}: `{line}`")
+                    assert!(read("bossman/src/host.rs").contains(&format!(" {}\"", words[0])), "{page}: `{line}`");
+                    for flag in words.iter().filter_map(|w| w.strip_prefix("--")) {
+                        let field = format!("{}:", flag.replace('-', "_"));
+                        assert!(read("worker/src/options.rs").contains(&field), "{page}: no flag for `{line}`");
+                    }
                 }
                 other => panic!("{page}: `{other}` is not a program of ours"),
             }

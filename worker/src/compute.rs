@@ -173,7 +173,9 @@ impl Compute for StageCompute {
     ) -> Result<Outcome<Payload>, Failure> {
         let place = Place::of(&task);
         let result = match &task {
-            Task::OptimStep { .. } if self.failed => Err(Failure::new("an earlier task of this step failed")),
+            Task::OptimStep { .. } | Task::AllGather { .. } if self.failed => {
+                Err(Failure::new("an earlier task of this step failed"))
+            }
             _ => {
                 if let Task::Discard { .. } = task {
                     self.failed = false;

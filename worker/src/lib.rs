@@ -9,6 +9,7 @@ mod output;
 mod payloads;
 mod place;
 mod program;
+mod samples;
 mod worker;
 
 pub use compute::StageCompute;

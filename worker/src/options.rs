@@ -1,6 +1,7 @@
 //! What the `worker` program reads from flags and environment.
 
 use clap::Parser;
+use std::path::PathBuf;
 
 /// Works for a BossMan boss: takes a part of its model, trains it, ends when the boss says so.
 ///
@@ -31,6 +32,10 @@ pub struct Options {
     /// How tensors travel to processes on this machine: `auto` through shared memory, `quic` by the network path.
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub transport: link::Transport,
+    /// A folder with data. Where the run file says `on: workers`, samples are read from its files, by their paths relative to
+    /// the run file; the boss can have nothing else read.
+    #[arg(long, env = "MODEL_DATA", value_name = "FOLDER")]
+    pub data: Option<PathBuf>,
     /// Run the TorchScript layers of the model, which are programs: they can read and write what this user can, so only
     /// for a boss whose user is trusted.
     #[arg(long)]
@@ -44,4 +49,5 @@ const EXAMPLES: &str = "\
 Examples:
   worker                                      a boss on this machine
   MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device cuda:0
-  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device all";
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device all
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --data examples/mnist-resnet";

@@ -5,6 +5,7 @@ use crate::engine::OwnLayers;
 use crate::every_gpu;
 use crate::options::Options;
 use crate::output;
+use crate::samples::OwnSamples;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use link::{ComputeThread, Farewell, LinkError, Ticket, WorkerInfo};
@@ -82,6 +83,9 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
         }
         tensor::threads::set_count(threads);
     }
+    if let Some(folder) = options.data.as_ref().filter(|folder| !folder.is_dir()) {
+        bail!("--data {}: there is no such folder", folder.display());
+    }
     let info = info(options, device);
     let memory = info.memory_bytes.map_or_else(String::new, |b| format!(", {:.1} GiB memory", b as f64 / GIB));
     output::line(&format!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads));
@@ -151,7 +155,8 @@ async fn work(
     let membership = membership.transport(options.transport);
     let compute =
         ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");
-    let result = link::serve(membership, &endpoint, &ticket, compute.map_err(Trouble::Fatal)?).await;
+    let samples = Box::new(OwnSamples::below(options.data.clone()));
+    let result = link::serve(membership, &endpoint, &ticket, compute.map_err(Trouble::Fatal)?, Some(samples)).await;
     // Lets the last words out; bounded, for the network may be gone.
     tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();
     result.map_err(|e| match e {

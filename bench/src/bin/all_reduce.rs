@@ -119,6 +119,7 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
         update: None,
         loss: Some(RoundLoss { spec: LossSpec::MSELoss, weights }),
         outputs: false,
+        samples: None,
         inputs: (0..microbatches).map(|m| (m, input, sample())).collect(),
         targets: (0..microbatches).map(|m| (m, sample())).collect(),
         grads: None,
@@ -147,7 +148,7 @@ async fn work(number: u16, boss: SocketAddr, transport: Transport) -> Result<()>
     };
     let membership = link::join(&endpoint, boss, &ticket, info).await?.transport(transport);
     let compute = ComputeThread::start(move || Gradients { number, ..Gradients::default() })?;
-    Ok(link::serve(membership, &endpoint, &ticket, compute).await?)
+    Ok(link::serve(membership, &endpoint, &ticket, compute, None).await?)
 }
 
 /// What a compute thread hands out and takes in, without layers.

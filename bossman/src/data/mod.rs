@@ -5,7 +5,8 @@ pub mod fetch;
 mod parts;
 
 pub use ::data::{
-    Ahead, Batches, DataError, Dataset, Normalize, Order, Role, Source, Table, Text, TextPairs, Tokenizer, Tokens,
+    Ahead, Batches, Contents, DataError, Dataset, Normalize, Numbers, Order, Role, Source, Table, Text, TextPairs,
+    Tokenizer, Tokens,
 };
 pub use parts::Part;
 pub(crate) use parts::Parts;

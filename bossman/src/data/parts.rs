@@ -60,7 +60,11 @@ impl RunFile {
     }
 
     fn open(&self, source: &Source, model: &Model) -> Result<Dataset, BossManError> {
-        Ok(Dataset::open(source, model.graph(), &self.loss, self.data.normalize.as_ref())?)
+        let data = Dataset::open(source, model.graph(), &self.loss, self.data.normalize.as_ref())?;
+        match &self.data.on_workers {
+            Some(folder) => Ok(data.for_workers(folder)?),
+            None => Ok(data),
+        }
     }
 
     /// The texts behind a part whose samples are pairs of them.

@@ -20,13 +20,14 @@ impl BossMan {
 
     fn begin_preparing(&mut self, worker: WorkerId) {
         let files: Vec<(String, Payload)> = self.file_payloads();
+        let data = self.open_data.specs().to_vec();
         let (Some(pool), Some(optimizer)) = (&mut self.pool, self.optimizer) else { return };
         let Some(stage) = fewest(&self.plan, pool) else { return };
         let Some(like) = self.plan.homes.first(stage) else { return };
         let files = files.into_iter().map(|(hash, payload)| (hash, self.handle.slots.put(payload))).collect();
         let homes = self.plan.homes.joined_by([(&worker, &like)]);
         let plan = Plan { homes, ..self.plan.clone() };
-        let request = Request::Prepare(Box::new(Prepare { worker, plan, files, optimizer }));
+        let request = Request::Prepare(Box::new(Prepare { worker, plan, files, optimizer, data }));
         pool.set(worker, State::Preparing(stage));
         let (handle, ready) = (self.handle.clone(), pool.readying.clone());
         tokio::spawn(async move {

@@ -18,6 +18,8 @@ pub struct Data {
     pub test: Option<Source>,
     /// How an input is brought into range.
     pub normalize: Option<Normalize>,
+    /// Where workers read the samples from files of their own: the folder here that theirs stands for.
+    pub on_workers: Option<PathBuf>,
 }
 
 /// What the model is looked at with after each epoch.
@@ -28,6 +30,18 @@ pub enum Validation {
     /// A share of those to train on, which are then not trained on.
     Split(f64),
 }
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    Boss,
+    Workers,
+}
+
+const ON: Reader<On> = Reader::new("`boss` or `workers`", |node| match (TEXT.read)(node)?.as_str() {
+    "boss" => Some(On::Boss),
+    "workers" => Some(On::Workers),
+    _ => None,
+});
 
 /// Neither none nor all.
 const SHARE: Reader<f64> = Reader::new("a number between 0 and 1, as 0.1", |node| match node.kind {
@@ -45,12 +59,13 @@ const DIVISOR: Reader<f64> = Reader::new("a number that is not 0", |node| match 
 });
 
 pub(super) fn data(node: &Node, folder: &Path) -> Result<Data, Fault> {
-    let data = node.mapping("`data`", "key", &["train", "validation", "test", "normalize"])?;
+    let data = node.mapping("`data`", "key", &["train", "validation", "test", "normalize", "on"])?;
     Ok(Data {
         train: source(data.need("train")?, "`train`", folder)?,
         validation: data.get("validation").map(|node| validation(node, folder)).transpose()?,
         test: data.get("test").map(|node| source(node, "`test`", folder)).transpose()?,
         normalize: data.get("normalize").map(normalize).transpose()?,
+        on_workers: data.optional("on", &ON)?.filter(|on| *on == On::Workers).map(|_| folder.to_path_buf()),
     })
 }
 

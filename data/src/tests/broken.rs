@@ -137,7 +137,7 @@ fn large_numbers_are_numbers() {
     let text = "{model: m, inputs: {x: {shape: [batch, 2], dtype: float64}}, layers: [ReLU]}";
     let model = LayerGraph::from_yaml(text, "model").unwrap();
     let batch = Dataset::open(&source, &model, &CLASSES, None).unwrap().batch(&[0, 1]).unwrap();
-    assert_eq!(numbers(&batch.x), [1e308; 4]);
+    assert_eq!(numbers(batch.x()), [1e308; 4]);
 }
 
 #[test]

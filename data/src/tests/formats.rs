@@ -12,9 +12,9 @@ fn idx_files_plain_and_gzipped_give_the_same_floats() {
     for source in [plain, zipped] {
         let data = Dataset::open(&source, &model("1, 2, 2"), &CLASSES, None).unwrap();
         let batch = data.batch(&[2, 0]).unwrap();
-        assert_eq!((data.samples(), batch.x.size(), batch.x.kind()), (3, vec![2, 1, 2, 2], Kind::Float));
-        assert_eq!(numbers(&batch.x), [9.0, 10.0, 11.0, 255.0, 1.0, 2.0, 3.0, 4.0]);
-        assert_eq!((numbers(&batch.target), batch.target.kind()), (vec![9.0, 7.0], Kind::Int64));
+        assert_eq!((data.samples(), batch.x().size(), batch.x().kind()), (3, vec![2, 1, 2, 2], Kind::Float));
+        assert_eq!(numbers(batch.x()), [9.0, 10.0, 11.0, 255.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!((numbers(batch.y()), batch.y().kind()), (vec![9.0, 7.0], Kind::Int64));
     }
 }
 
@@ -25,7 +25,7 @@ fn inputs_are_normalised_by_channel() {
     let source = Source::Idx { images, labels: folder.file("labels", idx(&[1], &[0])) };
     let normalize = Normalize { input: None, divide: 255.0, mean: vec![0.0, 0.2], std: vec![1.0, 0.5] };
     let data = Dataset::open(&source, &model("2, 2"), &CLASSES, Some(&normalize)).unwrap();
-    let found = numbers(&data.batch(&[0]).unwrap().x);
+    let found = numbers(&data.batch(&[0]).unwrap().x());
     let off = found.iter().zip([0.0, 1.0, 0.0, 0.4]).map(|(found, expected): (&f64, f64)| (found - expected).abs());
     assert!(off.fold(0.0, f64::max) < 1e-6, "{found:?}");
     let wrong = Normalize { mean: vec![0.0; 3], ..normalize };
@@ -47,8 +47,8 @@ fn npy_and_npz_give_what_numpy_wrote() {
     }
     for source in sources {
         let batch = Dataset::open(&source, &model("3"), &CLASSES, None).unwrap().batch(&[1, 0]).unwrap();
-        assert_eq!(numbers(&batch.x), [4.0, 5.0, 6.0, 1.0, 2.0, 3.0]);
-        assert_eq!(numbers(&batch.target), [256.0, 1.0]);
+        assert_eq!(numbers(batch.x()), [4.0, 5.0, 6.0, 1.0, 2.0, 3.0]);
+        assert_eq!(numbers(batch.y()), [256.0, 1.0]);
     }
 }
 
@@ -62,7 +62,7 @@ fn safetensors_are_read_where_they_lie_and_under_other_names() {
     );
     let table = Table { inputs: [("x".into(), "pixels".into())].into(), ..Table::named_alike(path) };
     let batch = Dataset::open(&Source::Safetensors(table), &model("2"), &CLASSES, None).unwrap().batch(&[1]).unwrap();
-    assert_eq!((numbers(&batch.x), numbers(&batch.target)), (vec![3.0, 4.0], vec![6.0]));
+    assert_eq!((numbers(batch.x()), numbers(batch.y())), (vec![3.0, 4.0], vec![6.0]));
 }
 
 #[test]
@@ -73,8 +73,8 @@ fn json_lines_give_nested_lists_as_tensors() {
     for (name, bytes) in [("a.jsonl", text.as_bytes().to_vec()), ("a.jsonl.gz", gzip(text.as_bytes()))] {
         let data = Dataset::read(&folder.file(name, bytes), &model("2, 2"), &CLASSES).unwrap();
         let batch = data.batch(&[0, 1]).unwrap();
-        assert_eq!(numbers(&batch.x), [1.0, 2.0, 3.0, 4.5, 5.0, 6.0, 7.0, 8.0]);
-        assert_eq!((numbers(&batch.target), batch.x.size()), (vec![1.0, 0.0], vec![2, 2, 2]));
+        assert_eq!(numbers(batch.x()), [1.0, 2.0, 3.0, 4.5, 5.0, 6.0, 7.0, 8.0]);
+        assert_eq!((numbers(batch.y()), batch.x().size()), (vec![1.0, 0.0], vec![2, 2, 2]));
     }
 }
 
@@ -87,8 +87,8 @@ fn csv_gives_targets_of_the_loss() {
         "model",
     );
     let batch = Dataset::read(&path, &graph.unwrap(), &LossSpec::MSELoss).unwrap().batch(&[1]).unwrap();
-    assert_eq!((numbers(&batch.x), numbers(&batch.target)), (vec![3.0, 4.0], vec![1.5]));
-    assert_eq!((batch.target.size(), batch.target.kind()), (vec![1, 1], Kind::Float));
+    assert_eq!((numbers(batch.x()), numbers(batch.y())), (vec![3.0, 4.0], vec![1.5]));
+    assert_eq!((batch.y().size(), batch.y().kind()), (vec![1, 1], Kind::Float));
 }
 
 #[test]
@@ -105,12 +105,12 @@ fn pictures_are_classed_by_their_folders() {
     folder.file("cat/notes.txt", "no picture");
     let data = Dataset::read(&folder.path(""), &model("3, 2, 3"), &CLASSES).unwrap();
     let batch = data.batch(&[0, 1, 2]).unwrap();
-    assert_eq!((batch.x.size(), numbers(&batch.target)), (vec![3, 3, 2, 3], vec![0.0, 1.0, 1.0]));
+    assert_eq!((batch.x().size(), numbers(batch.y())), (vec![3, 3, 2, 3], vec![0.0, 1.0, 1.0]));
     let red = [0.0, 4.0, 0.0, 0.0, 0.0, 0.0];
-    let found = numbers(&batch.x);
+    let found = numbers(batch.x());
     assert_eq!((&found[..6], found[7], found[13], found[19]), (&red[..], 5.0, 6.0, 7.0));
     // A model that takes one channel gets it, also flattened.
-    assert_eq!(Dataset::read(&folder.path(""), &model("6"), &CLASSES).unwrap().batch(&[0]).unwrap().x.size(), [1, 6]);
+    assert_eq!(Dataset::read(&folder.path(""), &model("6"), &CLASSES).unwrap().batch(&[0]).unwrap().x().size(), [1, 6]);
 
     image::RgbImage::new(2, 2).save(folder.file("cat/c.jpg", "")).unwrap();
     let error = folder.error(Dataset::read(&folder.path(""), &model("3, 2, 3"), &CLASSES));
@@ -124,7 +124,7 @@ fn parquet_gives_columns_of_numbers_and_of_lists() {
     let table = Table { inputs: [("x".into(), "pixels".into())].into(), target: "label".into(), path: path.clone() };
     let source = Source::Parquet(table.clone());
     let batch = Dataset::open(&source, &model("2"), &CLASSES, None).unwrap().batch(&[2, 0]).unwrap();
-    assert_eq!((numbers(&batch.x), numbers(&batch.target)), (vec![5.0, 6.0, 1.0, 2.0], vec![9.0, 7.0]));
+    assert_eq!((numbers(batch.x()), numbers(batch.y())), (vec![5.0, 6.0, 1.0, 2.0], vec![9.0, 7.0]));
     let missing = Source::Parquet(Table { target: "lable".into(), ..table });
     let error = folder.error(Dataset::open(&missing, &model("2"), &CLASSES, None));
     assert_eq!(error, "a.parquet: no column `lable`; it holds label, pixels; did you mean `label`?");

@@ -24,13 +24,13 @@ fn text_is_cut_into_windows_whose_targets_are_one_later() {
     let paths = vec![folder.file("a.txt", "abcd"), folder.file("b.txt.gz", gzip(b"efg"))];
     let data = Dataset::open(&text(paths.clone(), Tokenizer::Bytes, 3, None), &tokens_model(), &CLASSES, None).unwrap();
     let batch = data.batch(&[1, 0]).unwrap();
-    assert_eq!((data.samples(), batch.x.kind(), batch.target.kind()), (2, Kind::Int64, Kind::Int64));
-    assert_eq!(numbers(&batch.x), [100.0, 101.0, 102.0, 97.0, 98.0, 99.0]);
-    assert_eq!(numbers(&batch.target), [101.0, 102.0, 103.0, 98.0, 99.0, 100.0]);
+    assert_eq!((data.samples(), batch.x().kind(), batch.y().kind()), (2, Kind::Int64, Kind::Int64));
+    assert_eq!(numbers(batch.x()), [100.0, 101.0, 102.0, 97.0, 98.0, 99.0]);
+    assert_eq!(numbers(batch.y()), [101.0, 102.0, 103.0, 98.0, 99.0, 100.0]);
 
     let ended = text(paths.clone(), Tokenizer::Bytes, 8, Some("<eos>"));
     let batch = Dataset::open(&ended, &tokens_model(), &CLASSES, None).unwrap().batch(&[0]).unwrap();
-    assert_eq!(numbers(&batch.target)[2..], [100.0, 257.0, 101.0, 102.0, 103.0, 257.0]);
+    assert_eq!(numbers(batch.y())[2..], [100.0, 257.0, 101.0, 102.0, 103.0, 257.0]);
 
     let long = text(paths, Tokenizer::Bytes, 7, None);
     let error = folder.error(Dataset::open(&long, &tokens_model(), &CLASSES, None));
@@ -44,8 +44,8 @@ fn a_tokenizer_file_makes_the_tokens() {
     let paths = vec![folder.file("a.txt", "a b c\nnever  b\n")];
     let source = text(paths.clone(), words, 2, Some("</s>"));
     let batch = Dataset::open(&source, &tokens_model(), &CLASSES, None).unwrap().batch(&[0, 1]).unwrap();
-    assert_eq!(numbers(&batch.x), [4.0, 5.0, 70000.0, 0.0]);
-    assert_eq!(numbers(&batch.target), [5.0, 70000.0, 0.0, 5.0]);
+    assert_eq!(numbers(batch.x()), [4.0, 5.0, 70000.0, 0.0]);
+    assert_eq!(numbers(batch.y()), [5.0, 70000.0, 0.0, 5.0]);
 
     let open = |tokenizer, eos| {
         folder.error(Dataset::open(&text(paths.clone(), tokenizer, 2, eos), &tokens_model(), &CLASSES, None))
@@ -60,7 +60,7 @@ fn a_tokenizer_file_makes_the_tokens() {
 }
 
 /// A model of two sequences and where the first is padded.
-fn pairs_model() -> LayerGraph {
+pub(super) fn pairs_model() -> LayerGraph {
     let text = "
 model: pairs
 inputs:
@@ -73,7 +73,7 @@ layers:
     LayerGraph::from_yaml(text, "model").unwrap()
 }
 
-fn pairs(path: PathBuf) -> TextPairs {
+pub(super) fn pairs(path: PathBuf) -> TextPairs {
     TextPairs {
         path,
         keys: None,
@@ -96,18 +96,18 @@ fn pairs_are_padded_and_their_targets_come_one_later() {
     for texts in [tsv.clone(), json] {
         let data = Dataset::open(&Source::Pairs(texts), &pairs_model(), &CLASSES, None).unwrap();
         let batch = data.batch(&[0, 1]).unwrap();
-        let given = batch.variables.get("given").unwrap();
-        let padding = batch.variables.get("source_padding").unwrap();
-        assert_eq!((batch.x.size(), given.size(), batch.target.size()), (vec![2, 3], vec![2, 4], vec![2, 4]));
-        assert_eq!(numbers(&batch.x), [97.0, 98.0, eos, 99.0, eos, pad]);
+        let given = batch.tensors().2.get("given").unwrap();
+        let padding = batch.tensors().2.get("source_padding").unwrap();
+        assert_eq!((batch.x().size(), given.size(), batch.y().size()), (vec![2, 3], vec![2, 4], vec![2, 4]));
+        assert_eq!(numbers(batch.x()), [97.0, 98.0, eos, 99.0, eos, pad]);
         assert_eq!(numbers(given), [bos, 65.0, pad, pad, bos, 68.0, 69.0, 70.0]);
-        assert_eq!(numbers(&batch.target), [65.0, eos, no, no, 68.0, 69.0, 70.0, eos]);
+        assert_eq!(numbers(batch.y()), [65.0, eos, no, no, 68.0, 69.0, 70.0, eos]);
         assert_eq!((padding.kind(), numbers(padding)), (Kind::Bool, vec![0.0, 0.0, 0.0, 0.0, 0.0, 1.0]));
     }
     let cut = TextPairs { max_length: Some(3), fixed: true, ..tsv };
     let batch = Dataset::open(&Source::Pairs(cut), &pairs_model(), &CLASSES, None).unwrap().batch(&[1, 0]).unwrap();
-    assert_eq!(numbers(&batch.x), [99.0, eos, pad, 97.0, 98.0, eos]);
-    assert_eq!(numbers(&batch.target), [68.0, 69.0, eos, 65.0, eos, no]);
+    assert_eq!(numbers(batch.x()), [99.0, eos, pad, 97.0, 98.0, eos]);
+    assert_eq!(numbers(batch.y()), [68.0, 69.0, eos, 65.0, eos, no]);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn texts_of_about_one_length_go_together() {
         Dataset::open(&Source::Pairs(pairs(folder.file("a.tsv", lines))), &pairs_model(), &CLASSES, None).unwrap();
     let take = |grouped, steps| {
         let mut batches = Batches::after(data.clone(), 8, Some(3), steps).grouped_by_length(grouped);
-        (0..125 - steps).map(|_| batches.next_batch().unwrap().x).collect::<Vec<_>>()
+        (0..125 - steps).map(|_| batches.next_batch().unwrap().x().shallow_clone()).collect::<Vec<_>>()
     };
     let padding = |batches: &[Tensor]| batches.iter().map(|x| x.eq(258).sum(Kind::Int64).int64_value(&[])).sum::<i64>();
     let (together, apart) = (take(true, 0), take(false, 0));

@@ -13,7 +13,7 @@ use super::{command, BossSession, Job, Phase, Prepare, Regrouping, Request, RunR
 use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{StageId, WorkerId};
 use crate::message::{Command, Failure, Head, PeerAddress, Progress, Regroup};
-use crate::plan::Plan;
+use crate::plan::{Plan, StageSpec};
 use crate::schedule::Action;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -121,7 +121,7 @@ impl BossSession {
     }
 
     pub(super) fn prepare(&mut self, number: u64, prepare: Prepare) {
-        let Prepare { worker, plan, files, optimizer } = prepare;
+        let Prepare { worker, plan, files, optimizer, data } = prepare;
         let mut next = || {
             self.next_id += 1;
             self.next_id - 1
@@ -133,11 +133,13 @@ impl BossSession {
         let mut assignment = assignment(&plan, &self.setup, worker);
         // The others let it in whenever it comes.
         assignment.peers.iter_mut().for_each(|peer| peer.dial = true);
-        let commands =
-            [Command::Assign(Box::new(assignment)), Command::SetOptimizer(optimizer), Command::Measure(Vec::new())];
-        let commands = commands.map(|body| command(worker, next(), body));
+        let reads = assignment.stages.iter().any(StageSpec::takes_samples);
+        let data = data.into_iter().filter(|_| reads).map(|spec| Command::OpenData(Box::new(spec)));
+        let mut commands = vec![Command::Assign(Box::new(assignment)), Command::SetOptimizer(optimizer)];
+        commands.extend(data.chain([Command::Measure(Vec::new())]));
+        let commands: Vec<_> = commands.into_iter().map(|body| command(worker, next(), body)).collect();
         let last = self.next_id - 1;
-        sends.extend(commands.map(|to| Effect::Send { to: vec![to], slots: Vec::new() }));
+        sends.extend(commands.into_iter().map(|to| Effect::Send { to: vec![to], slots: Vec::new() }));
         self.effects.extend(sends);
         self.preparing.insert(worker, Preparing { request: number, last });
     }
@@ -334,7 +336,7 @@ impl BossSession {
 /// The part of a round that needs no microbatches: the sums are taken in, and parameters updated by them. Nothing where the
 /// round does not train.
 fn end_of(run: &RunRequest, guide: WorkerId) -> Option<crate::message::Round> {
-    let mut round = round(run, guide);
+    let mut round = round(run, guide, false);
     round.actions.retain(|action| matches!(action, Action::Reduce { .. } | Action::OptimStep { .. }));
     (round.loss, round.outputs) = (None, false);
     (!round.actions.is_empty()).then_some(round)

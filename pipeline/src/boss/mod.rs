@@ -346,6 +346,7 @@ impl BossSession {
         let unanswered = match request {
             Request::Stop => BTreeSet::new(),
             Request::SendState(stage) => request::speakers(&self.setup.plan, stage),
+            Request::OpenData(_) => request::readers(&self.setup.plan),
             _ => self.living(),
         };
         let gathering = Gathering::new(now, unanswered, &request, &self.setup.plan);

@@ -8,6 +8,7 @@ use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Ro
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
 use crate::replicas::{BucketBytes, Deal, Turns};
+use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::LayerProbe;
 use layerspec::ValueId;
@@ -47,6 +48,8 @@ pub enum Request {
     SendFiles(Vec<(String, Slot)>),
     /// Give every worker its stages.
     Distribute,
+    /// Have the workers whose stages take samples open this data set among their own files.
+    OpenData(Box<DataSpec>),
     /// Get a worker ready that came while others train: its stages, with parameters that will be replaced, and links. It is
     /// carried out beside other requests.
     Prepare(Box<Prepare>),
@@ -86,6 +89,8 @@ pub struct Prepare {
     pub files: Vec<(String, Slot)>,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
+    /// The data sets that workers read by themselves.
+    pub data: Vec<DataSpec>,
 }
 
 /// Who has the stages from now on.
@@ -124,6 +129,8 @@ pub struct RunRequest {
     pub loss: Option<RoundLoss>,
     /// Whether the model's outputs come back.
     pub outputs: bool,
+    /// What workers read of inputs and targets by themselves; the next two are then empty.
+    pub samples: Option<Samples>,
     /// The model's inputs, by microbatch.
     pub inputs: Vec<(u32, ValueId, Slot)>,
     /// What the output should have been, by microbatch.
@@ -148,6 +155,7 @@ impl RunRequest {
             update: None,
             loss: None,
             outputs: false,
+            samples: None,
             inputs: Vec::new(),
             targets: Vec::new(),
             grads: None,
@@ -191,6 +199,7 @@ impl Request {
             | Request::Measure(_)
             | Request::Links
             | Request::Digest
+            | Request::OpenData(_)
             | Request::SendState(_)
             | Request::Stop => Vec::new(),
         }
@@ -219,8 +228,13 @@ impl Request {
                 let to = speakers(plan, stage).into_iter().map(|w| command(w, id, Command::SendState(stage))).collect();
                 vec![Effect::Send { to, slots: Vec::new() }]
             }
+            Request::OpenData(spec) => {
+                let to = readers(plan).into_iter().map(|w| command(w, id, Command::OpenData(spec.clone()))).collect();
+                vec![Effect::Send { to, slots: Vec::new() }]
+            }
             Request::Run(run) => {
-                let mut sends = vec![to_all(&|w| Command::Run(Box::new(round(&run, w))))];
+                let readers = readers(plan);
+                let mut sends = vec![to_all(&|w| Command::Run(Box::new(round(&run, w, readers.contains(&w)))))];
                 sends.extend(tensors(*run, plan));
                 sends
             }
@@ -262,6 +276,12 @@ pub(super) fn speakers(plan: &Plan, only: Option<StageId>) -> BTreeSet<WorkerId>
     wanted.filter_map(|(_, workers)| workers.first().copied()).collect()
 }
 
+/// The workers that have a stage which takes samples.
+pub(super) fn readers(plan: &Plan) -> BTreeSet<WorkerId> {
+    let taking = plan.stages.iter().filter(|spec| spec.takes_samples());
+    taking.flat_map(|spec| plan.homes.of(spec.stage)).copied().collect()
+}
+
 pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assignment {
     let Setup { seed, buckets, .. } = *setup;
     // The lower number dials. One that makes no direct connections is not dialled and does not dial.
@@ -276,7 +296,8 @@ pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assign
     Assignment { worker, stages, homes, buckets, sharding, peers, seed }
 }
 
-pub(super) fn round(run: &RunRequest, worker: WorkerId) -> Round {
+/// What a worker is told of a round, which may have stages that take samples.
+pub(super) fn round(run: &RunRequest, worker: WorkerId, reads: bool) -> Round {
     Round {
         batch: run.batch,
         step: run.step,
@@ -285,6 +306,7 @@ pub(super) fn round(run: &RunRequest, worker: WorkerId) -> Round {
         actions: run.actions.get(worker.0 as usize).cloned().unwrap_or_default(),
         loss: run.loss.clone(),
         outputs: run.outputs,
+        samples: run.samples.clone().filter(|_| reads),
         grads_from_boss: run.grads.is_some(),
         order: run.order.clone(),
         deal: run.deal.clone(),

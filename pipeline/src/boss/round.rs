@@ -43,6 +43,14 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
     }
     let used = |value: ValueId| plan.stages.iter().any(|s| s.inputs.iter().any(|i| i.value == value));
     let wants_grad = |v: ValueId| plan.stages.iter().any(|s| s.outputs.iter().any(|o| o.value == v && o.needs_grad));
+    if let Some(samples) = &run.samples {
+        let microbatches = wanted.inputs.iter().chain(&wanted.targets).map(|(microbatch, _)| *microbatch);
+        if let Some(missing) = microbatches.into_iter().find(|m| samples.part(*m, run.microbatches).is_none()) {
+            return Err(Failure { microbatch: Some(missing), ..Failure::new("no samples are given for it") });
+        }
+        // They come from the workers' files.
+        (wanted.inputs, wanted.targets) = Default::default();
+    }
     let inputs = run.inputs.iter().filter(|(_, value, _)| used(*value)).map(|(index, value, _)| (*index, *value));
     each_once("an input", &mut wanted.inputs, inputs)?;
     each_once("a target", &mut wanted.targets, run.targets.iter().map(|(index, _)| (*index, ValueId(0))))?;

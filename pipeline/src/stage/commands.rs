@@ -81,6 +81,7 @@ impl StageSession {
                 self.job = Some(Job::Load { id, expected: files as usize, what });
                 self.start_load();
             }
+            Command::OpenData(spec) => self.open_data(id, *spec),
             Command::Run(round) => self.run(id, *round),
         }
     }

@@ -9,6 +9,7 @@ mod inbox;
 mod links;
 mod loading;
 mod needs;
+mod reading;
 mod reducing;
 mod regroup;
 mod results;
@@ -58,6 +59,8 @@ pub struct StageSession {
     tasks: BTreeMap<Ticket, Purpose>,
     /// Sums that are being taken beside the compute thread.
     sums: BTreeMap<Ticket, Asked>,
+    /// What is being read beside it, too.
+    reads: BTreeMap<Ticket, reading::Asked>,
     next_ticket: u64,
     /// Tensors to load, which may arrive before the command that wants them.
     loads: BTreeMap<u64, Arriving>,
@@ -238,6 +241,7 @@ impl StageSession {
         for (from, head, slots) in self.early.take(batch) {
             self.of_replica(from, batch, head, slots);
         }
+        self.read_samples();
         self.advance();
     }
 
@@ -277,6 +281,9 @@ impl StageSession {
         }
         if round.microbatches > MAX_MICROBATCHES || least > round.microbatches as usize {
             return Err(format!("a batch of {} microbatches with actions for {least}", round.microbatches));
+        }
+        if !self.has_samples(round) {
+            return Err("microbatches without samples, or samples for others".into());
         }
         if !round.deal.fits(&self.homes) {
             return Err("microbatches for replicas that there are not".into());

@@ -12,6 +12,7 @@ use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, Rou
 use pipeline::norm::Square;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{Compress, Deal, Node};
+use pipeline::samples::{DataTask, Reading};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{HandedOut, LayerTimes, Outcome, Task};
@@ -62,6 +63,8 @@ struct StageDriver {
     tasks: Vec<(Ticket, Task<Slot>)>,
     /// Sums that are asked for, and of how many slices.
     sums: Vec<(Ticket, usize)>,
+    /// What is being read, and of how many columns.
+    reads: Vec<(Ticket, usize)>,
     /// Tensors that came to be loaded, which the session keeps for as long as the boss may want.
     loads: usize,
     passes: u64,
@@ -69,7 +72,15 @@ struct StageDriver {
 
 impl StageDriver {
     fn event(&mut self, random: &mut Random, now: Micros) {
-        match random.below(25) {
+        match random.below(27) {
+            25.. => {
+                let (ticket, columns) = self.reads.pop().unwrap_or((Ticket(random.below(1000)), 1));
+                let result = match random.chance(80) {
+                    true => Ok((0..columns).map(|_| self.slots.hold()).collect()),
+                    false => Err(Failure::new("no such file")),
+                };
+                self.session.on_data(now, ticket, result);
+            }
             22.. => self.bring_input(random, now),
             20 => {
                 let handed = handed_out(random, &mut self.slots);
@@ -165,6 +176,20 @@ impl StageDriver {
                 Effect::Sum { ticket, sums, .. } => {
                     sums.iter().for_each(|(_, slots)| self.slots.give_up(slots));
                     self.sums.push((ticket, sums.first().map_or(0, |(_, slots)| slots.len())));
+                }
+                Effect::Data { ticket, task } => {
+                    let columns = match task {
+                        DataTask::Open(_) => 0,
+                        DataTask::Read(reading) => {
+                            assert!(!reading.part.is_empty() && reading.part.end <= reading.batch.len(), "{reading:?}");
+                            reading.columns.len()
+                        }
+                    };
+                    self.reads.push((ticket, columns));
+                }
+                Effect::ReadAhead(readings) => {
+                    let whole = |reading: &Reading| reading.part.end <= reading.batch.len();
+                    assert!(readings.iter().all(whole), "{readings:?}");
                 }
                 Effect::Residuals(_)
                 | Effect::Dial { .. }
@@ -327,6 +352,7 @@ impl BossDriver {
             update: None,
             loss: (!backward).then_some(loss),
             outputs: random.chance(20),
+            samples: None,
             inputs,
             targets,
             grads: backward.then_some(grads),
@@ -357,6 +383,8 @@ impl BossDriver {
                 Effect::Notice(_) | Effect::Hangup { .. } | Effect::Dismiss { .. } => {}
                 Effect::Compute { .. }
                 | Effect::Sum { .. }
+                | Effect::Data { .. }
+                | Effect::ReadAhead(_)
                 | Effect::Residuals(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)

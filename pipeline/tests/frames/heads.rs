@@ -13,6 +13,7 @@ use pipeline::message::{
 };
 use pipeline::norm::Square;
 use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node, Sharding};
+use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
@@ -154,7 +155,11 @@ pub fn envelope(random: &mut Random, head: Head) -> Envelope {
 }
 
 fn command(random: &mut Random) -> Command {
-    match random.below(10) {
+    match random.below(11) {
+        10 => {
+            let (id, inputs) = (DataId([7; 32]), GRAPH.inputs().to_vec());
+            Command::OpenData(Box::new(DataSpec { id, description: b"some".to_vec(), inputs }))
+        }
         9 => Command::Regroup(Box::new(regroup(random))),
         8 => Command::Digest,
         0 => Command::Assign(Box::new(assignment(random))),
@@ -248,6 +253,11 @@ fn round(random: &mut Random) -> Round {
         grads_from_boss: random.chance(50),
         deal: Deal::by_speed(&PLAN.homes, 3, |_, worker| 1 + u64::from(worker.0)),
         microbatches: *random.pick(&[3, 3, 3, 1]),
+        samples: maybe(random, |random| Samples {
+            data: DataId([7; 32]),
+            batches: (0..*random.pick(&[1, 1, 3, 0])).map(|_| (0..3 + random.below(4) as i64).collect()).collect(),
+            next: (0..random.below(6) as i64).collect(),
+        }),
         reduction: *random.pick(&REDUCTIONS),
         order: match random.chance(50) {
             true => Order::Listed,

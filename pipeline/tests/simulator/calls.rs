@@ -5,6 +5,7 @@ use crate::math::{Fake, Hash};
 use crate::random::Random;
 use layerspec::{Layer, LayerGraph, ValueId};
 use pipeline::message::RoundUpdate;
+use pipeline::samples::{Column, DataId, DataSpec, Reading};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::BTreeMap;
@@ -127,6 +128,31 @@ pub fn input(step: u64, microbatch: u32, index: usize) -> Fake {
 
 pub fn target(step: u64, microbatch: u32) -> Fake {
     Hash::of("target").add(step).add(u64::from(microbatch)).end()
+}
+
+/// The data that workers read by themselves.
+pub fn own_data(graph: &LayerGraph) -> DataSpec {
+    DataSpec { id: DataId([1; 32]), description: b"numbers".to_vec(), inputs: graph.inputs().to_vec() }
+}
+
+/// The number of the only sample of a microbatch.
+pub fn sample(step: u64, microbatch: u32) -> i64 {
+    (step * 1000 + u64::from(microbatch)) as i64
+}
+
+/// What a worker finds in its files.
+pub fn read(data: &DataSpec, reading: &Reading) -> Vec<Fake> {
+    assert_eq!(reading.data, data.id);
+    let [sample] = reading.batch[reading.part.clone()] else { panic!("one sample a microbatch: {reading:?}") };
+    let (step, microbatch) = (sample as u64 / 1000, (sample % 1000) as u32);
+    let column = |column: &Column| match column {
+        Column::Target => target(step, microbatch),
+        Column::Input(value) => {
+            let index = data.inputs.iter().position(|input| input == value).expect("an input of the model");
+            input(step, microbatch, index)
+        }
+    };
+    reading.columns.iter().map(column).collect()
 }
 
 /// The gradients a user gives for an output: usually one, sometimes none or two.

@@ -52,6 +52,16 @@ impl Trouble {
         self.broken.is_none() && self.faults.break_link.is_some_and(|at| at <= event)
     }
 
+    /// The failure of a reading, if it is to fail.
+    pub fn fail_read(&mut self, worker: WorkerId, microbatch: u32) -> Option<Failure> {
+        self.tasks += 1;
+        self.faults.fail_task.take_if(|at| *at == self.tasks)?;
+        let action = Some("reading samples".to_string());
+        let failure = Failure { action, microbatch: Some(microbatch), ..Failure::new(MESSAGE) };
+        self.failed = Some(failure.on(worker));
+        Some(Failure::new(MESSAGE))
+    }
+
     /// The failure of this task, if it is to fail.
     pub fn fail(&mut self, worker: WorkerId, task: &Task<Fake>) -> Option<Failure> {
         let (stage, action, microbatch) = match task {
@@ -79,13 +89,12 @@ impl Trouble {
             self.failed = Some(failure.clone().on(worker));
             return Some(failure);
         }
-        if let Task::OptimStep { .. } = task {
-            // It was given before the failure was known; parameters stay as they were.
-            if self.void == Some(worker) {
-                return Some(Failure::new("an earlier task of this step failed"));
-            }
-            self.updates += 1;
+        let updates = matches!(task, Task::OptimStep { .. });
+        // It was given before the failure was known; parameters stay as they were.
+        if (updates || matches!(task, Task::AllGather { .. })) && self.void == Some(worker) {
+            return Some(Failure::new("an earlier task of this step failed"));
         }
+        self.updates += u64::from(updates);
         None
     }
 }

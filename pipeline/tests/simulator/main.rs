@@ -55,6 +55,8 @@ struct Setting {
     sharding: Option<Sharding>,
     /// What uneven deals are drawn from.
     deals: Option<u64>,
+    /// Whether workers read inputs and targets by themselves.
+    own_data: bool,
 }
 
 impl Setting {
@@ -73,7 +75,8 @@ impl Setting {
         max_norm: Option<f64>,
     ) -> Self {
         let replicas = vec![1; (cuts.len() + 1) / placement.chunks()];
-        Setting { cuts, kind, placement, microbatches, max_norm, replicas, tree: false, sharding: None, deals: None }
+        let (tree, sharding, deals, own_data) = (false, None, None, false);
+        Setting { cuts, kind, placement, microbatches, max_norm, replicas, tree, sharding, deals, own_data }
     }
 
     fn workers(&self) -> usize {
@@ -115,7 +118,8 @@ impl Setting {
         let allowed: Vec<_> = placements(cuts.len() + 1).into_iter().filter(|(workers, ..)| *workers <= 4).collect();
         let (_, kind, placement) = *random.pick(&allowed);
         let max_norm = random.chance(40).then(|| *random.pick(&[0.5, 500.0, 1e9]));
-        let setting = Setting::of(cuts, kind, placement, *random.pick(&[1, 2, 4, 5, 7]), max_norm);
+        let mut setting = Setting::of(cuts, kind, placement, *random.pick(&[1, 2, 4, 5, 7]), max_norm);
+        setting.own_data = random.chance(30);
         if random.chance(50) {
             setting.with_replicas(random)
         } else {

@@ -5,6 +5,7 @@ use crate::math::Fake;
 use crate::random::Random;
 use pipeline::effect::{Micros, Peer};
 use pipeline::ids::{StageId, Ticket, WorkerId};
+use pipeline::message::Failure;
 use pipeline::schedule::StageTimes;
 use pipeline::task::Task;
 use std::collections::BTreeMap;
@@ -59,6 +60,8 @@ pub enum Event {
     Computed(WorkerId),
     /// A sum that a worker takes beside its compute thread is there.
     Summed(WorkerId, Ticket, Vec<Fake>),
+    /// A worker has opened its data, or read a microbatch.
+    Read(WorkerId, Ticket, Result<Vec<Fake>, Failure>),
     LinkUp {
         at: WorkerId,
         peer: WorkerId,
@@ -95,6 +98,8 @@ pub struct Network {
     sequence: u64,
     /// When the last frame of an ordered stream arrives.
     ordered: BTreeMap<(Peer, Peer), u64>,
+    /// When each worker will have read all that it was asked for.
+    reading: BTreeMap<WorkerId, u64>,
     links: BTreeMap<(WorkerId, WorkerId), Link>,
     /// Workers that are gone, and until when what they had sent still arrives, by receiver.
     gone: BTreeMap<WorkerId, BTreeMap<Peer, u64>>,
@@ -109,6 +114,7 @@ impl Network {
             queue: BTreeMap::new(),
             sequence: 0,
             ordered: BTreeMap::new(),
+            reading: BTreeMap::new(),
             links: BTreeMap::new(),
             gone: BTreeMap::new(),
         }
@@ -152,6 +158,14 @@ impl Network {
     pub fn sum(&mut self, worker: WorkerId, ticket: Ticket, sums: Vec<Fake>) {
         let end = self.soon();
         self.at(end, Event::Summed(worker, ticket, sums));
+    }
+
+    /// A worker begins with something that concerns its data; it does one thing after the other.
+    pub fn read(&mut self, worker: WorkerId, ticket: Ticket, result: Result<Vec<Fake>, Failure>) {
+        let last = self.reading.get(&worker).copied().unwrap_or(0);
+        let end = self.soon().max(last);
+        self.reading.insert(worker, end);
+        self.at(end, Event::Read(worker, ticket, result));
     }
 
     /// Frames with tensors overtake each other, the others keep their order.

@@ -85,7 +85,8 @@ impl Pool<'_> {
             let (stage, of) = homes.iter().min_by_key(|(_, of)| of.len()).expect("a stage");
             let homes = homes.joined_by([(&worker, &of[0])]);
             let plan = Plan { homes, ..self.user.plan.clone() };
-            let prepare = Prepare { worker, plan, files: Vec::new(), optimizer: calls::optimizer(1) };
+            let data = self.user.data();
+            let prepare = Prepare { worker, plan, files: Vec::new(), optimizer: calls::optimizer(1), data };
             let request = self.user.world.submit(Request::Prepare(Box::new(prepare)));
             self.preparing.insert(worker, (request, stage));
         }

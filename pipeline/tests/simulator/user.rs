@@ -10,6 +10,7 @@ use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::replicas::Deal;
+use pipeline::samples::{DataSpec, Samples};
 use pipeline::schedule::{Action, Ending, Order, Terms};
 use pipeline::{Plan, ScheduleKind};
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ pub struct User<'g> {
     open: BTreeMap<u64, (u64, Deal)>,
     /// Requests whose replies nobody waits for.
     gathers: Vec<u64>,
+    own_data: bool,
     /// What the last `State` brought, for `Load`.
     state: BTreeMap<String, u64>,
 }
@@ -45,10 +47,25 @@ struct With {
 impl<'g> User<'g> {
     pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
         let (open, state, gathers) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        let Setting { kind, microbatches, max_norm, tree, deals, .. } = *setting;
+        let Setting { kind, microbatches, max_norm, tree, deals, own_data, .. } = *setting;
         let reduction = if tree { Reduction::Tree } else { Reduction::Sequential };
         let deals = deals.map(Random::new);
-        User { world, graph, plan, kind, microbatches, max_norm, reduction, deals, batch: 0, open, gathers, state }
+        let batch = 0;
+        User {
+            world,
+            graph,
+            plan,
+            kind,
+            microbatches,
+            max_norm,
+            reduction,
+            deals,
+            batch,
+            open,
+            gathers,
+            own_data,
+            state,
+        }
     }
 
     /// Calls and waits for the answer.
@@ -58,7 +75,11 @@ impl<'g> User<'g> {
             self.world.reply(request).result?;
         }
         let request = self.submit_alone(call);
-        let result = self.world.reply(request).result;
+        let mut result = self.world.reply(request).result;
+        if let (Some(open), true) = (self.open_data().filter(|_| call == Call::Distribute), result.is_ok()) {
+            let request = self.world.submit(open);
+            result = self.world.reply(request).result;
+        }
         if let (Call::State, Ok(answered)) = (call, &result) {
             self.state.clone_from(&answered.state);
         }
@@ -83,7 +104,21 @@ impl<'g> User<'g> {
         if let Some(gather) = self.gather().filter(|_| call == Call::State) {
             self.gathers.push(self.world.submit(gather));
         }
-        self.submit_alone(call)
+        let request = self.submit_alone(call);
+        if let Some(open) = self.open_data().filter(|_| call == Call::Distribute) {
+            self.gathers.push(self.world.submit(open));
+        }
+        request
+    }
+
+    /// What has workers open their data; nothing where they have none.
+    fn open_data(&self) -> Option<Request> {
+        self.own_data.then(|| Request::OpenData(Box::new(calls::own_data(self.graph))))
+    }
+
+    /// What a newcomer is to open.
+    pub fn data(&self) -> Vec<DataSpec> {
+        self.own_data.then(|| calls::own_data(self.graph)).into_iter().collect()
     }
 
     fn submit_alone(&mut self, call: Call) -> u64 {
@@ -208,7 +243,16 @@ impl<'g> User<'g> {
         self.batch += 1;
         let slots = &mut self.world.boss_slots;
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-        for microbatch in (0..self.microbatches).filter(|_| with_data) {
+        let samples = (self.own_data && with_data).then(|| {
+            let all = (0..self.microbatches).map(|microbatch| calls::sample(step, microbatch));
+            // As one batch, or as a batch for each microbatch.
+            let batches =
+                if step.is_multiple_of(2) { all.map(|sample| vec![sample]).collect() } else { vec![all.collect()] };
+            let next = (0..self.microbatches).filter(|_| step.is_multiple_of(3));
+            let next = next.map(|microbatch| calls::sample(step + 1, microbatch)).collect();
+            Samples { data: calls::own_data(self.graph).id, batches, next }
+        });
+        for microbatch in (0..self.microbatches).filter(|_| with_data && !self.own_data) {
             for (index, value) in self.graph.inputs().iter().enumerate() {
                 inputs.push((microbatch, *value, slots.hold(calls::input(step, microbatch, index))));
             }
@@ -233,6 +277,7 @@ impl<'g> User<'g> {
             update,
             loss,
             outputs,
+            samples,
             inputs,
             targets,
             grads: None,

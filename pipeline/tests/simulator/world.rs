@@ -19,6 +19,7 @@ use pipeline::frame::{decode, encode, head_len, Envelope, Route};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Failure, Head};
 use pipeline::replicas::{BucketBytes, Node, Tree};
+use pipeline::samples::{DataSpec, DataTask};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::{Plan, TensorMeta};
@@ -60,6 +61,8 @@ struct Worker {
     tasks: VecDeque<(Ticket, Task<Fake>)>,
     /// When work on that one began.
     began: u64,
+    /// What it reads by itself.
+    data: Option<DataSpec>,
     /// By how much its clock is ahead.
     ahead: u64,
     /// Neither lost nor told to stop.
@@ -75,6 +78,7 @@ impl Worker {
             compute: Compute::default(),
             tasks: VecDeque::new(),
             began: 0,
+            data: None,
             ahead,
             alive: true,
             finished: false,
@@ -349,6 +353,15 @@ impl World {
                     self.drain_worker(id);
                 }
             }
+            Event::Read(id, ticket, result) => {
+                let worker = &mut self.workers[id.0 as usize];
+                if worker.alive {
+                    self.log.note(|| format!("{:>9} {id}: read {ticket}", now.0));
+                    let slots = result.map(|read| read.into_iter().map(|tensor| worker.slots.hold(tensor)).collect());
+                    worker.session.on_data(worker.clock(now), ticket, slots);
+                    self.drain_worker(id);
+                }
+            }
             Event::LinkUp { at, peer, dial } => {
                 if self.alive(at) && self.network.link_up(at, peer, dial) {
                     self.log.note(|| format!("{:>9} {at}: link to {peer} is up", now.0));
@@ -429,6 +442,8 @@ impl World {
                 }
                 Effect::Compute { .. }
                 | Effect::Sum { .. }
+                | Effect::Data { .. }
+                | Effect::ReadAhead(_)
                 | Effect::Residuals(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)
@@ -485,6 +500,23 @@ impl World {
                     let sums = sums.into_iter().map(|(node, slots)| (node, worker.slots.give_up_all(slots)));
                     let sums = sum_slices(microbatches, sums.collect());
                     self.network.sum(id, ticket, sums);
+                }
+                Effect::Data { ticket, task: DataTask::Open(spec) } => {
+                    worker.data = Some(spec);
+                    self.network.read(id, ticket, Ok(Vec::new()));
+                }
+                Effect::Data { ticket, task: DataTask::Read(reading) } => {
+                    let data = worker.data.as_ref().unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
+                    let microbatch = (reading.batch[reading.part.start] % 1000) as u32;
+                    let result = match self.trouble.fail_read(id, microbatch) {
+                        Some(failure) => Err(failure),
+                        None => Ok(crate::calls::read(data, &reading)),
+                    };
+                    self.network.read(id, ticket, result);
+                }
+                Effect::ReadAhead(readings) => {
+                    let data = worker.data.as_ref().unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
+                    readings.iter().for_each(|reading| drop(crate::calls::read(data, reading)));
                 }
                 // Nothing is compressed here, so nothing is lost.
                 Effect::Residuals(_) => {}

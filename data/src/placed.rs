@@ -1,0 +1,208 @@
+//! Data that workers read from files of their own: its description, and a digest by which two places find that they have
+//! the same.
+
+use crate::normalize::Normalize;
+use crate::source::Source;
+use crate::wanted::Wanted;
+use crate::{DataError, Dataset, Opened};
+use layerspec::LayerGraph;
+use pipeline::samples::{DataId, DataSpec};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+/// A description is some hundred bytes.
+const MAX_DESCRIPTION: usize = 1 << 20;
+
+/// Of files that have more than this in all, parts are compared; 256 MiB.
+const WHOLE: u64 = 256 << 20;
+/// How many parts, each of so many bytes, at equal distances.
+const PARTS: u64 = 4096;
+const PART: u64 = 64 << 10;
+
+/// As many files are named with their sizes, so that it can be said which one differs.
+const NAMED: usize = 64;
+
+/// What is read and how, with paths below a folder that each machine has somewhere.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Description {
+    pub(crate) source: Source,
+    pub(crate) inputs: Vec<Wanted>,
+    pub(crate) target: Option<Wanted>,
+    pub(crate) normalize: Option<Normalize>,
+    /// The first files with their sizes.
+    sizes: Vec<(PathBuf, u64)>,
+}
+
+/// A data set of which workers have the files.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Placed {
+    pub(crate) id: DataId,
+    pub(crate) description: Vec<u8>,
+}
+
+impl Dataset {
+    /// The same, of which workers read the samples from files of their own: those of the same paths below a folder of theirs.
+    /// Its batches are then numbers. The files are read once for a digest, by which workers see that they have the same: whole
+    /// where they come to 256 MiB at most, else in 4096 parts.
+    ///
+    /// # Errors
+    /// A file is not below the folder, or cannot be read.
+    pub fn for_workers(self, folder: &Path) -> Result<Self, DataError> {
+        let Opened { source, inputs, target, normalize, .. } = self.opened.as_ref();
+        let description = Description::new(source, folder, (inputs, target.as_ref()), normalize.as_ref())?;
+        Ok(Dataset { placed: Some(Arc::new(description.placed(folder)?)), ..self })
+    }
+
+    /// A worker's side of [`Dataset::for_workers`]: opens what is described there in this folder.
+    ///
+    /// # Errors
+    /// A file is missing, wrong, or another than the boss has.
+    pub fn described(description: &[u8], id: DataId, folder: &Path) -> Result<Self, DataError> {
+        let description = Description::parse(description)?;
+        if description.placed(folder)?.id != id {
+            return Err(description.difference(folder));
+        }
+        let Description { source, inputs, target, normalize, .. } = description;
+        let source = source.with_paths(&|path| Ok(folder.join(path)))?;
+        Self::of(Opened { source, inputs, target, normalize, has_classes: false })
+    }
+
+    /// What workers are told that read it from files of their own; nothing where the boss sends the samples.
+    pub fn spec(&self, graph: &LayerGraph) -> Option<DataSpec> {
+        let Placed { id, description } = self.placed.as_ref()?.as_ref();
+        Some(DataSpec { id: *id, description: description.clone(), inputs: graph.inputs().to_vec() })
+    }
+
+    /// What names it to workers that read it from files of their own.
+    pub fn id(&self) -> Option<DataId> {
+        self.placed.as_ref().map(|placed| placed.id)
+    }
+}
+
+impl Description {
+    /// Of data whose files are all below this folder.
+    pub(crate) fn new(
+        source: &Source,
+        folder: &Path,
+        (inputs, target): (&[Wanted], Option<&Wanted>),
+        normalize: Option<&Normalize>,
+    ) -> Result<Self, DataError> {
+        let below = |path: &Path| {
+            let relative = path.strip_prefix(folder).map_err(|_| ()).and_then(|path| plain(path).ok_or(()));
+            relative.map_err(|()| {
+                let folder = folder.display();
+                DataError::file(path, format!("is not below {folder}, so workers do not know it; put it there"))
+            })
+        };
+        let source = source.with_paths(&below)?;
+        let files = source.with_paths(&|path| Ok(folder.join(path)))?.files()?;
+        let mut sizes = Vec::new();
+        for file in files.iter().take(NAMED) {
+            sizes.push((below(file)?, size(file)?));
+        }
+        let (inputs, target) = (inputs.to_vec(), target.cloned());
+        Ok(Description { source, inputs, target, normalize: normalize.cloned(), sizes })
+    }
+
+    /// What the bytes say that came from elsewhere.
+    ///
+    /// # Errors
+    /// They say nothing, or name a path that leads out of the folder.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, DataError> {
+        let wrong = |problem: String| DataError::Usage(format!("a description of data {problem}"));
+        if bytes.len() > MAX_DESCRIPTION {
+            return Err(wrong(format!("of {} bytes; at most {MAX_DESCRIPTION} are allowed", bytes.len())));
+        }
+        let description: Description = rmp_serde::from_slice(bytes).map_err(|e| wrong(format!("is wrong: {e}")))?;
+        let below = |path: &Path| {
+            plain(path).ok_or_else(|| wrong(format!("names {}, which leads out of the folder", path.display())))
+        };
+        let source = description.source.with_paths(&below)?;
+        description.sizes.iter().try_for_each(|(path, _)| below(path).map(drop))?;
+        Ok(Description { source, ..description })
+    }
+
+    /// The description as it travels, with the digest of the files as they are in this folder.
+    pub(crate) fn placed(&self, folder: &Path) -> Result<Placed, DataError> {
+        let description =
+            rmp_serde::to_vec(self).map_err(|e| DataError::Usage(format!("data that cannot be described: {e}")))?;
+        let mut digest = Sha256::new();
+        digest.update((description.len() as u64).to_le_bytes());
+        digest.update(&description);
+        contents(&self.source.with_paths(&|path| Ok(folder.join(path)))?.files()?, folder, &mut digest)?;
+        Ok(Placed { id: DataId(digest.finalize().into()), description })
+    }
+
+    /// Says which file in this folder has another size than was meant, or that their contents differ.
+    pub(crate) fn difference(&self, folder: &Path) -> DataError {
+        for (name, meant) in &self.sizes {
+            let file = folder.join(name);
+            match size(&file) {
+                Ok(found) if found == *meant => {}
+                Ok(found) => {
+                    let problem = format!("has {found} bytes, but the boss's has {meant}; give both the same files");
+                    return DataError::file(&file, problem);
+                }
+                Err(error) => return error,
+            }
+        }
+        DataError::file(
+            &folder.join(self.source.path()),
+            "has other contents than the boss's, or other files with it; give both the same files",
+        )
+    }
+}
+
+/// A path that only goes down.
+fn plain(path: &Path) -> Option<PathBuf> {
+    let down = path.components().all(|part| matches!(part, Component::Normal(_)));
+    (down && path.components().next().is_some()).then(|| path.components().collect())
+}
+
+fn size(path: &Path) -> Result<u64, DataError> {
+    Ok(std::fs::metadata(path).map_err(|e| DataError::io(path, &e))?.len())
+}
+
+/// Digests the names and sizes of files and what stands in them: all, or parts at equal distances of their bytes one after
+/// the other.
+fn contents(files: &[PathBuf], folder: &Path, digest: &mut Sha256) -> Result<(), DataError> {
+    let mut starts = Vec::new();
+    let mut total = 0u64;
+    for file in files {
+        let (name, size) = (file.strip_prefix(folder).unwrap_or(file).to_string_lossy(), size(file)?);
+        digest.update((name.len() as u64).to_le_bytes());
+        digest.update(name.as_bytes());
+        digest.update(size.to_le_bytes());
+        starts.push((total, size));
+        total = total.saturating_add(size);
+    }
+    let parts: Vec<(u64, u64)> = match total <= WHOLE {
+        true => vec![(0, total)],
+        false => (0..PARTS).map(|part| ((total - PART) / (PARTS - 1) * part, PART)).collect(),
+    };
+    let mut buffer = vec![0; PART as usize];
+    for (file, (start, size)) in files.iter().zip(starts) {
+        let error = |e: std::io::Error| DataError::io(file, &e);
+        let mut opened = None;
+        let here = parts.partition_point(|(from, len)| from + len <= start);
+        for (from, len) in parts[here..].iter().take_while(|(from, _)| *from < start + size) {
+            let (mut at, end) = ((*from).max(start), (from + len).min(start + size));
+            while at < end {
+                let opened = match &mut opened {
+                    Some(opened) => opened,
+                    none => none.insert(File::open(file).map_err(error)?),
+                };
+                let read = &mut buffer[..(end - at).min(PART) as usize];
+                opened.seek(SeekFrom::Start(at - start)).map_err(error)?;
+                opened.read_exact(read).map_err(error)?;
+                digest.update(read);
+                at += PART;
+            }
+        }
+    }
+    Ok(())
+}

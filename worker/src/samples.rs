@@ -1,0 +1,81 @@
+//! Samples from files of this worker's own.
+
+use crate::payloads::{plain, to_payload};
+use data::Dataset;
+use layerspec::ValueId;
+use link::{Payload, ReadSamples};
+use pipeline::message::Failure;
+use pipeline::samples::{Column, DataId, DataSpec, Reading};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// A run has data to train on, to validate with and to test on.
+const MOST_OPEN: usize = 16;
+
+/// Data sets below the folder that the worker's owner named: nothing else is read, whatever the boss says.
+pub(crate) struct OwnSamples {
+    folder: Option<PathBuf>,
+    open: BTreeMap<DataId, Open>,
+}
+
+struct Open {
+    data: Dataset,
+    /// The model's inputs, in the order of the data's.
+    inputs: Vec<ValueId>,
+}
+
+impl OwnSamples {
+    pub(crate) fn below(folder: Option<PathBuf>) -> Self {
+        OwnSamples { folder, open: BTreeMap::new() }
+    }
+
+    fn column(&self, reading: &Reading, column: Column) -> Result<Payload, Failure> {
+        let Reading { batch, part, .. } = reading;
+        let unknown = || Failure::new(format!("{} is not open here", reading.data));
+        let Open { data, inputs } = self.open.get(&reading.data).ok_or_else(unknown)?;
+        let tensor = match column {
+            Column::Target => data.target(batch, part.clone()),
+            Column::Input(value) => {
+                let place = inputs.iter().position(|input| *input == value);
+                let place = place.ok_or_else(|| Failure::new(format!("{} has no such input", reading.data)))?;
+                data.input(place, batch, part.clone())
+            }
+        };
+        to_payload(&tensor.map_err(|e| Failure::new(e.to_string()))?).map_err(plain)
+    }
+}
+
+impl ReadSamples for OwnSamples {
+    fn open(&mut self, spec: DataSpec) -> Result<(), Failure> {
+        let Some(folder) = &self.folder else {
+            return Err(Failure::new(
+                "the run has `on: workers` in its data, but this worker was not told where its files are; start it with \
+                 --data FOLDER",
+            ));
+        };
+        let DataSpec { id, description, inputs } = spec;
+        if self.open.contains_key(&id) {
+            return Ok(());
+        }
+        if self.open.len() >= MOST_OPEN {
+            return Err(Failure::new(format!("{MOST_OPEN} data sets are open already")));
+        }
+        let data = Dataset::described(&description, id, folder).map_err(|e| Failure::new(e.to_string()))?;
+        self.open.insert(id, Open { data, inputs });
+        Ok(())
+    }
+
+    fn read(&mut self, reading: &Reading) -> Result<Vec<Payload>, Failure> {
+        let mut payloads: Vec<Payload> = Vec::new();
+        let mut last = None;
+        for column in &reading.columns {
+            let payload = match (payloads.last(), last == Some(*column)) {
+                (Some(same), true) => same.clone(),
+                _ => self.column(reading, *column)?,
+            };
+            payloads.push(payload);
+            last = Some(*column);
+        }
+        Ok(payloads)
+    }
+}
