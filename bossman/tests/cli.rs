@@ -321,6 +321,10 @@ const ADDED_UP_FIRST: &str =
     "`shard: gradients` goes neither with `compress` nor with `reduction: fast`, for which a replica \
                               adds up its gradients before any leave; take `shard: optimizer`";
 
+const IN_ONE_ORDER: &str =
+    "`shard: parameters` does not go with `schedule: interleaved`: replicas must take their stages \
+                            in the same order; take `schedule: gpipe`";
+
 #[test]
 fn mistakes_in_a_run_file_are_named() {
     let golden = [
@@ -346,6 +350,10 @@ fn mistakes_in_a_run_file_are_named() {
         ("reduction: slow\nreplicas: 2", "`reduction`: expected `exact` or `fast`, found `slow`"),
         ("shard: weights\nreplicas: 2", "`shard`: expected `none`, `optimizer`, `gradients` or `parameters`, found `weights`"),
         ("shard: parameters\nreplicas: auto", "`shard: parameters` does not go with `replicas: auto`; give `replicas` a number"),
+        ("schedule: interleaved\nreplicas: 2\nshard: parameters", IN_ONE_ORDER),
+        ("schedule: zb-v\nreplicas: 2\nshard: parameters", &IN_ONE_ORDER.replace("interleaved", "zb-v")),
+        ("schedule: ready\nreplicas: 2\nshard: parameters", &IN_ONE_ORDER.replace("interleaved", "ready")),
+        ("data: {train: a.csv, on: worker}", "`on`: expected `boss` or `workers`, found `worker`"),
         ("data: {trian: a.csv}", "unknown key `trian`; did you mean `train`?"),
         ("data: {train: [a.csv]}", "`train`: expected a path or a format (`Name`, or `Name: {argument: value}`), found a list"),
         ("data: {train: {idxx: {images: a}}}", "unknown format `idxx`; did you mean `idx`?"),
