@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -70,6 +71,8 @@ class Pool:
 
     def __init__(self, run, save, environment, seed):
         self.environment, self.port, self.random = environment, free_port(), random.Random(seed)
+        # One from the first step on: the boss says only how many there are where that changes.
+        self.working, self.unnoticed = 1, 0
         self.began, self.workers, self.counts = time.monotonic(), [], {"joins": 0, "SIGTERM": 0, "SIGKILL": 0}
         self.boss = subprocess.Popen(
             [release("bossman"), "serve", run, "--workers", "1", "--port", self.port, "--save", save],
@@ -85,6 +88,10 @@ class Pool:
         """What the boss says."""
         for line in self.boss.stderr:
             self.say(line.rstrip())
+            told = re.search(r"step \d+: (\d+) workers", line)
+            self.working = int(told[1]) if told else self.working
+            if re.search(r"worker \d+ left", line):
+                self.unnoticed = max(0, self.unnoticed - 1)
 
     def join(self):
         """A worker comes."""
@@ -93,12 +100,8 @@ class Pool:
         self.counts["joins"] += 1
 
     def at_work(self):
-        """How many take part, as the boss says."""
-        status = [release("bossman"), "status", "--port", self.port, "--json"]
-        told = subprocess.run(status, env=self.environment, capture_output=True, text=True, check=False)
-        if told.returncode:
-            return 0
-        return sum(worker["state"] == "working" for worker in json.loads(told.stdout).get("workers", []))
+        """How many take part, as the boss says, less those of whose end it has not heard."""
+        return self.working - self.unnoticed
 
     def turn(self):
         """Somebody comes or goes; the last one with the weights does not."""
@@ -113,6 +116,7 @@ class Pool:
         worker.send_signal(getattr(signal, how))
         worker.wait()
         self.counts[how] += 1
+        self.unnoticed += 1
         return self.say(f"process {worker.pid} got {how}")
 
     def end(self):

@@ -30,7 +30,7 @@ impl BossMan {
         let inputs = Inputs::of(self.model.graph(), batch)?;
         let ranges = inputs.microbatches(self.settings.microbatches)?;
         let targets = inputs.targets(batch, &ranges)?;
-        let work = Work { sizes: inputs.sizes_of(&ranges[0]), target_bytes: first_bytes(&targets) };
+        let work = Work { sizes: inputs.sizes_of(&ranges[0]), target_bytes: first_bytes(&inputs, &targets) };
         let (cuts, microbatches) = (self.scheduling.cuts.clone(), ranges.len() as u32);
         self.measure(&work).await?;
         let links = self.call(Request::Links).await?.links;

@@ -5,6 +5,7 @@ use crate::look::{look, Look};
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::run_file::RunFile;
+use crate::score::Score;
 use crate::{BossMan, BossManError};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,11 +17,20 @@ pub(crate) struct Epochs<'a> {
     save: Option<&'a Path>,
     /// The look whose loss was the lowest, and after which step.
     pub(crate) best: Option<(u64, Look)>,
+    /// The last look, and after which step.
+    pub(crate) last: Option<(u64, Score)>,
 }
 
 impl<'a> Epochs<'a> {
-    pub(crate) fn new(file: &'a RunFile, validation: Option<Dataset>, save: Option<&'a Path>) -> Self {
-        Epochs { file, validation, save, best: None }
+    /// `best` is that of the epochs before, where the run goes on with a checkpoint.
+    pub(crate) fn new(
+        file: &'a RunFile,
+        validation: Option<Dataset>,
+        save: Option<&'a Path>,
+        best: Option<(u64, Score)>,
+    ) -> Self {
+        let best = best.map(|(step, score)| (step, Look { score, translations: None }));
+        Epochs { file, validation, save, best, last: None }
     }
 
     /// An epoch ended with this step, or the run did.
@@ -63,6 +73,7 @@ impl<'a> Epochs<'a> {
         if let Some(metrics) = metrics {
             metrics.write_look(step, epoch, &look)?;
         }
+        self.last = Some((step, look.score));
         if best {
             self.best = Some((step, look));
         }

@@ -62,13 +62,18 @@ impl FleetSettings {
         self.workers.unwrap_or(if self.local > 0 { self.local } else { each }).max(1)
     }
 
+    /// What waits for them, where they may read the run's data by themselves.
+    pub(crate) fn host_of(&self, workers: usize, file: &RunFile) -> Host {
+        match &file.data.on_workers {
+            Some(folder) => self.host(workers).data(folder),
+            None => self.host(workers),
+        }
+    }
+
     /// What waits for them.
-    pub(crate) fn host(&self, workers: usize, file: &RunFile) -> Host {
+    pub(crate) fn host(&self, workers: usize) -> Host {
         let mut host = Host::new(workers).local(self.local).transport(self.transport);
         host = host.allow_torchscript(self.allow_torchscript);
-        if let Some(folder) = &file.data.on_workers {
-            host = host.data(folder);
-        }
         if let Some(port) = self.port {
             host = host.port(port);
         }

@@ -196,7 +196,9 @@ impl Host {
                 None => say(line),
                 Some(here) => {
                     say(format!("{line} --data FOLDER"));
-                    say(format!("  where FOLDER holds there what {} holds here", here.display()));
+                    let here =
+                        if here.as_os_str().is_empty() { "this folder".into() } else { here.display().to_string() };
+                    say(format!("  where FOLDER holds there what {here} holds here"));
                 }
             }
         }

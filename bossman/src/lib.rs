@@ -31,6 +31,7 @@
 mod bleu;
 mod boss;
 mod by_hand;
+pub mod checkpoint;
 mod choosing;
 mod comparing;
 mod counts;

@@ -4,7 +4,7 @@ use crate::BossManError;
 use link::{Handle, Ticket, Transport};
 use pipeline::ids::WorkerId;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use tokio::process::{ChildStdin, Command};
 use tokio::sync::mpsc;
@@ -46,7 +46,9 @@ impl LocalWorkers {
             command.args(["--end-with-stdin", "--threads", &threads, "--transport", &transport.to_string()]);
             command.args(allow_torchscript.then_some("--allow-torchscript"));
             if let Some(folder) = data {
-                command.arg("--data").arg(folder);
+                // That of a run file that is named without a folder.
+                let here = folder.as_os_str().is_empty();
+                command.arg("--data").arg(if here { Path::new(".") } else { folder });
             }
             // The ticket goes by the environment: arguments can be read by every user of the machine.
             command.env("MODEL_HOST", address.ip().to_string());

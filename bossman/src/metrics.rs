@@ -36,6 +36,24 @@ impl Metrics {
         Ok(Metrics { path: path.to_path_buf(), file, whole: 0 })
     }
 
+    /// Goes on with a file after so many bytes of it; what stands behind them is of steps that are done again.
+    pub fn resume(path: &Path, bytes: u64) -> Result<Self, BossManError> {
+        let file = File::options().append(true).open(path).map_err(|e| BossManError::io(path, &e))?;
+        let there = file.metadata().map_err(|e| BossManError::io(path, &e))?.len();
+        if there < bytes {
+            let problem =
+                format!("has {there} bytes, but had {bytes} when the checkpoint was made; name that run's metrics");
+            return Err(BossManError::file(path, problem));
+        }
+        file.set_len(bytes).map_err(|e| BossManError::io(path, &e))?;
+        Ok(Metrics { path: path.to_path_buf(), file, whole: bytes })
+    }
+
+    /// Bytes of whole lines.
+    pub fn bytes(&self) -> u64 {
+        self.whole
+    }
+
     /// Writes a line of a look at the model after an epoch:
     /// `{"step":469,"epoch":1,"validation":{"loss":0.05,"accuracy":0.98}}`, with `bleu` where texts were translated.
     pub fn write_look(&mut self, step: u64, epoch: u64, look: &Look) -> Result<(), BossManError> {

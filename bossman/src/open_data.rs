@@ -57,7 +57,11 @@ impl BossMan {
     /// Tells the workers of data sets that they have not heard of.
     pub(crate) async fn open_noted(&mut self) -> Result<(), BossManError> {
         while let Some(spec) = self.open_data.specs.get(self.open_data.told).cloned() {
-            self.call(Request::OpenData(Box::new(spec))).await?;
+            if let Err(error) = self.call(Request::OpenData(Box::new(spec))).await {
+                // Whoever wants it again says so; nothing else needs it.
+                self.open_data.specs.remove(self.open_data.told);
+                return Err(error);
+            }
             self.open_data.told += 1;
         }
         Ok(())

@@ -19,7 +19,7 @@ pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates,
     let builder = file.builder(model);
     builder.check(workers)?;
     // With no line to paste elsewhere, the table is all that is printed.
-    let host = settings.host(workers, file).on_stderr(true);
+    let host = settings.host(workers).on_stderr(true);
     let host = if settings.local == workers { host.quiet() } else { host };
     let mut boss = builder.build(host.wait().await?)?;
     boss.distribute_model().await?;

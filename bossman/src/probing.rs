@@ -1,5 +1,6 @@
 //! What the workers are to measure, and what their links say of the machines.
 
+use crate::inputs::Inputs;
 use layerspec::{Bindings, LayerGraph, TensorType};
 use link::Payload;
 use pipeline::ids::WorkerId;
@@ -46,9 +47,11 @@ pub(crate) fn probes(graph: &LayerGraph, sizes: &Bindings) -> (Vec<LayerProbe>, 
     (probes, of_layer)
 }
 
-/// The size of the first microbatch's targets.
-pub(crate) fn first_bytes(targets: &[(u32, Payload)]) -> u64 {
-    targets.iter().filter(|(index, _)| *index == 0).map(|(_, payload)| payload.bytes.len() as u64).sum()
+/// The size of the first microbatch's targets; nothing where inputs and targets do not come from the boss.
+pub(crate) fn first_bytes(inputs: &Inputs, targets: &[(u32, Payload)]) -> Option<u64> {
+    let first = targets.iter().filter(|(index, _)| *index == 0);
+    let bytes = first.map(|(_, payload)| payload.bytes.len() as u64).sum();
+    inputs.samples_to_read().is_none().then_some(bytes)
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ pub(crate) struct Progress {
     started: Instant,
     last_line: Instant,
     steps: u64,
+    /// Done before it started.
+    done: u64,
     /// Samples so far, or tokens where a sample has several.
     items: u64,
     quiet: bool,
@@ -24,7 +26,8 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// `quiet`: nothing goes to standard output.
-    pub(crate) fn start(steps: u64, quiet: bool) -> Self {
+    /// Of so many steps, of which some are done already.
+    pub(crate) fn start(steps: u64, done: u64, quiet: bool) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(steps);
             let style = ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {eta} left");
@@ -32,7 +35,7 @@ impl Progress {
             bar
         });
         let now = Instant::now();
-        Progress { bar, started: now, last_line: now, steps, items: 0, quiet, loss: None }
+        Progress { bar, started: now, last_line: now, steps, done, items: 0, quiet, loss: None }
     }
 
     pub(crate) fn step(&mut self, report: &StepReport) {
@@ -50,9 +53,15 @@ impl Progress {
                 bar.set_position(report.step);
                 bar.set_message(text);
             }
-            None if self.last_line.elapsed() >= LINE_EVERY || report.step == 1 || report.step == self.steps => {
+            None if self.last_line.elapsed() >= LINE_EVERY
+                || report.step == self.done + 1
+                || report.step == self.steps =>
+            {
                 self.last_line = Instant::now();
-                let left = elapsed.mul_f64(self.steps.saturating_sub(report.step) as f64 / report.step.max(1) as f64);
+                let left = {
+                    let (left, here) = (self.steps.saturating_sub(report.step), report.step.saturating_sub(self.done));
+                    elapsed.mul_f64(left as f64 / here.max(1) as f64)
+                };
                 let left = HumanDuration(left);
                 self.line(&format!("step {}/{}  {text}  {left} left", report.step, self.steps));
             }

@@ -21,7 +21,7 @@ impl RunFile {
         let workers = fleet.count(self)?;
         let builder = self.builder(model);
         builder.check(workers)?;
-        let host = fleet.host(workers, self).on_stderr(true);
+        let host = fleet.host_of(workers, self).on_stderr(true);
         let host = if fleet.local == workers { host.quiet() } else { host };
         let mut boss = builder.build(host.wait().await?)?;
         boss.distribute_model().await?;

@@ -40,7 +40,7 @@ pub(crate) struct Measured {
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     pub(crate) sizes: Bindings,
-    pub(crate) target_bytes: u64,
+    pub(crate) target_bytes: Option<u64>,
 }
 
 /// A step's timeline as it was and as it was predicted, times in microseconds from its first action.

@@ -80,7 +80,7 @@ impl BossMan {
         stage: Option<StageId>,
         tensors: &mut BTreeMap<String, Tensor>,
     ) -> Result<(), BossManError> {
-        for (name, slot) in self.call(Request::SendState(stage)).await?.state {
+        for (name, slot) in self.call(Request::SendState { stage, optimizer: false }).await?.state {
             if let Some(payload) = self.handle.slots.take(slot) {
                 tensors.insert(name, from_payload(&payload)?);
             }
@@ -89,7 +89,7 @@ impl BossMan {
     }
 
     /// Has workers do these, where there are some.
-    async fn all_do(&mut self, actions: Vec<Vec<Action>>) -> Result<(), BossManError> {
+    pub(crate) async fn all_do(&mut self, actions: Vec<Vec<Action>>) -> Result<(), BossManError> {
         if actions.is_empty() {
             return Ok(());
         }
@@ -112,12 +112,12 @@ impl BossMan {
                 |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.put(payload));
             let tensors = payloads?.into_iter().map(hold).collect();
             self.loaded = true;
-            self.call(Request::LoadState(tensors)).await.map(drop)
+            self.call(Request::LoadState { tensors, optimizer: false }).await.map(drop)
         }
     }
 
     /// Each tensor once for each stage that keeps it: its replicas pass it on.
-    fn place(&self, weights: &StateDict) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
+    pub(crate) fn place(&self, weights: &StateDict) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
         let fitting = weights.fitting(self.model.graph())?;
         let mut payloads = Vec::new();
         for (name, Wanted { layer, parameter, .. }) in expected(self.model.graph()).owned {

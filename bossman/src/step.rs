@@ -68,12 +68,19 @@ impl BossMan {
             let prepared = prepared?;
             data?;
             self.forget_unnamed().await?;
-            let work = Work { sizes: prepared.sizes.clone(), target_bytes: first_bytes(&prepared.targets) };
+            let work = Work { sizes: prepared.sizes.clone(), target_bytes: prepared.target_bytes };
             self.choose_schedule(&work, prepared.microbatches).await?;
             self.open_noted().await?;
             let report = self.carry_out(prepared, preparing).await?;
             Ok(StepReport { time: started.elapsed(), ..report })
         }
+    }
+
+    /// Chooses the schedule, where it is left to us, as the first step with this batch would.
+    pub(crate) async fn settle(&mut self, batch: &Batch) -> Result<(), BossManError> {
+        let prepared = self.prepare(batch, self.settings.microbatches)?;
+        let work = Work { sizes: prepared.sizes, target_bytes: prepared.target_bytes };
+        self.choose_schedule(&work, prepared.microbatches).await
     }
 
     async fn carry_out(&mut self, prepared: Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
@@ -179,11 +186,13 @@ impl BossMan {
         let loss = self.loss()?;
         let inputs = Inputs::of(self.model.graph(), batch)?;
         let ranges = inputs.microbatches(microbatches)?;
+        let targets = inputs.targets(batch, &ranges)?;
         Ok(Prepared {
             samples: inputs.samples(),
             sizes: inputs.sizes_of(&ranges[0]),
             inputs: inputs.payloads(&ranges)?,
-            targets: inputs.targets(batch, &ranges)?,
+            target_bytes: first_bytes(&inputs, &targets),
+            targets,
             counts: counts(loss, batch.target(), &ranges)?,
             tokens: tokens(loss, batch.target())?,
             microbatches: ranges.len() as u32,
@@ -252,6 +261,8 @@ pub(crate) struct Prepared {
     sizes: layerspec::Bindings,
     pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
     pub(crate) targets: Vec<(u32, Payload)>,
+    /// Of the first microbatch; nothing where workers read inputs and targets.
+    pub(crate) target_bytes: Option<u64>,
     /// Where workers read both.
     pub(crate) samples_to_read: Option<Samples>,
 }

@@ -1,5 +1,6 @@
 //! What `bossman train` does: data in, steps, a look at the model after each epoch, and out come metrics, weights and a test.
 
+use crate::checkpoint::{Best, Checkpoints, Run, State, Writing};
 use crate::data::{Batches, Part, Parts};
 use crate::epochs::{best_path, look_with_who_is_here, Epochs};
 use crate::fixed_batch::FixedBatch;
@@ -31,6 +32,8 @@ pub struct Settings {
     pub weights: Option<PathBuf>,
     /// Where weights go after each epoch; those of the best one go beside them, to [`crate::best_path`].
     pub save: Option<PathBuf>,
+    /// Go on with a checkpoint of the run: the last, or that of this name.
+    pub resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     pub no_shuffle: bool,
     /// What is said of progress goes to standard error, whose lines nobody parses.
@@ -88,7 +91,22 @@ pub async fn run_with(
             part.as_ref().map_or(Ok(()), |part| fixed.check_whole(what, part.samples()))?;
         }
     }
-    let weights = file.initial(settings.weights.as_deref(), &model)?;
+    let mut run = Run {
+        seed: file.seed,
+        optimizer: file.optimizer.name().into(),
+        shuffled: !settings.no_shuffle,
+        group_by_length: file.group_by_length,
+        batch_size: file.batch_size,
+        microbatches: file.microbatches,
+        samples: train.samples(),
+        ..Run::default()
+    };
+    let (mut writing, resumed) = checkpoints(file, settings, &run).await?;
+    let weights = match &resumed {
+        // That they fit is known before any worker is waited for.
+        Some((state, _)) => state.weights.fitting(model.graph()).map(|_| None)?,
+        None => file.initial(settings.weights.as_deref(), &model)?,
+    };
     if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
         Translator::new(&model, texts)?;
     }
@@ -103,15 +121,27 @@ pub async fn run_with(
             builder = builder.microbatches(MICROBATCHES_OF_POOL);
         }
     }
+    if let Some((_, before)) = &resumed {
+        // Where nothing is said they depend on how many workers there were.
+        builder = builder.microbatches(before.microbatches);
+    }
     builder.check(workers)?;
     if let Some(path) = &settings.save {
         StateDict::can_save(path)?;
         StateDict::can_save(&best_path(path))?;
     }
     settings.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
-    let mut metrics = settings.metrics.as_deref().map(Metrics::create).transpose()?;
-    let host = settings.fleet.host(workers, file).on_stderr(settings.quiet).open(settings.pool);
+    let done = resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
+    let metrics_before = resumed.as_ref().map(|(_, run)| run.metrics.unwrap_or(0));
+    let metrics = settings.metrics.as_deref();
+    let opened = metrics.map(|path| match metrics_before {
+        Some(bytes) if bytes > 0 => Metrics::resume(path, bytes),
+        _ => Metrics::create(path),
+    });
+    let mut metrics = opened.transpose()?;
+    let host = settings.fleet.host_of(workers, file).on_stderr(settings.quiet).open(settings.pool);
     let mut boss = builder.build(host.wait().await?)?;
+    run.microbatches = boss.settings.microbatches;
     boss.distribute_model().await?;
     if let Some(weights) = weights {
         weights.load(&mut boss).await?;
@@ -122,6 +152,22 @@ pub async fn run_with(
         if data.id().is_some() {
             boss.open_data(data).await?;
         }
+    }
+    let seed = (!settings.no_shuffle).then_some(file.seed);
+    let per_epoch = train.samples().div_ceil(file.batch_size);
+    let batches = Batches::after(train, file.batch_size, seed, done).grouped_by_length(file.group_by_length);
+    let mut batches = batches.ahead()?;
+    let mut next = None;
+    let mut best = None;
+    if let Some((state, run)) = resumed {
+        if done < steps && !settings.pool {
+            // Stages find their places before they get what they go on with.
+            let first = batches.next_batch().await?;
+            boss.settle(&first).await?;
+            next = Some(first);
+        }
+        boss.restore(&state).await?;
+        best = run.best.map(|best| (best.step, best.score()));
     }
     if settings.pool {
         boss.open_pool().await?;
@@ -134,14 +180,18 @@ pub async fn run_with(
             "warning: {steps} steps are no multiple of accumulate: {accumulate}; the last {left} change nothing"
         ));
     }
-    let per_epoch = train.samples().div_ceil(file.batch_size);
-    let seed = (!settings.no_shuffle).then_some(file.seed);
-    let mut batches = Batches::new(train, file.batch_size, seed).grouped_by_length(file.group_by_length).ahead()?;
-    let mut epochs = Epochs::new(file, validation, settings.save.as_deref());
-    let mut progress = Progress::start(steps, settings.quiet);
+    let mut epochs = Epochs::new(file, validation, settings.save.as_deref(), best);
+    let mut progress = Progress::start(steps, done, settings.quiet);
+    if done > 0 {
+        progress.line(&format!("going on after step {done}, with the checkpoint of it"));
+    }
     let mut traced = Vec::new();
-    for step in 1..=steps {
-        let mut report = boss.train_step(&batches.next_batch().await?).await?;
+    for step in done + 1..=steps {
+        let batch = match next.take() {
+            Some(first) => first,
+            None => batches.next_batch().await?,
+        };
+        let mut report = boss.train_step(&batch).await?;
         // Such a model has no word by which the step could know what counts samples.
         report.samples = fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
         progress.step(&report);
@@ -156,6 +206,19 @@ pub async fn run_with(
         if step.is_multiple_of(per_epoch) || step == steps {
             epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
         }
+        if let Some(writing) = &mut writing {
+            let now = Run {
+                metrics: metrics.as_ref().map(Metrics::bytes),
+                best: epochs.best.as_ref().map(|(step, look)| Best::of(*step, &look.score)),
+                look: epochs.last.as_ref().map(|(step, score)| Best::of(*step, score)),
+                ..run.clone()
+            };
+            let looked = epochs.last.is_some_and(|(of, _)| of == step);
+            writing.after_step(&mut boss, step, (step == steps, looked), (now, &progress)).await;
+        }
+    }
+    if let Some(writing) = &mut writing {
+        writing.take_note(&progress).await;
     }
     let time = progress.end();
     if let Some(path) = &settings.trace {
@@ -167,6 +230,43 @@ pub async fn run_with(
     };
     boss.shutdown().await;
     Ok(Outcome { steps, time, best: epochs.best, test })
+}
+
+/// What makes the run's checkpoints, and the one that it goes on with.
+async fn checkpoints(
+    file: &RunFile,
+    settings: &Settings,
+    run: &Run,
+) -> Result<(Option<Writing>, Option<(State, Run)>), BossManError> {
+    let Some(policy) = &file.checkpoint else {
+        return match settings.resume {
+            Some(_) => Err(BossManError::Usage(
+                "--resume: the run file does not say where checkpoints are; set `checkpoint: {dir: .., every: ..}`"
+                    .into(),
+            )),
+            None => Ok((None, None)),
+        };
+    };
+    let checkpoints = Checkpoints::open(&policy.dir, settings.resume.is_none())?;
+    let writing = || Some(Writing::new(checkpoints.clone(), policy.clone()));
+    let Some(name) = &settings.resume else {
+        // Else it could not be told later which checkpoint is of which run.
+        return match checkpoints.list().await?.last() {
+            Some(last) => Err(BossManError::Usage(format!(
+                "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
+                policy.dir, last.step
+            ))),
+            None => Ok((writing(), None)),
+        };
+    };
+    let (state, manifest) = checkpoints.resume(name.as_deref()).await?;
+    let microbatches = if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
+    if let Some(problem) = manifest.run.differs(&Run { microbatches, ..run.clone() }) {
+        return Err(BossManError::Usage(format!(
+            "--resume: {problem}, so the run would not go on as it was; restore that, or begin anew in another folder"
+        )));
+    }
+    Ok((writing(), Some((state, manifest.run))))
 }
 
 fn steps(file: &RunFile, samples: u64) -> u64 {

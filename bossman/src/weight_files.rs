@@ -1,5 +1,6 @@
 //! Weights in files: one safetensors file, or several with an index, as Hugging Face's libraries write them.
 
+use crate::checkpoint;
 use crate::payload::{from_payload, to_payload};
 use crate::replaced;
 use crate::{BossManError, StateDict};
@@ -31,13 +32,16 @@ struct Index {
 
 impl StateDict {
     /// Reads a safetensors file; or all files that an index (`.safetensors.index.json`) names; or a folder with
-    /// `model.safetensors` or `model.safetensors.index.json`.
+    /// `model.safetensors` or `model.safetensors.index.json`; or a checkpoint's folder.
     ///
     /// # Errors
     /// A file cannot be read, is no safetensors file, holds a dtype that BossMan has not, or lacks a tensor that the index
     /// looks for in it.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
+        if path.is_dir() && checkpoint::is_one(path) {
+            return checkpoint::weights_of(path);
+        }
         if path.is_dir() {
             let found = [INDEX, SINGLE].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
             let missing = || BossManError::file(path, format!("holds neither {SINGLE} nor {INDEX}"));
@@ -95,8 +99,19 @@ impl StateDict {
 }
 
 fn single(path: &Path) -> Result<StateDict, BossManError> {
-    let bytes = Bytes::from(std::fs::read(path).map_err(|e| BossManError::io(path, &e))?);
-    let file = SafeTensors::deserialize(&bytes)
+    decode(&Bytes::from(std::fs::read(path).map_err(|e| BossManError::io(path, &e))?), path)
+}
+
+/// The content of a safetensors file.
+pub(crate) fn encode<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<Vec<u8>, BossManError> {
+    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
+    let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
+    safetensors::serialize(views, None).map_err(|e| BossManError::Usage(format!("tensors that cannot be written: {e}")))
+}
+
+/// What the content of a safetensors file holds; errors name the file.
+pub(crate) fn decode(bytes: &Bytes, path: &Path) -> Result<StateDict, BossManError> {
+    let file = SafeTensors::deserialize(bytes)
         .map_err(|e| BossManError::file(path, format!("not a safetensors file: {e}")))?;
     let mut state = StateDict::default();
     for (name, view) in file.iter() {

@@ -6,6 +6,7 @@ use super::normalize::Normalize;
 use super::wanted::Wanted;
 use crate::DataError;
 use layerspec::DType;
+use pipeline::frame::MAX_BODY_BYTES;
 use std::ops::Range;
 use std::path::Path;
 use tch::{Kind, Tensor};
@@ -53,6 +54,19 @@ impl Fitted {
         match &self.reshape {
             Some(shape) => Ok(shape.iter().map(|size| size.unsigned_abs()).collect()),
             None => self.column.shape_among(batch),
+        }
+    }
+
+    /// Refuses more samples of a batch than any message carries: what is asked for may come from elsewhere.
+    pub(super) fn check_size(&self, batch: &[i64], samples: usize) -> Result<(), DataError> {
+        let sizes = self.shape_among(batch)?;
+        let of_element = samples as u64 * self.kind.elt_size_in_bytes() as u64;
+        let bytes = sizes.iter().try_fold(of_element, |bytes, size| bytes.checked_mul(*size));
+        match bytes.filter(|bytes| *bytes <= MAX_BODY_BYTES) {
+            Some(_) => Ok(()),
+            None => {
+                Err(DataError::Usage(format!("{samples} samples of `{}` of shape {sizes:?} are too many", self.name)))
+            }
         }
     }
 

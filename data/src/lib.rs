@@ -174,7 +174,9 @@ impl Dataset {
     /// A file cannot be read any more, or there is no such input.
     pub fn input(&self, place: usize, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
         let missing = || DataError::Usage(format!("no input {place}; there are {}", self.inputs.len()));
-        self.inputs.get(place).ok_or_else(missing)?.1.rows(batch, part)
+        let (_, input) = self.inputs.get(place).ok_or_else(missing)?;
+        input.check_size(batch, part.len())?;
+        input.rows(batch, part)
     }
 
     /// The targets of some samples, whose numbers are a part of a batch's.
@@ -183,7 +185,9 @@ impl Dataset {
     /// A file cannot be read any more, or the data was opened without its target.
     pub fn target(&self, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
         let missing = || DataError::Usage("the data was opened for its inputs alone".into());
-        self.target.as_ref().ok_or_else(missing)?.rows(batch, part)
+        let target = self.target.as_ref().ok_or_else(missing)?;
+        target.check_size(batch, part.len())?;
+        target.rows(batch, part)
     }
 
     /// For each input of the model the sizes of a batch of these samples, as it will be read.

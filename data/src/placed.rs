@@ -94,8 +94,9 @@ impl Description {
         let below = |path: &Path| {
             let relative = path.strip_prefix(folder).map_err(|_| ()).and_then(|path| plain(path).ok_or(()));
             relative.map_err(|()| {
-                let folder = folder.display();
-                DataError::file(path, format!("is not below {folder}, so workers do not know it; put it there"))
+                let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+                let problem = "so workers do not know it; put it there, and name it as seen from there";
+                DataError::file(path, format!("is not below {}, {problem}", folder.display()))
             })
         };
         let source = source.with_paths(&below)?;
@@ -150,17 +151,23 @@ impl Description {
                 Err(error) => return error,
             }
         }
-        DataError::file(
-            &folder.join(self.source.path()),
-            "has other contents than the boss's, or other files with it; give both the same files",
-        )
+        let problem = "has other contents than the boss's; give both the same files";
+        match self.sizes.as_slice() {
+            [(only, _)] => DataError::file(&folder.join(only), problem),
+            [(first, _), .., (last, _)] => {
+                let (first, last) = (first.display(), last.display());
+                DataError::file(folder, format!("something of what is read there, from {first} to {last}, {problem}"))
+            }
+            [] => DataError::file(&folder.join(self.source.path()), problem),
+        }
     }
 }
 
 /// A path that only goes down.
 fn plain(path: &Path) -> Option<PathBuf> {
-    let down = path.components().all(|part| matches!(part, Component::Normal(_)));
-    (down && path.components().next().is_some()).then(|| path.components().collect())
+    let parts = || path.components().filter(|part| *part != Component::CurDir);
+    let down = parts().all(|part| matches!(part, Component::Normal(_)));
+    (down && parts().next().is_some()).then(|| parts().collect())
 }
 
 fn size(path: &Path) -> Result<u64, DataError> {

@@ -13,6 +13,7 @@ use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, Progress};
 use quinn::Endpoint;
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -77,12 +78,18 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Has a request carried out. Tensors in it, and in the answer, are in [`Handle::slots`].
-    pub async fn call(&self, request: Request) -> Result<Answer, Failure> {
+    /// Has a request carried out. Tensors in it, and in the answer, are in [`Handle::slots`]. It is in line when this returns,
+    /// whether or not somebody waits for the answer yet.
+    pub fn call(&self, request: Request) -> impl Future<Output = Result<Answer, Failure>> + Send + 'static {
         let (reply, answer) = oneshot::channel();
-        let ended = || Failure::new("the run has ended");
-        self.inputs.send(Input::Request(request, reply)).map_err(|_| ended())?;
-        answer.await.unwrap_or_else(|_| Err(ended()))
+        let sent = self.inputs.send(Input::Request(request, reply)).is_ok();
+        async move {
+            let ended = || Failure::new("the run has ended");
+            match sent {
+                true => answer.await.unwrap_or_else(|_| Err(ended())),
+                false => Err(ended()),
+            }
+        }
     }
 
     /// Tells that a worker is known to be gone, sooner than its connection shows it.

@@ -156,7 +156,7 @@ mod tests {
     }
 
     fn reading(batch: &[i64]) -> Reading {
-        Reading { data: DataId([0; 32]), batch: batch.to_vec(), part: 0..batch.len(), columns: Vec::new() }
+        Reading { data: DataId([0; 32]), batch: batch.into(), part: 0..batch.len(), columns: Vec::new() }
     }
 
     #[test]

@@ -21,8 +21,8 @@ pub struct Wish {
     pub microbatches: u32,
     /// Sizes of a microbatch, for every word of the model's inputs.
     pub sizes: Bindings,
-    /// Bytes of a microbatch's targets.
-    pub target_bytes: u64,
+    /// Bytes of a microbatch's targets; nothing where workers read inputs and targets by themselves.
+    pub target_bytes: Option<u64>,
     /// The ways in which workers may be grouped ([`Replicas::ways`](crate::replicas::Replicas::ways)); none for no groups.
     pub columns: Vec<Columns>,
     /// How a step ends.

@@ -67,8 +67,9 @@ impl Fleet {
         of_worker.and_then(|times| times.get(layer.0 as usize)).copied().unwrap_or_default()
     }
 
-    /// What a plan's stages and messages take here, for microbatches of these sizes with so many bytes of targets.
-    pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings, target_bytes: u64) -> Costs {
+    /// What a plan's stages and messages take here, for microbatches of these sizes with so many bytes of
+    /// targets; nothing where workers read inputs and targets by themselves.
+    pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings, target_bytes: Option<u64>) -> Costs {
         let times = |s: &StageSpec, worker: WorkerId| {
             let times = self.stage_times(s, worker);
             StageTimes { optim_step: times.optim_step / parts(plan, s.stage), ..times }
@@ -95,7 +96,7 @@ impl Fleet {
         for stage in &plan.stages {
             let inputs = stage.inputs.iter().filter(|input| input.from.is_none()).map(|input| value(input.value));
             let is_judged = stage.outputs.iter().any(|output| output.model_output == Some(0));
-            let from_boss = inputs.sum::<u64>() + if is_judged { target_bytes } else { 0 };
+            let from_boss = target_bytes.map_or(0, |target| inputs.sum::<u64>() + if is_judged { target } else { 0 });
             if from_boss > 0 {
                 costs.from_boss.insert(stage.stage, from_boss);
             }

@@ -1,10 +1,12 @@
 //! Dynamic loss scaling, as PyTorch's `GradScaler` does it (Micikevicius et al. 2017, arXiv:1710.03740).
 
+use serde::{Deserialize, Serialize};
+
 /// What the loss is multiplied by so that small gradients are not lost in float16, which has five bits for the exponent.
 ///
 /// A step whose gradients overflow changes no parameter, and the scale is halved; after many good steps it is doubled.
 /// Scales are powers of two: multiplying by one changes no digit.
-#[derive(Copy, Clone, Debug, PartialEq)]
+#[derive(Copy, Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     scale: f64,
     /// Good steps since the scale has changed.
@@ -40,6 +42,11 @@ impl Default for LossScale {
 }
 
 impl LossScale {
+    /// Whether it is one that can come about, where it comes from a file.
+    pub fn is_possible(&self) -> bool {
+        (LEAST..=MOST).contains(&self.scale) && self.good < GROWTH_INTERVAL
+    }
+
     /// What the loss of the next step is multiplied by.
     pub fn get(&self) -> f64 {
         self.scale

@@ -132,11 +132,11 @@ pub enum Head {
         /// It had been up, so tensors may be lost.
         was_up: bool,
     },
-    /// Worker to boss, one tensor: a parameter or buffer, answer to [`Command::SendState`].
+    /// Worker to boss, one tensor: a parameter, a buffer or what the optimizer keeps, answer to [`Command::SendState`].
     State {
         /// Which command.
         id: u64,
-        /// Its name, as in PyTorch's `state_dict`.
+        /// Its [name](crate::StateName).
         name: String,
     },
 
@@ -315,13 +315,20 @@ pub enum Command {
     /// Find out what layers take, and say so with [`Head::Measured`].
     Measure(Vec<LayerProbe>),
     /// Send parameters and buffers as [`Head::State`], of this stage or of all.
-    SendState(Option<StageId>),
+    SendState {
+        /// Of which; nothing for all.
+        stage: Option<StageId>,
+        /// And what the optimizer keeps for them.
+        optimizer: bool,
+    },
     /// Say what the trained parameters of each stage come to, with [`Head::Digests`].
     Digest,
     /// Take parameters and buffers, which come as [`Head::Weight`], and pass them on.
     LoadState {
         /// How many come.
         tensors: u32,
+        /// What the optimizer keeps is among them; what is not begins anew.
+        optimizer: bool,
     },
     /// Open a data set among this worker's own files, and see that it is the one that is meant.
     OpenData(Box<DataSpec>),

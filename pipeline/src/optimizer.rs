@@ -39,6 +39,15 @@ pub struct AdamArgs {
 }
 
 impl OptimizerSpec {
+    /// PyTorch's name of it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            OptimizerSpec::SGD { .. } => "SGD",
+            OptimizerSpec::Adam(_) => "Adam",
+            OptimizerSpec::AdamW(_) => "AdamW",
+        }
+    }
+
     /// Plain SGD.
     pub const fn sgd(lr: f64) -> Self {
         OptimizerSpec::SGD { lr, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false }

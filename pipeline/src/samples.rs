@@ -4,6 +4,7 @@ use layerspec::ValueId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Names a data set by a SHA-256 of what is read, how, and of the files' contents.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -39,13 +40,14 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// The batch that a microbatch is of, and its part of it; nothing where there is no such part.
-    pub fn part(&self, microbatch: u32, microbatches: u32) -> Option<(&[i64], Range<usize>)> {
+    /// The place of the batch that a microbatch is of, and its part of it; nothing where there is no such part.
+    pub fn part(&self, microbatch: u32, microbatches: u32) -> Option<(usize, Range<usize>)> {
         match self.batches.as_slice() {
-            [batch] => Some((batch, part(batch.len(), microbatch, microbatches)?)),
+            [batch] => Some((0, part(batch.len(), microbatch, microbatches)?)),
             batches if batches.len() == microbatches as usize => {
-                let batch = batches.get(microbatch as usize).filter(|batch| !batch.is_empty())?;
-                Some((batch, 0..batch.len()))
+                let place = microbatch as usize;
+                let batch = batches.get(place).filter(|batch| !batch.is_empty())?;
+                Some((place, 0..batch.len()))
             }
             _ => None,
         }
@@ -79,7 +81,7 @@ pub struct Reading {
     /// Of which data set.
     pub data: DataId,
     /// The numbers of its batch, by which sequences are padded.
-    pub batch: Vec<i64>,
+    pub batch: Arc<[i64]>,
     /// Its part of the batch.
     pub part: Range<usize>,
     /// What of it is wanted.
@@ -113,8 +115,8 @@ mod tests {
             let batches = batches.iter().map(|batch| batch.to_vec()).collect();
             Samples { data: DataId([0; 32]), batches, next: Vec::new() }
         };
-        assert_eq!(samples(&[&[5, 6, 7]]).part(1, 2), Some((&[5, 6, 7][..], 2..3)));
-        assert_eq!(samples(&[&[5, 6], &[7]]).part(1, 2), Some((&[7][..], 0..1)));
+        assert_eq!(samples(&[&[5, 6, 7]]).part(1, 2), Some((0, 2..3)));
+        assert_eq!(samples(&[&[5, 6], &[7]]).part(1, 2), Some((1, 0..1)));
         assert_eq!(samples(&[&[5, 6], &[7]]).part(1, 3), None);
         assert_eq!(samples(&[&[5, 6], &[]]).part(1, 2), None);
         assert_eq!(samples(&[]).part(0, 1), None);

@@ -15,9 +15,6 @@ use layerspec::Layer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What names of optimizer state begin with; no parameter's does, for it begins with a layer's.
-pub const OPTIMIZER: &str = "optimizer/";
-
 /// One piece of work for the compute thread, which runs them in the order given.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Task<T> {
@@ -155,12 +152,13 @@ pub enum Task<T> {
         /// Forget all gradients too: the step is void.
         gradients: bool,
     },
-    /// Hand out parameters and buffers.
+    /// Hand out state, under the names of [`StateName`](crate::StateName).
     Snapshot {
-        /// Of this stage; nothing for all.
-        stage: Option<StageId>,
-        /// And what the optimizer keeps for them, under [`OPTIMIZER`] and PyTorch's names.
-        optimizer: bool,
+        /// The stages of which parameters and buffers are handed out.
+        parameters: Vec<StageId>,
+        /// The stages of which it is what the optimizer keeps; of those that are not among the others, only what this replica
+        /// keeps alone.
+        optimizer: Vec<StageId>,
     },
     /// Find a SHA-256 of the trained parameters of each stage; answered by [`Outcome::Digests`].
     Digest,
@@ -380,7 +378,7 @@ impl<T> Task<T> {
             Task::Reshard { stage } => Task::Reshard { stage },
             Task::Measure { probes } => Task::Measure { probes },
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
-            Task::Snapshot { stage, optimizer } => Task::Snapshot { stage, optimizer },
+            Task::Snapshot { parameters, optimizer } => Task::Snapshot { parameters, optimizer },
             Task::Digest => Task::Digest,
             Task::Load { tensors, optimizer } => Task::Load { tensors: named(tensors, f)?, optimizer },
             Task::Files { files } => Task::Files { files: named(files, f)? },

@@ -30,7 +30,7 @@ fn wish() -> Wish {
         cuts: Cuts::Auto,
         microbatches: 8,
         sizes: Bindings::new().with("batch", 4),
-        target_bytes: 1024,
+        target_bytes: Some(1024),
         ending: Ending::Step,
         optimizer: OptimizerSpec::adam(0.001),
         kinds: Vec::new(),

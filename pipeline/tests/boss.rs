@@ -187,7 +187,7 @@ fn a_worker_that_sends_too_much_is_hung_up_on() {
     assert!(boss.hangup(1).contains("sent more tensors than it says, or fewer than it can"));
 
     let mut boss = Boss::ready();
-    boss.ask(Request::SendState(None));
+    boss.ask(Request::SendState { stage: None, optimizer: false });
     let state = |boss: &Boss| Head::State { id: boss.command, name: "0.weight".into() };
     let head = state(&boss);
     boss.hear(0, head.clone(), &[10]);

@@ -98,7 +98,7 @@ fn weigh(session: &mut StageSession, from: Peer, head: Head, slot: u64) -> Vec<E
 }
 
 fn load(session: &mut StageSession, tensors: u32) -> Vec<Effect> {
-    tell(session, Head::Command { id: 2, body: Command::LoadState { tensors } });
+    tell(session, Head::Command { id: 2, body: Command::LoadState { tensors, optimizer: false } });
     effects(session)
 }
 

@@ -53,10 +53,10 @@ fn state_of(plan: &Plan, fleet: &mut impl Fleet, stage: StageId) -> Vec<(String,
         Fleet::call(fleet, Request::Run(Box::new(run))).unwrap();
     };
     let Some([gather, let_go]) = plan.layout().whole(stage) else {
-        return fleet.call(Request::SendState(Some(stage))).unwrap().state;
+        return fleet.call(Request::SendState { stage: Some(stage), optimizer: false }).unwrap().state;
     };
     all_do(fleet, gather);
-    let state = fleet.call(Request::SendState(Some(stage))).unwrap().state;
+    let state = fleet.call(Request::SendState { stage: Some(stage), optimizer: false }).unwrap().state;
     all_do(fleet, let_go);
     state
 }

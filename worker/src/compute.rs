@@ -10,7 +10,8 @@ use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
 use pipeline::replicas::Sharding;
-use pipeline::task::{self, Branch, HandedOut, Outcome, Task, Update, OPTIMIZER};
+use pipeline::task::{self, Branch, HandedOut, Outcome, Task, Update};
+use pipeline::StateName;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
@@ -131,11 +132,12 @@ impl StageCompute {
 
     /// Parameters and buffers, and what the optimizer keeps for them.
     fn load_all(&mut self, tensors: Vec<(String, Payload)>) -> Result<(), Failure> {
-        let (kept, state): (Vec<_>, Vec<_>) = tensors.into_iter().partition(|(name, _)| name.starts_with(OPTIMIZER));
+        let (kept, state): (Vec<_>, Vec<_>) =
+            tensors.into_iter().partition(|(name, _)| StateName::parse(name).optimizer);
         self.load(&state)?;
         let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
         for (name, payload) in &kept {
-            let name = name.trim_start_matches(OPTIMIZER);
+            let StateName { name, .. } = StateName::parse(name);
             let of_param = name.rsplit_once('.').map_or("", |(param, _)| param);
             let owner = self.stages.iter().find(|(_, engine)| engine.trained().any(|(own, _)| own == of_param));
             let Some((stage, _)) = owner else {
@@ -286,18 +288,23 @@ impl StageCompute {
                 // What a round that failed has gathered.
                 self.stages.values_mut().try_for_each(Engine::reshard).map_err(explain)?;
             }
-            Task::Snapshot { stage, optimizer } => {
+            Task::Snapshot { parameters, optimizer } => {
                 let mut tensors = Vec::new();
-                let wanted = |of: &StageId| stage.is_none_or(|only| only == *of);
-                for (_, engine) in self.stages.iter().filter(|(of, _)| wanted(of)) {
-                    let state = engine.state().map_err(explain)?;
-                    let kept = if optimizer { engine.optimizer_state().map_err(explain)? } else { Vec::new() };
-                    let kept = kept.into_iter().map(|(name, value)| (format!("{OPTIMIZER}{name}"), value));
-                    for (name, value) in state.into_iter().chain(kept) {
-                        tensors.push((name, to_payload(&value).map_err(plain)?));
+                for (stage, engine) in &self.stages {
+                    let all = parameters.contains(stage);
+                    if all {
+                        tensors.extend(engine.state().map_err(explain)?);
+                    }
+                    if optimizer.contains(stage) {
+                        let kept = engine.optimizer_state(!all).map_err(explain)?.into_iter();
+                        let named = |(name, start, value): (String, Option<u64>, Tensor)| {
+                            (StateName::of_optimizer(&name, start).to_string(), value)
+                        };
+                        tensors.extend(kept.map(named));
                     }
                 }
-                return Ok(Outcome::State { tensors });
+                let payload = |(name, value): (String, Tensor)| Ok((name, to_payload(&value).map_err(plain)?));
+                return Ok(Outcome::State { tensors: tensors.into_iter().map(payload).collect::<Result<_, _>>()? });
             }
             Task::Digest => {
                 let digests = self.stages.iter().map(|(stage, engine)| Ok((*stage, digest(engine)?)));

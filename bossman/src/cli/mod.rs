@@ -1,5 +1,6 @@
 //! The command line: what may be said, and who does it.
 
+mod checkpoint;
 mod files;
 mod fleet;
 mod look;
@@ -53,6 +54,9 @@ enum Command {
     Translate(speak::Translate),
     /// Write weights for elsewhere: in one file or several, as another type.
     Export(files::Export),
+    /// List, check or delete the checkpoints of a run.
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Checkpoint),
     /// Data sets to start with.
     #[command(subcommand)]
     Data(files::Data),
@@ -79,6 +83,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Generate(generate) => generate.run(),
         Command::Translate(translate) => translate.run(),
         Command::Export(export) => export.run(),
+        Command::Checkpoint(checkpoint) => checkpoint.run(),
         Command::Data(data) => data.run(),
         Command::Ticket => ticket(),
         Command::Completions { shell } => completions(shell),

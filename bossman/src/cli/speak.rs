@@ -85,7 +85,7 @@ fn share(text: &str) -> Result<f64, String> {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?;
+        let file = RunFile::from_file(self.run)?.read_by_the_boss();
         let text: &Text = match &file.data.train {
             Source::Text(text) => text,
             _ => anyhow::bail!("generate needs a run file whose `train` is `text`, for its tokenizer"),
@@ -136,7 +136,7 @@ async fn spoken(
 
 impl Translate {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?;
+        let file = RunFile::from_file(self.run)?.read_by_the_boss();
         let texts: &TextPairs = match &file.data.train {
             Source::Pairs(texts) => texts,
             _ => anyhow::bail!("translate needs a run file whose `train` is `pairs`, for its tokenizer"),

@@ -29,6 +29,9 @@ pub(crate) struct Train {
     /// Write the weights after each epoch; those with the lowest validation loss beside it, as NAME.best.safetensors.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// Go on with the last checkpoint of the run that is whole, or with the one of this name (`bossman checkpoint ls`).
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, conflicts_with = "weights")]
+    resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     #[arg(long)]
     no_shuffle: bool,
@@ -144,6 +147,7 @@ impl Train {
             trace: self.trace,
             weights: self.weights,
             save: self.save,
+            resume: self.resume,
             no_shuffle: self.no_shuffle,
             quiet: self.json,
         };
@@ -197,7 +201,7 @@ impl Eval {
 
 impl Predict {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?;
+        let file = RunFile::from_file(self.run)?.read_by_the_boss();
         let model = Model::from_file(&file.model)?;
         let data = match part(&self.data) {
             Ok(part) => file.part(part, &model)?,

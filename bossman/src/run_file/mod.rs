@@ -1,10 +1,12 @@
 //! The run file: what `bossman train` is told, as checked values.
 
+mod checkpoint;
 mod data;
 mod learning;
 mod text;
 mod words;
 
+use crate::checkpoint::Policy;
 use crate::rename::Rename;
 use crate::{BossManError, Translating};
 pub use data::{Data, Validation};
@@ -73,6 +75,8 @@ pub struct RunFile {
     pub group_by_length: bool,
     /// What of pairs of texts is translated after each epoch.
     pub translate: Option<Translating>,
+    /// Where checkpoints go, and when.
+    pub checkpoint: Option<Policy>,
 }
 
 /// Weights to start from.
@@ -93,7 +97,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 25] = [
     "model",
     "data",
     "loss",
@@ -118,9 +122,17 @@ const KEYS: [&str; 24] = [
     "weights",
     "translate",
     "group_by_length",
+    "checkpoint",
 ];
 
 impl RunFile {
+    /// The same, for what only the boss knows the samples of: predictions and texts.
+    #[must_use]
+    pub fn read_by_the_boss(mut self) -> Self {
+        self.data.on_workers = None;
+        self
+    }
+
     /// Reads a run file. Paths in it are relative to it.
     ///
     /// # Errors
@@ -163,6 +175,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         weights: weights(&run, folder)?,
         group_by_length: group_by_length(&run)?,
         translate: translate(&run)?,
+        checkpoint: checkpoint::checkpoint(&run, folder)?,
     })
 }
 

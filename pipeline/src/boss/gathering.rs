@@ -55,7 +55,7 @@ impl Gathering {
             answer: Answer::default(),
             missing: BTreeMap::new(),
             outputs: run.filter(|run| run.outputs).map(|run| outputs(run, plan)).unwrap_or_default(),
-            names: matches!(request, Request::SendState(_)).then(BTreeSet::new),
+            names: matches!(request, Request::SendState { .. }).then(BTreeSet::new),
             probes,
             unmeasured: if probes.is_some() { unanswered.clone() } else { BTreeSet::new() },
             undigested: if matches!(request, Request::Digest) { unanswered.clone() } else { BTreeSet::new() },
@@ -175,6 +175,16 @@ impl Gathering {
         self.answer.grad_norm = Some(norm);
         self.committed = self.commits;
         Ok(Some(norm))
+    }
+
+    /// Whether every worker has answered, whatever of its tensors is still on its way.
+    pub(super) fn is_answered(&self) -> bool {
+        self.unanswered.is_empty()
+    }
+
+    /// Whether something of a worker's is still on its way.
+    pub(super) fn misses(&self, worker: WorkerId) -> bool {
+        self.missing.get(&worker).is_some_and(|missing| *missing != 0)
     }
 
     pub(super) fn is_complete(&self) -> bool {

@@ -3,6 +3,7 @@
 //! A state machine without I/O, like [`crate::stage`]. One request is carried out at a time; more
 //! wait in line.
 
+mod copies;
 mod gathering;
 mod members;
 mod request;
@@ -42,6 +43,8 @@ pub struct BossSession {
     /// Batches that went forward in training mode and wait for their backward pass.
     outstanding: BTreeSet<u64>,
     links: BTreeMap<(WorkerId, Option<WorkerId>), LinkReport>,
+    /// Parameters that workers have copied and that are still on their way, by command, each with its request.
+    copies: BTreeMap<u64, (u64, Gathering)>,
     /// Workers may come and go.
     open: bool,
     preparing: BTreeMap<WorkerId, Preparing>,
@@ -84,6 +87,8 @@ enum Work {
     Training,
     /// Others share the stages.
     Regrouping,
+    /// Workers hand out parameters.
+    Sending,
     Other,
 }
 
@@ -113,6 +118,7 @@ impl BossSession {
             half_loaded: false,
             outstanding: BTreeSet::new(),
             links: BTreeMap::new(),
+            copies: BTreeMap::new(),
             open: false,
             preparing: BTreeMap::new(),
             followers: BTreeMap::new(),
@@ -143,6 +149,7 @@ impl BossSession {
             return;
         }
         self.lost_apart(worker, reason);
+        self.copies_lost(worker, reason);
         // Whoever is told to link up with it would wait for ever.
         let regrouping = self.job.as_ref().is_some_and(|job| job.work == Work::Regrouping);
         let matters = self.setup.plan.homes.is_member(worker) || regrouping;
@@ -184,6 +191,7 @@ impl BossSession {
                     self.links.insert((from, peer), report.bounded());
                 }
             }
+            head if self.is_copy(&head) => self.copy_arrives(now, from, head, slots),
             head => self.gather(now, from, head, slots),
         }
         self.finish();
@@ -260,11 +268,11 @@ impl BossSession {
             return Err(Failure::new("the workers have no layers yet: call distribute_model() first"));
         }
         match (self.torn, request) {
-            (Some(Torn { step, .. }), Request::Run(_) | Request::SendState(_)) => Err(Failure::new(format!(
+            (Some(Torn { step, .. }), Request::Run(_) | Request::SendState { .. }) => Err(Failure::new(format!(
                 "step {step} failed after some stages had already updated their parameters; load a state_dict and send the \
                  optimizer again to go on"
             ))),
-            (None, Request::Run(_) | Request::SendState(_)) if self.half_loaded => Err(Failure::new(
+            (None, Request::Run(_) | Request::SendState { .. }) if self.half_loaded => Err(Failure::new(
                 "loading parameters failed on some workers, so they may not belong together: load a state_dict again to go on",
             )),
             (None, Request::Run(run)) if self.cancelled.contains(&run.batch) => Err(Failure::new(
@@ -318,7 +326,8 @@ impl BossSession {
         };
         let work = match &request {
             Request::Distribute => Work::Distributing,
-            Request::LoadState(_) => Work::Loading,
+            Request::LoadState { .. } => Work::Loading,
+            Request::SendState { .. } => Work::Sending,
             Request::SetOptimizer(_) => Work::SettingOptimizer,
             Request::Run(run) if run.mode == Mode::Train => Work::Training,
             Request::Regroup(_) => Work::Regrouping,
@@ -345,7 +354,7 @@ impl BossSession {
         };
         let unanswered = match request {
             Request::Stop => BTreeSet::new(),
-            Request::SendState(stage) => request::speakers(&self.setup.plan, stage),
+            Request::SendState { stage, optimizer } => request::speakers(&self.setup.plan, stage, optimizer),
             Request::OpenData(_) => request::readers(&self.setup.plan),
             _ => self.living(),
         };
@@ -409,6 +418,7 @@ impl BossSession {
 
     /// Replies once every worker has answered and every announced tensor is here.
     fn finish(&mut self) {
+        self.set_aside();
         match &self.job {
             Some(Job { phase: Phase::Gathering(gathering), .. })
                 if gathering.is_complete() && self.awaited.is_empty() => {}

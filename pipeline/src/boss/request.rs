@@ -68,12 +68,22 @@ pub enum Request {
     Measure(Vec<LayerProbe>),
     /// What workers said last of their links.
     Links,
-    /// Gather parameters and buffers, of this stage or of all.
-    SendState(Option<StageId>),
+    /// Gather parameters and buffers. Workers copy them and go on with the next request while the copies travel.
+    SendState {
+        /// Of this stage; nothing for all.
+        stage: Option<StageId>,
+        /// And what the optimizer keeps for them.
+        optimizer: bool,
+    },
     /// Gather what the trained parameters of every stage of every worker come to.
     Digest,
-    /// Replace parameters and buffers: for each the stage whose replicas get it, its name and tensor.
-    LoadState(Vec<(StageId, String, Slot)>),
+    /// Replace parameters and buffers.
+    LoadState {
+        /// For each the stage whose replicas get it, its [name](crate::StateName) and the tensor.
+        tensors: Vec<(StageId, String, Slot)>,
+        /// Whether what the optimizer keeps is among them, and begins anew where it is not.
+        optimizer: bool,
+    },
     /// End the run on every worker.
     Stop,
 }
@@ -188,7 +198,7 @@ impl Request {
                 let inputs = run.inputs.into_iter().map(|(.., slot)| slot);
                 inputs.chain(run.targets.into_iter().map(|(_, slot)| slot)).chain(grads).collect()
             }
-            Request::LoadState(tensors) => tensors.into_iter().map(|(.., slot)| slot).collect(),
+            Request::LoadState { tensors, .. } => tensors.into_iter().map(|(.., slot)| slot).collect(),
             Request::SendFiles(files) => files.into_iter().map(|(_, slot)| slot).collect(),
             Request::Prepare(prepare) => prepare.files.into_iter().map(|(_, slot)| slot).collect(),
             Request::Distribute
@@ -200,7 +210,7 @@ impl Request {
             | Request::Links
             | Request::Digest
             | Request::OpenData(_)
-            | Request::SendState(_)
+            | Request::SendState { .. }
             | Request::Stop => Vec::new(),
         }
     }
@@ -224,8 +234,9 @@ impl Request {
             // Answered without the workers, or seen to by `members`.
             Request::Use(_) | Request::Links | Request::Prepare(_) | Request::Regroup(_) | Request::Stop => Vec::new(),
             // Replicas have the same; the first speaks.
-            Request::SendState(stage) => {
-                let to = speakers(plan, stage).into_iter().map(|w| command(w, id, Command::SendState(stage))).collect();
+            Request::SendState { stage, optimizer } => {
+                let body = Command::SendState { stage, optimizer };
+                let to = speakers(plan, stage, optimizer).into_iter().map(|w| command(w, id, body.clone())).collect();
                 vec![Effect::Send { to, slots: Vec::new() }]
             }
             Request::OpenData(spec) => {
@@ -238,9 +249,9 @@ impl Request {
                 sends.extend(tensors(*run, plan));
                 sends
             }
-            Request::LoadState(tensors) => {
+            Request::LoadState { tensors, optimizer } => {
                 let count = |w| tensors.iter().filter(|(stage, ..)| plan.homes.has(*stage, w)).count() as u32;
-                let mut sends = vec![to_all(&|w| Command::LoadState { tensors: count(w) })];
+                let mut sends = vec![to_all(&|w| Command::LoadState { tensors: count(w), optimizer })];
                 // The first replica passes them on.
                 sends.extend(tensors.into_iter().map(|(stage, name, slot)| match plan.homes.first(stage) {
                     Some(first) => {
@@ -270,10 +281,12 @@ pub(super) fn send_files(id: u64, files: Vec<(String, Slot)>, workers: &[WorkerI
     sends
 }
 
-/// The workers that hand out parameters: the first replica of each stage, or of this one.
-pub(super) fn speakers(plan: &Plan, only: Option<StageId>) -> BTreeSet<WorkerId> {
+/// The workers that hand out parameters: the first replica of each stage, or of this one. Where replicas share out what the
+/// optimizer keeps, and that is handed out, too, each has a part of it.
+pub(super) fn speakers(plan: &Plan, only: Option<StageId>, optimizer: bool) -> BTreeSet<WorkerId> {
     let wanted = plan.homes.iter().filter(|(stage, _)| only.is_none_or(|only| only == *stage));
-    wanted.filter_map(|(_, workers)| workers.first().copied()).collect()
+    let most = if optimizer && plan.sharding.is_some() { usize::MAX } else { 1 };
+    wanted.flat_map(|(_, workers)| workers.iter().take(most)).copied().collect()
 }
 
 /// The workers that have a stage which takes samples.

@@ -4,7 +4,7 @@ use super::loading::Arriving;
 use super::regroup::ReplicaState;
 use super::{Job, Purpose, StageSession, Team};
 use crate::effect::{Effect, Micros, Peer, Residuals};
-use crate::ids::{Slot, WorkerId};
+use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Assignment, Command, Head, PeerAddress};
 use crate::task::Task;
 
@@ -69,10 +69,13 @@ impl StageSession {
                 self.job = Some(Job::Measure { id, times: None });
                 self.compute(Purpose::Command(id), Task::Measure { probes });
             }
-            Command::SendState(stage) => self.single(id, Task::Snapshot { stage, optimizer: false }),
+            Command::SendState { stage, optimizer } => self.send_state(id, stage, optimizer),
             Command::Digest => self.single(id, Task::Digest),
-            Command::LoadState { tensors } => {
-                let what = |tensors| Task::Load { tensors, optimizer: false };
+            Command::LoadState { tensors, optimizer } => {
+                let what: fn(_) -> _ = match optimizer {
+                    true => |tensors| Task::Load { tensors, optimizer: true },
+                    false => |tensors| Task::Load { tensors, optimizer: false },
+                };
                 self.job = Some(Job::Load { id, expected: tensors as usize, what });
                 self.start_load();
             }
@@ -84,6 +87,17 @@ impl StageSession {
             Command::OpenData(spec) => self.open_data(id, *spec),
             Command::Run(round) => self.run(id, *round),
         }
+    }
+
+    /// Hands out the parameters of stages of which this is the first replica, and of the optimizer's state what no replica
+    /// before has.
+    fn send_state(&mut self, id: u64, stage: Option<StageId>, optimizer: bool) {
+        let wanted = || self.stages.iter().map(|spec| spec.stage).filter(|of| stage.is_none_or(|only| only == *of));
+        let speaks = |stage: &StageId| self.worker.is_some() && self.homes.first(*stage) == self.worker;
+        let shares = |stage: &StageId| self.teams.get(stage).is_some_and(Team::is_sharded);
+        let parameters = wanted().filter(speaks).collect();
+        let optimizer = wanted().filter(|stage| optimizer && (speaks(stage) || shares(stage))).collect();
+        self.single(id, Task::Snapshot { parameters, optimizer });
     }
 
     fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {

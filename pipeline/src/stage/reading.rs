@@ -7,10 +7,11 @@ use crate::effect::{Effect, Micros};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket};
 use crate::message::{Failure, Round};
 use crate::plan::StageSpec;
-use crate::samples::{part, Column, DataSpec, DataTask, Reading, Samples};
+use crate::samples::{part, Column, DataSpec, DataTask, Reading};
 use crate::schedule::Action;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What was asked for.
 pub(super) struct Asked {
@@ -81,22 +82,24 @@ impl StageSession {
         let Some(samples) = running.round.samples.take() else { return };
         let (id, batch, microbatches) = (running.id, running.round.batch, running.round.microbatches);
         let wanted = wanted(&running.round, &self.stages);
-        let reading = |(batch, part): (&[i64], Range<usize>), columns: &[(Column, StageId)]| Reading {
+        // Shared: a batch has many microbatches.
+        let batches: Vec<Arc<[i64]>> = samples.batches.iter().map(|batch| batch.as_slice().into()).collect();
+        let next: Arc<[i64]> = samples.next.as_slice().into();
+        let reading = |batch: &Arc<[i64]>, part: Range<usize>, columns: &[(Column, StageId)]| Reading {
             data: samples.data,
-            batch: batch.to_vec(),
+            batch: batch.clone(),
             part,
             columns: columns.iter().map(|(column, _)| *column).collect(),
         };
-        let Samples { next, .. } = &samples;
         // A last batch that is smaller has fewer microbatches.
         let count = microbatches.min(u32::try_from(next.len()).unwrap_or(u32::MAX));
         let ahead = |(microbatch, columns): &(u32, Vec<(Column, StageId)>)| {
-            Some(reading((next, part(next.len(), *microbatch, count)?), columns))
+            Some(reading(&next, part(next.len(), *microbatch, count)?, columns))
         };
         let ahead: Vec<Reading> = wanted.iter().filter_map(ahead).collect();
         for (index, columns) in wanted {
-            let Some(of) = samples.part(index, microbatches) else { continue };
-            let task = DataTask::Read(reading(of, &columns));
+            let Some((place, part)) = samples.part(index, microbatches) else { continue };
+            let task = DataTask::Read(reading(&batches[place], part, &columns));
             let what = What::Read(MicrobatchKey { batch, index }, columns);
             self.ask(Asked { id, what }, task);
         }
@@ -127,16 +130,21 @@ impl StageSession {
                 }
             }
             (What::Read(key, columns), Ok(tensors)) if active && tensors.len() == columns.len() => {
+                let mut refused = None;
                 for ((column, stage), slot) in columns.into_iter().zip(tensors) {
                     let item = match column {
                         Column::Input(value) => Item::Value(value),
                         Column::Target => Item::Target,
                     };
-                    if let Err((slots, _)) = self.inbox.put(key, stage, item, vec![slot]) {
+                    if let Err((slots, problem)) = self.inbox.put(key, stage, item, vec![slot]) {
                         self.drop_slots(slots);
+                        refused = refused.or(problem);
                     }
                 }
-                self.advance();
+                match refused {
+                    None => self.advance(),
+                    Some(problem) => self.fail(id, Failure::new(format!("this worker's own reading {problem}"))),
+                }
             }
             (What::Read(key, _), Ok(tensors)) => {
                 self.drop_slots(tensors);

@@ -66,7 +66,8 @@ impl StageSession {
         self.job = Some(Job::Regroup(Box::new(Regrouping { id, give, copied: None, take })));
         self.open_links(now, me, &peers);
         if gives {
-            self.compute(Purpose::Command(id), Task::Snapshot { stage: None, optimizer: true });
+            let all: Vec<_> = self.stages.iter().map(|spec| spec.stage).collect();
+            self.compute(Purpose::Command(id), Task::Snapshot { parameters: all.clone(), optimizer: all });
         }
         self.start_taking();
         self.finish_opening();

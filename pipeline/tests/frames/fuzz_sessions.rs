@@ -12,7 +12,7 @@ use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, Rou
 use pipeline::norm::Square;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{Compress, Deal, Node};
-use pipeline::samples::{DataTask, Reading};
+use pipeline::samples::{DataId, DataTask, Reading, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{HandedOut, LayerTimes, Outcome, Task};
@@ -307,8 +307,11 @@ impl BossDriver {
             0 | 1 => Request::Distribute,
             2 => Request::SetOptimizer(OptimizerSpec::sgd(0.1)),
             3 => Request::Discard { batch: 1 + random.below(4) },
-            4 => Request::SendState(None),
-            5 => Request::LoadState(vec![(stage(random), "0.weight".into(), self.slots.hold())]),
+            4 => Request::SendState { stage: None, optimizer: random.chance(50) },
+            5 => {
+                let tensors = vec![(stage(random), "0.weight".into(), self.slots.hold())];
+                Request::LoadState { tensors, optimizer: random.chance(50) }
+            }
             6 => Request::Measure(Vec::new()),
             7 => Request::Links,
             9 => Request::SendFiles(vec![("hash".into(), self.slots.hold())]),
@@ -338,6 +341,12 @@ impl BossDriver {
         if random.chance(20) {
             inputs.push((random.below(2) as u32, random.pick(GRAPH.values()).id, self.slots.hold()));
         }
+        let samples = random.chance(20).then(|| {
+            let given = inputs.drain(..).map(|(.., slot)| slot).chain(targets.drain(..).map(|(_, slot)| slot));
+            self.slots.give_up(&given.collect::<Vec<_>>());
+            let batches = (0..random.below(3)).map(|_| (0..random.below(3) as i64).collect()).collect();
+            Samples { data: DataId([7; 32]), batches, next: (0..random.below(3) as i64).collect() }
+        });
         let loss = RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0] };
         Request::Run(Box::new(RunRequest {
             batch: 1 + random.below(4),
@@ -352,7 +361,7 @@ impl BossDriver {
             update: None,
             loss: (!backward).then_some(loss),
             outputs: random.chance(20),
-            samples: None,
+            samples,
             inputs,
             targets,
             grads: backward.then_some(grads),

@@ -23,6 +23,10 @@ pub enum Call {
     /// With this learning rate, in thousandths.
     Optimizer(u64),
     State,
+    /// The state with what the optimizer keeps.
+    Checkpoint,
+    /// With this learning rate, in thousandths, the state of the last checkpoint, the optimizer's included.
+    Resume(u64),
     /// The present state, changed by this; 0 leaves it as it is.
     Load(u64),
     Train(u64),
@@ -56,7 +60,7 @@ pub fn script(random: &mut Random, length: u64) -> Vec<Call> {
     let mut calls = vec![Call::Distribute, Call::Optimizer(1)];
     for turn in 1..=length {
         let step = turn * 2 + random.below(2);
-        match random.below(16) {
+        match random.below(17) {
             0..=4 => calls.push(Call::Train(step)),
             5 => calls.push(Call::Eval(step)),
             6 => calls.extend([Call::Forward(step), Call::Backward(step), Call::OptimStep(step)]),
@@ -77,6 +81,10 @@ pub fn script(random: &mut Random, length: u64) -> Vec<Call> {
             }
             13 => calls.push(Call::Measure),
             14 => calls.push(Call::Digest),
+            15 => {
+                calls.extend([Call::Checkpoint, Call::Train(step), Call::Optimizer(turn), Call::Resume(turn)]);
+                calls.extend([Call::Train(step + 100), Call::Checkpoint]);
+            }
             _ => calls.extend([Call::Distribute, Call::Optimizer(turn)]),
         }
     }

@@ -8,7 +8,8 @@ use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, Bucket, ShardId, Sharding};
-use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update, OPTIMIZER};
+use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update};
+use pipeline::StateName;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that a compute thread keeps between tasks.
@@ -111,13 +112,18 @@ impl Compute {
             Task::Discard { batch, gradients } => {
                 self.stages.values_mut().for_each(|stage| stage.discard(batch, gradients));
             }
-            Task::Snapshot { stage, optimizer } => {
-                let wanted = || self.stages.iter().filter(|(of, _)| stage.is_none_or(|only| only == **of));
-                for (_, stage) in wanted() {
-                    stage.check_gathered()?;
+            Task::Snapshot { parameters, optimizer } => {
+                let mut tensors = Vec::new();
+                for (stage, s) in &self.stages {
+                    let all = parameters.contains(stage);
+                    if all {
+                        s.check_gathered()?;
+                        tensors.extend(s.params.owned());
+                    }
+                    if optimizer.contains(stage) {
+                        tensors.extend(s.params.states(&s.buckets, s.share, !all));
+                    }
                 }
-                let states = wanted().filter(|_| optimizer).flat_map(|(_, s)| s.params.states());
-                let tensors = wanted().flat_map(|(_, s)| s.params.owned()).chain(states).collect();
                 return Ok(Outcome::State { tensors });
             }
             Task::Digest => {
@@ -128,7 +134,7 @@ impl Compute {
             }
             Task::Load { tensors, optimizer } => {
                 let (states, tensors): (Vec<_>, Vec<_>) =
-                    tensors.into_iter().partition(|(name, _)| name.starts_with(OPTIMIZER));
+                    tensors.into_iter().partition(|(name, _)| StateName::parse(name).optimizer);
                 assert!(optimizer || states.is_empty());
                 if optimizer {
                     assert!(self.optimizer.is_some(), "a state without an optimizer");
@@ -136,8 +142,8 @@ impl Compute {
                 }
                 self.load(tensors);
                 for (name, state) in states {
-                    let name = name.trim_start_matches(OPTIMIZER);
-                    self.stages.values_mut().for_each(|s| s.params.load_state(name, state));
+                    let (param, _) = StateName::parse(&name).kept().expect("a parameter's");
+                    self.stages.values_mut().for_each(|s| s.params.load_state(param, state, &s.buckets, s.share));
                 }
             }
             Task::Files { .. } => {}

@@ -65,6 +65,26 @@ every_cut_tests! {
     simulator_every_cut_of_layers_tied_far_apart: "shared"
 }
 
+/// What is read ahead of time is what the next round asks for, where it deals microbatches as this one did.
+#[test]
+fn simulator_what_is_read_ahead_is_asked_for() {
+    let models = models::all();
+    each_seed(100, |seed, log| {
+        let mut random = Random::new(seed);
+        let graph = random.pick(&models);
+        let mut setting = Setting::random(&mut random, graph);
+        (setting.own_data, setting.deals) = (true, None);
+        let mut user = user(graph, &setting, random.next(), Conditions::random(&mut random), Faults::default(), log);
+        let mut oracle = Oracle::new(graph, &setting);
+        // The samples of step 3 name those of step 5, those of step 9 those of step 11.
+        let calls = [1, 3, 5, 9, 11, 7].map(Call::Train);
+        compare(&mut user, &mut oracle, &[&[Call::Distribute, Call::Optimizer(1)], &calls[..]].concat());
+        let (told, asked) = user.world.ahead;
+        assert!(told > 0 && asked == told, "{told} were read ahead, {asked} of them asked for");
+        user.stop();
+    });
+}
+
 #[test]
 fn simulator_any_network_gives_the_same() {
     let models = models::all();

@@ -5,7 +5,7 @@ use crate::math::{self, Draw, Fake, Param};
 use crate::Setting;
 use layerspec::{Layer, LayerGraph, ValueId};
 use pipeline::task::{LossTask, Update};
-use pipeline::OptimizerSpec;
+use pipeline::{OptimizerSpec, StateName};
 use std::collections::BTreeMap;
 
 /// The model uncut.
@@ -17,6 +17,8 @@ pub struct Oracle<'g> {
     tree: bool,
     params: BTreeMap<String, Param>,
     optimizer: Option<OptimizerSpec>,
+    /// The values and optimizer's states of the last checkpoint.
+    kept: BTreeMap<String, (Fake, Fake)>,
     /// The variables of each (step, microbatch) that went forward.
     saved: BTreeMap<(u64, u32), Vec<Fake>>,
 }
@@ -24,7 +26,8 @@ pub struct Oracle<'g> {
 impl<'g> Oracle<'g> {
     pub fn new(graph: &'g LayerGraph, setting: &Setting) -> Self {
         let Setting { microbatches, max_norm, tree, .. } = *setting;
-        Oracle { graph, microbatches, max_norm, tree, params: BTreeMap::new(), optimizer: None, saved: BTreeMap::new() }
+        let (params, kept, saved) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Oracle { graph, microbatches, max_norm, tree, params, optimizer: None, kept, saved }
     }
 
     /// What the fleet must answer.
@@ -42,6 +45,21 @@ impl<'g> Oracle<'g> {
                 self.params.values_mut().for_each(|p| p.state = 0);
             }
             Call::State => answered.state = self.state(),
+            Call::Checkpoint => {
+                answered.state = self.state();
+                let begun = self.params.iter().filter(|(_, p)| p.state != 0);
+                answered.state.extend(begun.map(|(name, p)| {
+                    let name = format!("{name}.state");
+                    (StateName::of_optimizer(&name, None).to_string(), p.state)
+                }));
+                self.kept = self.params.iter().map(|(name, p)| (name.clone(), (p.value, p.state))).collect();
+            }
+            Call::Resume(lr) => {
+                self.optimizer = Some(calls::optimizer(lr));
+                for (name, param) in &mut self.params {
+                    (param.value, param.state) = self.kept[name];
+                }
+            }
             Call::Load(salt) => {
                 self.params.iter_mut().for_each(|(name, p)| p.value = calls::loaded(name, p.value, salt));
             }

@@ -8,7 +8,8 @@ use pipeline::norm::{blocks, summed, Square, BLOCK};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{shard, Bucket, Node, ShardId, Use};
-use pipeline::task::{Update, OPTIMIZER};
+use pipeline::task::Update;
+use pipeline::StateName;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Stands for the gradient of a use that none reached.
@@ -74,14 +75,38 @@ impl Params {
         self.all.entry(name.to_string()).and_modify(|p| p.value = value);
     }
 
-    /// What the optimizer keeps, where it has begun.
-    pub fn states(&self) -> Vec<(String, Fake)> {
+    /// What the optimizer keeps, where it has begun; of what replicas share out, this one's part. `parts` leaves out what
+    /// every replica has.
+    pub fn states(&self, buckets: &[Bucket], share: Option<ShardId>, parts: bool) -> Vec<(String, Fake)> {
         let begun = self.all.iter().filter(|(_, p)| p.state != 0);
-        begun.map(|(name, p)| (format!("{OPTIMIZER}{name}"), p.state)).collect()
+        let named = |(name, p): (&String, &Param)| {
+            let part = self.part_of(name, buckets, share);
+            let left_out = part.as_ref().is_some_and(|part| part.is_empty()) || (part.is_none() && parts);
+            let name = format!("{name}.state");
+            let name = StateName::of_optimizer(&name, part.map(|part| part.start)).to_string();
+            (!left_out).then_some((name, p.state))
+        };
+        begun.filter_map(named).collect()
     }
 
-    pub fn load_state(&mut self, name: &str, state: Fake) {
-        self.all.entry(name.to_string()).and_modify(|p| p.state = state);
+    /// What is here of a weight that is shared out.
+    fn part_of(&self, name: &str, buckets: &[Bucket], share: Option<ShardId>) -> Option<std::ops::Range<u64>> {
+        for (index, layer) in self.spec().layers.iter().enumerate() {
+            for (number, own) in math::own_weights(layer, owner(self.spec(), layer)) {
+                if own == name {
+                    let elements = layer.kind.params()[number as usize].elements().expect("small");
+                    return part(buckets, share, &Use { layer: index, number: number as usize, elements });
+                }
+            }
+        }
+        None
+    }
+
+    pub fn load_state(&mut self, name: &str, state: Fake, buckets: &[Bucket], share: Option<ShardId>) {
+        let elsewhere = self.part_of(name, buckets, share).is_some_and(|part| part.is_empty());
+        if !elsewhere && !self.borrowed.contains(name) {
+            self.all.entry(name.to_string()).and_modify(|p| p.state = state);
+        }
     }
 
     pub fn forget_state(&mut self) {

@@ -12,7 +12,7 @@ use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::replicas::Deal;
 use pipeline::samples::{DataSpec, Samples};
 use pipeline::schedule::{Action, Ending, Order, Terms};
-use pipeline::{Plan, ScheduleKind};
+use pipeline::{Plan, ScheduleKind, StateName};
 use std::collections::BTreeMap;
 
 /// A user with a fleet.
@@ -33,8 +33,9 @@ pub struct User<'g> {
     /// Requests whose replies nobody waits for.
     gathers: Vec<u64>,
     own_data: bool,
-    /// What the last `State` brought, for `Load`.
+    /// What the last `State` brought, for `Load`, and the last `Checkpoint`, for `Resume`.
     state: BTreeMap<String, u64>,
+    kept: BTreeMap<String, u64>,
 }
 
 /// What a round brings with it and gives back.
@@ -46,7 +47,7 @@ struct With {
 
 impl<'g> User<'g> {
     pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
-        let (open, state, gathers) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let (open, state, kept, gathers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), Vec::new());
         let Setting { kind, microbatches, max_norm, tree, deals, own_data, .. } = *setting;
         let reduction = if tree { Reduction::Tree } else { Reduction::Sequential };
         let deals = deals.map(Random::new);
@@ -65,12 +66,17 @@ impl<'g> User<'g> {
             gathers,
             own_data,
             state,
+            kept,
         }
     }
 
     /// Calls and waits for the answer.
     pub fn call(&mut self, call: Call) -> Result<Answered, Failure> {
-        if let Some(gather) = self.gather().filter(|_| call == Call::State) {
+        if let Call::Resume(lr) = call {
+            let request = self.world.submit(Request::SetOptimizer(calls::optimizer(lr)));
+            self.world.reply(request).result?;
+        }
+        if let Some(gather) = self.gather().filter(|_| matches!(call, Call::State | Call::Checkpoint)) {
             let request = self.world.submit(gather);
             self.world.reply(request).result?;
         }
@@ -80,8 +86,13 @@ impl<'g> User<'g> {
             let request = self.world.submit(open);
             result = self.world.reply(request).result;
         }
-        if let (Call::State, Ok(answered)) = (call, &result) {
-            self.state.clone_from(&answered.state);
+        match (call, &mut result) {
+            (Call::State, Ok(answered)) => self.state.clone_from(&answered.state),
+            (Call::Checkpoint, Ok(answered)) => {
+                answered.state = together(std::mem::take(&mut answered.state));
+                self.kept.clone_from(&answered.state);
+            }
+            _ => {}
         }
         result
     }
@@ -101,7 +112,7 @@ impl<'g> User<'g> {
     /// Calls without waiting.
     pub fn submit(&mut self, call: Call) -> u64 {
         // Where it fails, so does what follows.
-        if let Some(gather) = self.gather().filter(|_| call == Call::State) {
+        if let Some(gather) = self.gather().filter(|_| matches!(call, Call::State | Call::Checkpoint)) {
             self.gathers.push(self.world.submit(gather));
         }
         let request = self.submit_alone(call);
@@ -125,8 +136,10 @@ impl<'g> User<'g> {
         let request = match call {
             Call::Distribute => Request::Distribute,
             Call::Optimizer(lr) => Request::SetOptimizer(calls::optimizer(lr)),
-            Call::State => Request::SendState(None),
+            Call::State => Request::SendState { stage: None, optimizer: false },
+            Call::Checkpoint => Request::SendState { stage: None, optimizer: true },
             Call::Load(salt) => self.load(salt),
+            Call::Resume(_) => self.resume(),
             Call::Train(step) => {
                 let ending = self.ending();
                 self.train(step, ending)
@@ -249,7 +262,7 @@ impl<'g> User<'g> {
             let batches =
                 if step.is_multiple_of(2) { all.map(|sample| vec![sample]).collect() } else { vec![all.collect()] };
             let next = (0..self.microbatches).filter(|_| step.is_multiple_of(3));
-            let next = next.map(|microbatch| calls::sample(step + 1, microbatch)).collect();
+            let next = next.map(|microbatch| calls::sample(step + 2, microbatch)).collect();
             Samples { data: calls::own_data(self.graph).id, batches, next }
         });
         for microbatch in (0..self.microbatches).filter(|_| with_data && !self.own_data) {
@@ -338,8 +351,35 @@ impl<'g> User<'g> {
                 tensors.push((stage, name.clone(), slot));
             }
         }
-        Request::LoadState(tensors)
+        Request::LoadState { tensors, optimizer: false }
     }
+
+    fn resume(&mut self) -> Request {
+        let mut tensors = Vec::new();
+        for (text, value) in &self.kept {
+            let name = StateName::parse(text);
+            let (layer, parameter) =
+                name.kept().map_or(name.name, |(param, _)| param).rsplit_once('.').expect("a name");
+            let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
+            // What the optimizer keeps is with the owner alone.
+            let most = if name.optimizer { 1 } else { usize::MAX };
+            for stage in self.plan.holders(layer, parameter).into_iter().take(most) {
+                tensors.push((stage, text.clone(), self.world.boss_slots.hold(*value)));
+            }
+        }
+        Request::LoadState { tensors, optimizer: true }
+    }
+}
+
+/// A state whose parts are put together: they are of one value here.
+fn together(state: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let mut whole: BTreeMap<String, u64> = BTreeMap::new();
+    for (name, value) in state {
+        let name = StateName { start: None, ..StateName::parse(&name) }.to_string();
+        let before = whole.insert(name.clone(), value);
+        assert!(before.is_none_or(|before| before == value), "parts of {name} that do not belong together");
+    }
+    whole
 }
 
 fn with_batch(request: Request, batch: u64) -> Request {

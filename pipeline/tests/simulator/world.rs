@@ -19,7 +19,7 @@ use pipeline::frame::{decode, encode, head_len, Envelope, Route};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Failure, Head};
 use pipeline::replicas::{BucketBytes, Node, Tree};
-use pipeline::samples::{DataSpec, DataTask};
+use pipeline::samples::{DataSpec, DataTask, Reading};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::{Plan, TensorMeta};
@@ -63,6 +63,8 @@ struct Worker {
     began: u64,
     /// What it reads by itself.
     data: Option<DataSpec>,
+    /// What it was last told to read before it is asked for.
+    ahead_of_time: Vec<Reading>,
     /// By how much its clock is ahead.
     ahead: u64,
     /// Neither lost nor told to stop.
@@ -79,6 +81,7 @@ impl Worker {
             tasks: VecDeque::new(),
             began: 0,
             data: None,
+            ahead_of_time: Vec::new(),
             ahead,
             alive: true,
             finished: false,
@@ -113,6 +116,8 @@ pub struct World {
     pub events: u64,
     /// For each follower how many commands it had to carry out when the last answer came.
     pub behind: Vec<(WorkerId, usize)>,
+    /// How many microbatches workers were told to read before they were asked for, and how many of these were asked for.
+    pub ahead: (u64, u64),
     /// Who comes and goes, where workers may.
     pub churn: Option<Churn>,
     /// The ways that weights to be loaded took, by name, each with the stage.
@@ -142,6 +147,7 @@ impl World {
             spans: Vec::new(),
             events: 0,
             behind: Vec::new(),
+            ahead: (0, 0),
             churn: None,
             weights: BTreeMap::new(),
             network: Network::new(conditions, random),
@@ -508,6 +514,7 @@ impl World {
                 Effect::Data { ticket, task: DataTask::Read(reading) } => {
                     let data = worker.data.as_ref().unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
                     let microbatch = (reading.batch[reading.part.start] % 1000) as u32;
+                    self.ahead.1 += u64::from(worker.ahead_of_time.contains(&reading));
                     let result = match self.trouble.fail_read(id, microbatch) {
                         Some(failure) => Err(failure),
                         None => Ok(crate::calls::read(data, &reading)),
@@ -517,6 +524,8 @@ impl World {
                 Effect::ReadAhead(readings) => {
                     let data = worker.data.as_ref().unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
                     readings.iter().for_each(|reading| drop(crate::calls::read(data, reading)));
+                    self.ahead.0 += readings.len() as u64;
+                    worker.ahead_of_time = readings;
                 }
                 // Nothing is compressed here, so nothing is lost.
                 Effect::Residuals(_) => {}

@@ -52,14 +52,14 @@ impl Optimizer {
         }
     }
 
-    /// Sets the state of one parameter as [`Optimizer::state`] gave it elsewhere.
+    /// Sets the state of one parameter, or of a part of it, of this size, as [`Optimizer::state`] gave it elsewhere.
     ///
     /// # Errors
     /// It is not what this optimizer keeps for such a parameter.
     pub(super) fn set_state(
         &mut self,
         index: usize,
-        param: &Tensor,
+        size: &[i64],
         mut parts: HashMap<String, Tensor>,
     ) -> Result<(), String> {
         let mut part = |name: &str, size: &[i64]| {
@@ -67,12 +67,11 @@ impl Optimizer {
             let fits = tensor.size() == size && tensor.f_kind().is_ok_and(|kind| kind == Kind::Float);
             fits.then_some(tensor).ok_or_else(|| format!("{name} has another size or type"))
         };
-        let size = param.size();
         match self {
-            Optimizer::Sgd { momentum, .. } => drop(momentum.insert(index, part("momentum_buffer", &size)?)),
+            Optimizer::Sgd { momentum, .. } => drop(momentum.insert(index, part("momentum_buffer", size)?)),
             Optimizer::Adam { moments, .. } => {
                 let step = part("step", &[])?;
-                let (exp_avg, exp_avg_sq) = (part("exp_avg", &size)?, part("exp_avg_sq", &size)?);
+                let (exp_avg, exp_avg_sq) = (part("exp_avg", size)?, part("exp_avg_sq", size)?);
                 moments.insert(index, Moments { step, exp_avg, exp_avg_sq });
             }
         }

@@ -29,21 +29,28 @@ impl Engine {
         of_all.map(|(_, param)| (param.name.as_str(), &param.tensor))
     }
 
-    /// Copies of the optimizer's state, named `<layer>.<name>.<state>`: `0.weight.exp_avg`. Empty
-    /// before the first step.
-    pub fn optimizer_state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
+    /// Copies of the optimizer's state, named `<layer>.<name>.<state>`: `0.weight.exp_avg`; of that which replicas share out,
+    /// this one's part, flat, with the element at which it begins. Empty before the first step. `parts` leaves out what every
+    /// replica has.
+    pub fn optimizer_state(&self, parts: bool) -> Result<Vec<(String, Option<u64>, Tensor)>, EngineError> {
         let mut tensors = Vec::new();
         let Some(optimizer) = &self.optimizer else { return Ok(tensors) };
         for (index, param) in self.params.all.iter().enumerate() {
-            for (part, tensor) in optimizer.state(index) {
-                tensors.push((format!("{}.{part}", param.name), copy(tensor)?));
+            let part = self.shards.part(&self.params, index);
+            let nothing = part.as_ref().is_some_and(std::ops::Range::is_empty);
+            if nothing || (part.is_none() && parts) {
+                continue;
+            }
+            let start = part.map(|part| part.start.unsigned_abs());
+            for (kind, tensor) in optimizer.state(index) {
+                tensors.push((format!("{}.{kind}", param.name), start, copy(tensor)?));
             }
         }
         Ok(tensors)
     }
 
-    /// Sets the optimizer's state as [`Engine::optimizer_state`] gave it elsewhere, for the same stage and optimizer; what
-    /// is not given starts anew.
+    /// Sets the optimizer's state, whole and named `<layer>.<name>.<state>` (`0.weight.exp_avg`), for the same parameters and
+    /// optimizer; of what replicas share out this one keeps its part. What is not given starts anew.
     ///
     /// # Errors
     /// It is not that of this stage's parameters or of this optimizer; the state is then empty.
@@ -63,10 +70,23 @@ impl Engine {
         for (index, param) in self.params.all.iter().enumerate() {
             if let Some(parts) = of_param.remove(&param.name) {
                 let device = param.tensor.device();
+                let sizes = param.tensor.size();
+                let share = self.shards.part(&self.params, index);
+                if share.as_ref().is_some_and(std::ops::Range::is_empty) {
+                    continue;
+                }
+                let mine = |name: &str, whole: &Tensor| match &share {
+                    Some(part) if name != "step" && whole.size() == sizes => slice_of(&whole.f_contiguous()?, part),
+                    _ => Ok(whole.shallow_clone()),
+                };
                 // Copies: what came lies in memory that others may share and that cannot be written to.
-                let there = |(name, part): (String, Tensor)| Ok((name, copy(&part)?.f_to_device(device)?));
+                let there = |(name, whole): (String, Tensor)| {
+                    let mine = copy(&mine(&name, &whole)?)?.f_to_device(device)?;
+                    Ok((name, mine))
+                };
                 let parts = parts.into_iter().map(there).collect::<Result<_, TensorError>>()?;
-                let set = optimizer.set_state(index, &param.tensor, parts);
+                let size = share.map_or(sizes, |part| vec![part.end - part.start]);
+                let set = optimizer.set_state(index, &size, parts);
                 problems.extend(set.err().map(|problem| format!("optimizer state of {}: {problem}", param.name)));
             }
         }

@@ -88,7 +88,7 @@ impl Chain {
     }
 
     pub(super) fn optimizer_state(&self) -> Vec<(String, Tensor)> {
-        self.engines.iter().flat_map(|engine| engine.optimizer_state().unwrap()).collect()
+        self.engines.iter().flat_map(whole_state).collect()
     }
 }
 

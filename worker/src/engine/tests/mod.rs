@@ -59,6 +59,12 @@ fn engine(yaml: &str) -> Engine {
     Engine::build(whole(&graph(yaml), true)).unwrap()
 }
 
+/// What the optimizer keeps, none of which is shared out.
+fn whole_state(engine: &Engine) -> Vec<(String, Tensor)> {
+    let state = engine.optimizer_state(false).unwrap().into_iter();
+    state.map(|(name, start, tensor)| (name, start.map_or(tensor, |start| panic!("a part from {start}")))).collect()
+}
+
 fn key(index: u32) -> MicrobatchKey {
     MicrobatchKey { batch: 1, index }
 }

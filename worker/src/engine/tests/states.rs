@@ -103,9 +103,9 @@ fn tied_weights_load_under_any_of_their_names() {
 fn the_optimizers_state_can_be_seen() {
     let mut engine = engine(RESIDUAL);
     engine.set_optimizer(OptimizerSpec::adam(1e-3));
-    assert!(engine.optimizer_state().unwrap().is_empty());
+    assert!(whole_state(&engine).is_empty());
     steps(&mut engine, 0, 2);
-    let state = engine.optimizer_state().unwrap();
+    let state = whole_state(&engine);
     let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names[..4], ["0.weight.step", "0.weight.exp_avg", "0.weight.exp_avg_sq", "0.bias.step"]);
     assert_eq!(state[0].1.double_value(&[]), 2.0);
@@ -113,5 +113,5 @@ fn the_optimizers_state_can_be_seen() {
 
     engine.set_optimizer(OptimizerSpec::sgd_momentum(0.1, 0.9));
     steps(&mut engine, 2, 1);
-    assert_eq!(engine.optimizer_state().unwrap()[0].0, "0.weight.momentum_buffer");
+    assert_eq!(whole_state(&engine)[0].0, "0.weight.momentum_buffer");
 }

@@ -1,0 +1,97 @@
+//! What a checkpoint says of itself.
+
+use crate::Score;
+use pipeline::loss_scale::LossScale;
+use serde::{Deserialize, Serialize};
+
+/// Manifests of other forms are not read.
+pub(super) const VERSION: u32 = 1;
+
+/// A checkpoint's `manifest.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    pub(super) version: u32,
+    pub(crate) counters: Counters,
+    pub(crate) run: Run,
+    pub(super) files: Vec<File>,
+}
+
+/// Where training stands: with the seed, all that random draws and the learning rate depend on.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Training steps done.
+    pub step: u64,
+    /// Optimizer steps done.
+    pub updates: u64,
+    /// What float16 has losses multiplied by.
+    pub loss_scale: Option<LossScale>,
+}
+
+/// What of a run file decides which samples come next, and what else goes on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) seed: u64,
+    /// What keeps the state that is in the checkpoint.
+    pub(crate) optimizer: String,
+    pub(crate) shuffled: bool,
+    pub(crate) group_by_length: bool,
+    pub(crate) batch_size: u64,
+    pub(crate) microbatches: u32,
+    /// To train on.
+    pub(crate) samples: u64,
+    /// Bytes of metrics so far, where they are written.
+    pub(crate) metrics: Option<u64>,
+    /// The look with the lowest validation loss so far.
+    pub(crate) best: Option<Best>,
+    /// The look at these weights, where there was one.
+    pub(crate) look: Option<Best>,
+}
+
+/// A look at the model.
+#[derive(Copy, Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Best {
+    pub(crate) step: u64,
+    /// Nothing where it was no number.
+    pub(crate) loss: Option<f64>,
+    pub(crate) accuracy: Option<f64>,
+}
+
+impl Best {
+    pub(crate) fn of(step: u64, score: &Score) -> Self {
+        Best { step, loss: Some(score.loss).filter(|loss| loss.is_finite()), accuracy: score.accuracy }
+    }
+
+    pub(crate) fn score(&self) -> Score {
+        Score { loss: self.loss.unwrap_or(f64::NAN), accuracy: self.accuracy }
+    }
+}
+
+/// A file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct File {
+    /// Below the checkpoint's folder.
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    /// In hexadecimal digits.
+    pub(super) sha256: String,
+}
+
+impl Run {
+    /// What is not as it was, by which the next samples or the result would be others.
+    pub(crate) fn differs(&self, now: &Run) -> Option<String> {
+        let of = |run: &Run| {
+            [
+                ("seed", run.seed.to_string()),
+                ("optimizer", run.optimizer.clone()),
+                ("batch_size", run.batch_size.to_string()),
+                ("microbatches", run.microbatches.to_string()),
+                ("group_by_length", run.group_by_length.to_string()),
+                ("the number of samples to train on", run.samples.to_string()),
+                ("shuffling", run.shuffled.to_string()),
+            ]
+        };
+        let pairs = of(self).into_iter().zip(of(now));
+        let other = pairs.into_iter().find(|((_, then), (_, now))| then != now);
+        other.map(|((what, then), (_, now))| format!("{what} was {then} and is {now}"))
+    }
+}

@@ -1,0 +1,117 @@
+//! When checkpoints are made, and which are kept.
+
+use super::manifest::Manifest;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// What a run file says of checkpoints.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// Where they go: a folder.
+    pub dir: String,
+    /// When one is made.
+    pub every: Every,
+    /// How many of the last ones are kept.
+    pub keep: usize,
+    /// Which is kept beside them, and made after each epoch.
+    pub keep_best: Option<KeepBest>,
+}
+
+/// When a checkpoint is due.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub enum Every {
+    /// After so many steps.
+    Steps(u64),
+    /// After the first step that ends so long after the last one.
+    Minutes(f64),
+}
+
+/// By what a checkpoint is the best.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum KeepBest {
+    /// The lowest validation loss.
+    Loss,
+    /// The highest accuracy.
+    Accuracy,
+}
+
+/// Counts towards the next checkpoint.
+pub(crate) struct Due {
+    every: Every,
+    last: Instant,
+}
+
+impl Due {
+    pub(crate) fn start(every: Every) -> Self {
+        Due { every, last: Instant::now() }
+    }
+
+    /// Whether one is due after this step.
+    pub(crate) fn is_now(&mut self, step: u64) -> bool {
+        let due = match self.every {
+            Every::Steps(steps) => step.is_multiple_of(steps.max(1)),
+            Every::Minutes(minutes) => self.last.elapsed() >= Duration::from_secs_f64(minutes * 60.0),
+        };
+        if due {
+            self.last = Instant::now();
+        }
+        due
+    }
+}
+
+impl Policy {
+    /// The steps of the checkpoints that are not kept any more, of those there are.
+    pub(super) fn superfluous(&self, there: &[Manifest]) -> Vec<u64> {
+        let mut steps: Vec<u64> = there.iter().map(|manifest| manifest.counters.step).collect();
+        steps.sort();
+        let last: BTreeSet<u64> = steps.iter().rev().take(self.keep.max(1)).copied().collect();
+        let best = self.keep_best.and_then(|by| best(there, by));
+        steps.into_iter().filter(|step| !last.contains(step) && best != Some(*step)).collect()
+    }
+}
+
+/// The checkpoint at whose weights the look was the best; the first of equals.
+fn best(there: &[Manifest], by: KeepBest) -> Option<u64> {
+    let rated = there.iter().filter_map(|manifest| {
+        let look = manifest.run.look.filter(|look| look.step == manifest.counters.step)?;
+        let rate = match by {
+            KeepBest::Loss => -look.loss?,
+            KeepBest::Accuracy => look.accuracy?,
+        };
+        Some((manifest.counters.step, rate))
+    });
+    rated.max_by(|(a, one), (b, other)| one.total_cmp(other).then(b.cmp(a))).map(|(step, _)| step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::manifest::{Best, Counters, Run, VERSION};
+    use super::*;
+
+    fn at(step: u64, loss: Option<f64>) -> Manifest {
+        let look = loss.map(|loss| Best { step, loss: Some(loss), accuracy: Some(1.0 - loss) });
+        let (counters, run) = (Counters { step, ..Counters::default() }, Run { look, ..Run::default() });
+        Manifest { version: VERSION, counters, run, files: Vec::new() }
+    }
+
+    #[test]
+    fn the_last_ones_and_the_best_are_kept() {
+        let policy = |keep, keep_best| Policy { dir: "c".into(), every: Every::Steps(1), keep, keep_best };
+        let there = [at(10, Some(0.5)), at(30, None), at(20, Some(0.25)), at(40, Some(0.25)), at(50, Some(0.75))];
+        assert_eq!(policy(2, None).superfluous(&there), [10, 20, 30]);
+        assert_eq!(policy(2, Some(KeepBest::Loss)).superfluous(&there), [10, 30]);
+        assert_eq!(policy(1, Some(KeepBest::Accuracy)).superfluous(&there), [10, 30, 40]);
+        assert_eq!(policy(0, None).superfluous(&there), [10, 20, 30, 40]);
+        assert!(policy(9, None).superfluous(&there).is_empty());
+    }
+
+    #[test]
+    fn one_is_due_after_so_many_steps() {
+        let mut due = Due::start(Every::Steps(3));
+        assert_eq!((1..=7).filter(|step| due.is_now(*step)).collect::<Vec<_>>(), [3, 6]);
+        let mut due = Due::start(Every::Minutes(1e9));
+        assert!(!due.is_now(3));
+        let mut due = Due::start(Every::Minutes(0.0));
+        assert!(due.is_now(3));
+    }
+}

@@ -1,0 +1,186 @@
+//! The state of training, out of the workers and into them.
+
+use super::manifest::Counters;
+use crate::boss::BossMan;
+use crate::payload::{from_payload, to_payload};
+use crate::{BossManError, StateDict};
+use layerspec::LayerGraph;
+use link::{Payload, Slots};
+use pipeline::boss::Request;
+use pipeline::effect::Answer;
+use pipeline::ids::{Slot, StageId};
+use pipeline::message::Failure;
+use pipeline::StateName;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use tch::Tensor;
+use tensor::TensorError;
+
+/// All of a run's state that is not in its files.
+#[derive(Debug)]
+pub struct State {
+    /// Parameters and buffers.
+    pub weights: StateDict,
+    /// What the optimizer keeps for them, as `0.weight.exp_avg`.
+    pub optimizer: BTreeMap<String, Tensor>,
+    /// Where training stands.
+    pub counters: Counters,
+}
+
+type Reply = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
+
+/// A state that workers have copied, or will copy before they train on, and that is on its way.
+pub(crate) struct Snapshot {
+    replies: Vec<Reply>,
+    slots: Slots,
+    counters: Counters,
+    /// The sizes of parameters that replicas have parts of.
+    sizes: BTreeMap<String, Vec<i64>>,
+}
+
+impl BossMan {
+    /// Has workers copy their state as it is between two steps, which then travels while training goes on.
+    ///
+    /// # Errors
+    /// Gradients were gathered that no update has used yet; a worker failed.
+    pub(crate) async fn begin_snapshot(&mut self) -> Result<Snapshot, BossManError> {
+        if self.gathered.steps > 0 {
+            return Err(BossManError::Usage("a checkpoint is made after an optimizer step, not between two".into()));
+        }
+        let layout = self.plan.layout();
+        let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
+        let mut replies: Vec<Reply> = Vec::new();
+        let ask = |boss: &BossMan, stage| -> Reply {
+            Box::pin(boss.handle.call(Request::SendState { stage, optimizer: true }))
+        };
+        if stages.iter().all(|stage| !layout.gathers_first(*stage)) {
+            replies.push(ask(self, None));
+        } else {
+            // Stage by stage, for no worker may have room for all. Requests are carried out in their order.
+            for stage in stages {
+                let [gather, let_go] = layout.whole(stage).unwrap_or_default();
+                self.all_do(gather).await?;
+                replies.push(ask(self, Some(stage)));
+                self.all_do(let_go).await?;
+            }
+        }
+        let counters = Counters { step: self.step, updates: self.updates, loss_scale: self.settings.loss_scale };
+        Ok(Snapshot { replies, slots: self.handle.slots.clone(), counters, sizes: sizes(self.model.graph()) })
+    }
+
+    /// Gives workers the state of a run, in place of their own: training goes on from there, to the bit. The optimizer must
+    /// have been sent.
+    ///
+    /// # Errors
+    /// It is another model's or another optimizer's; all that differs in the weights is listed.
+    pub async fn restore(&mut self, state: &State) -> Result<(), BossManError> {
+        self.refuse_in_pool("restore")?;
+        let mut tensors = self.place(&state.weights)?;
+        tensors.extend(self.place_optimizer(&state.optimizer)?);
+        let hold = |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.put(payload));
+        let tensors = tensors.into_iter().map(hold).collect();
+        self.loaded = true;
+        self.call(Request::LoadState { tensors, optimizer: true }).await?;
+        let Counters { step, updates, loss_scale } = state.counters;
+        (self.step, self.updates) = (step, updates);
+        if let (Some(now), Some(then)) = (&mut self.settings.loss_scale, loss_scale) {
+            *now = then;
+        }
+        Ok(())
+    }
+
+    /// What the optimizer keeps goes to the stage that owns the parameter.
+    fn place_optimizer(
+        &self,
+        state: &BTreeMap<String, Tensor>,
+    ) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
+        let graph = self.model.graph();
+        let place = |(name, tensor): (&String, &Tensor)| {
+            let stranger = || BossManError::StateDict(vec![format!("`{name}`: the model has no such parameter")]);
+            let of = name.rsplit_once('.').and_then(|(parameter, _)| parameter.rsplit_once('.'));
+            let (layer, parameter) = of.ok_or_else(stranger)?;
+            let layer = graph.layer_by_name(layer).ok_or_else(stranger)?;
+            let stage = self.plan.holders(layer, parameter).first().copied().ok_or_else(stranger)?;
+            Ok((stage, StateName::of_optimizer(name, None).to_string(), to_payload(tensor)?))
+        };
+        state.iter().map(place).collect()
+    }
+}
+
+impl Snapshot {
+    /// Waits until all is here.
+    pub(crate) async fn finish(self) -> Result<State, BossManError> {
+        let Snapshot { replies, slots, counters, sizes } = self;
+        let mut all: Vec<(String, Slot)> = Vec::new();
+        let mut failed = None;
+        for reply in replies {
+            match reply.await {
+                Ok(answer) => all.extend(answer.state),
+                Err(failure) => failed = failed.or(Some(failure)),
+            }
+        }
+        // Taken out of their slots in any case.
+        let all = all.into_iter().filter_map(|(name, slot)| Some((name, slots.take(slot)?)));
+        let all: Vec<(String, Payload)> = all.collect();
+        if let Some(failure) = failed {
+            return Err(failure.into());
+        }
+        let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
+        let mut parts: BTreeMap<String, BTreeMap<u64, Tensor>> = BTreeMap::new();
+        for (name, payload) in &all {
+            let (name, tensor) = (StateName::parse(name), from_payload(payload)?);
+            match (name.optimizer, name.start) {
+                (false, _) => weights.insert(name.name, &tensor),
+                (true, None) => drop(optimizer.insert(name.name.to_string(), tensor)),
+                (true, Some(start)) => drop(parts.entry(name.name.to_string()).or_default().insert(start, tensor)),
+            }
+        }
+        for (name, parts) in parts {
+            let whole = joined(&name, parts, &sizes)?;
+            optimizer.insert(name, whole);
+        }
+        Ok(State { weights, optimizer, counters })
+    }
+}
+
+/// What several replicas have parts of.
+fn joined(
+    name: &str,
+    parts: BTreeMap<u64, Tensor>,
+    sizes: &BTreeMap<String, Vec<i64>>,
+) -> Result<Tensor, BossManError> {
+    let wrong = |problem: String| BossManError::StateDict(vec![format!("`{name}`: {problem}")]);
+    let of = name.rsplit_once('.').and_then(|(parameter, _)| sizes.get(parameter));
+    let sizes = of.ok_or_else(|| wrong("the model has no such parameter".into()))?;
+    let mut flat: Vec<Tensor> = Vec::new();
+    let mut next = 0;
+    for (start, part) in parts {
+        // A number of its own, as that of steps, is with each part.
+        if part.dim() == 0 {
+            return Ok(part);
+        }
+        if start != next {
+            return Err(wrong(format!("elements {next} to {start} are with no replica")));
+        }
+        next = start + part.numel() as u64;
+        flat.push(part);
+    }
+    let expected = sizes.iter().product::<i64>().unsigned_abs();
+    if next != expected {
+        return Err(wrong(format!("{next} of {expected} elements came")));
+    }
+    let whole = Tensor::f_cat(&flat, 0).and_then(|flat| flat.f_reshape(sizes));
+    Ok(whole.map_err(TensorError::from)?)
+}
+
+fn sizes(graph: &LayerGraph) -> BTreeMap<String, Vec<i64>> {
+    let mut sizes = BTreeMap::new();
+    for layer in graph.layers() {
+        for param in graph.own_params(layer.id) {
+            let shape = param.shape.iter().map(|size| size.cast_signed()).collect();
+            sizes.insert(format!("{}.{}", layer.name, param.name), shape);
+        }
+    }
+    sizes
+}

@@ -1,0 +1,175 @@
+//! Checkpoints in folders that are cut short, damaged or strange.
+
+use super::*;
+use crate::StateDict;
+use std::path::{Path, PathBuf};
+use tch::{Device, Kind, Tensor};
+
+fn state(step: u64) -> State {
+    let numbers = |from: i64| Tensor::arange_start(from, from + 6, (Kind::Float, Device::Cpu)).view([2, 3]);
+    let mut weights = StateDict::default();
+    weights.insert("0.weight", &numbers(step as i64));
+    weights.insert("block/odd name.bias", &numbers(100 * step as i64));
+    let optimizer =
+        [("0.weight.exp_avg".to_string(), numbers(7)), ("0.weight.step".to_string(), Tensor::from(step as f32))];
+    let counters = Counters { step, updates: step, loss_scale: None };
+    State { weights, optimizer: optimizer.into(), counters }
+}
+
+fn run() -> Run {
+    let best = Best { step: 1, loss: Some(0.1 + 0.2), accuracy: None };
+    Run { seed: 3, batch_size: 8, samples: 100, metrics: Some(77), best: Some(best), ..Run::default() }
+}
+
+fn assert_is(found: &State, step: u64) {
+    let expected = state(step);
+    assert_eq!(found.counters, expected.counters);
+    let same = |name: &str| found.weights.get(name).unwrap().equal(expected.weights.get(name).unwrap());
+    assert!(same("0.weight") && same("block/odd name.bias") && found.weights.iter().count() == 2);
+    assert!(found.optimizer.keys().eq(expected.optimizer.keys()));
+    assert!(found.optimizer.iter().all(|(name, tensor)| tensor.equal(&expected.optimizer[name])));
+}
+
+/// A folder with the checkpoints of steps 1 and 2.
+async fn two() -> (tempfile::TempDir, Checkpoints) {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::open(folder.path().join("c").to_str().unwrap(), true).unwrap();
+    for step in [1, 2] {
+        checkpoints.write(state(step), run()).await.unwrap();
+    }
+    (folder, checkpoints)
+}
+
+/// Every file of a checkpoint.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.extend(self::files(&path)),
+            false => files.push(path),
+        }
+    }
+    files.sort();
+    files
+}
+
+#[tokio::test]
+async fn what_is_written_is_read() {
+    let (folder, checkpoints) = two().await;
+    let (found, manifest) = checkpoints.resume(None).await.unwrap();
+    assert_is(&found, 2);
+    assert_eq!(manifest.run, run());
+    let names = files(&folder.path().join("c/step-00000002"));
+    let names: Vec<_> =
+        names.iter().map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string()).collect();
+    assert_eq!(
+        names,
+        [
+            "c/step-00000002/manifest.json",
+            "c/step-00000002/optimizer/0000-0.safetensors",
+            "c/step-00000002/weights/0000-0.safetensors",
+            "c/step-00000002/weights/0001-block_odd_name.safetensors",
+        ]
+    );
+    // Its weights are weights to start from.
+    let weights = StateDict::load(folder.path().join("c/step-00000001")).unwrap();
+    assert!(weights.get("0.weight").unwrap().equal(state(1).weights.get("0.weight").unwrap()));
+    // One of the same step is replaced.
+    checkpoints.write(state(2), Run::default()).await.unwrap();
+    assert_eq!(checkpoints.resume(None).await.unwrap().1.run, Run::default());
+    assert_eq!(checkpoints.list().await.unwrap().len(), 2);
+}
+
+/// Wherever writing ends, the last whole checkpoint is gone on with; so it is whatever bytes a disk changes.
+#[tokio::test]
+async fn the_one_before_is_used_where_one_is_cut_short_or_damaged() {
+    let (folder, checkpoints) = two().await;
+    let last = folder.path().join("c/step-00000002");
+    for path in files(&last) {
+        let whole = std::fs::read(&path).unwrap();
+        let lengths = (0..whole.len()).step_by(1 + whole.len() / 40);
+        let cut: Vec<Vec<u8>> = lengths.clone().map(|length| whole[..length].to_vec()).collect();
+        let changed = lengths.map(|at| {
+            let mut changed = whole.clone();
+            changed[at] ^= 0x21;
+            changed
+        });
+        let longer = [[&whole[..], b"x"].concat()];
+        for bytes in cut.into_iter().chain(changed).chain(longer) {
+            std::fs::write(&path, &bytes).unwrap();
+            let (found, manifest) = checkpoints.resume(None).await.unwrap();
+            // A manifest may say other things of the run than it did; the weights are whole or not taken.
+            match found.counters.step == 2 && path.ends_with("manifest.json") {
+                true => drop(manifest),
+                false => assert_is(&found, 1),
+            }
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_is(&checkpoints.resume(None).await.unwrap().0, 1);
+        std::fs::write(&path, &whole).unwrap();
+        assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+    }
+}
+
+#[tokio::test]
+async fn errors_name_the_file() {
+    let (folder, checkpoints) = two().await;
+    let here = |error: BossManError| error.to_string().replace(&format!("{}/", folder.path().display()), "");
+    let weights = folder.path().join("c/step-00000002/weights/0000-0.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    let damaged = "c/step-00000002/weights/0000-0.safetensors: is damaged: its content is not what was written";
+    assert_eq!(here(checkpoints.verify("step-00000002").await.unwrap_err()), damaged);
+    assert_eq!(here(StateDict::load(folder.path().join("c/step-00000002")).unwrap_err()), damaged);
+    let named = here(checkpoints.resume(Some("step-00000001")).await.unwrap_err());
+    assert!(named.contains("step-00000002 and later would be mixed up with what follows step-00000001"), "{named}");
+    let unknown = here(checkpoints.resume(Some("step-3")).await.unwrap_err());
+    assert_eq!(unknown, "c: there is no checkpoint `step-3`; it has step-00000001, step-00000002");
+    let manifest = folder.path().join("c/step-00000002/manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    for (from, to, expected) in [
+        ("\"version\": 1", "\"version\": 9", "is of version 9; this program reads version 1"),
+        ("\"step\": 2", "\"step\": 3", "is of step 3"),
+        ("weights/0000", "weights/../0000", "names `weights/../0000-0.safetensors`, which is no file of it"),
+        ("{", "[", "is no manifest: "),
+    ] {
+        assert!(text.contains(from));
+        std::fs::write(&manifest, text.replacen(from, to, 1)).unwrap();
+        let error = here(checkpoints.verify("step-00000002").await.unwrap_err());
+        assert!(error.starts_with(&format!("c/step-00000002/manifest.json: {expected}")), "{error}");
+    }
+    std::fs::remove_file(&manifest).unwrap();
+    let error = here(checkpoints.verify("step-00000002").await.unwrap_err());
+    assert_eq!(error, "c/step-00000002/manifest.json: is missing");
+    let refused = Checkpoints::open("s3://bucket/run", true).unwrap_err().to_string();
+    assert_eq!(refused, "s3://bucket/run: checkpoints go to local folders only, so far; name one");
+    let none = Checkpoints::open(folder.path().join("none").to_str().unwrap(), false).unwrap_err();
+    assert!(here(none).ends_with("none: there is no such folder"));
+}
+
+#[tokio::test]
+async fn what_is_deleted_is_gone_and_nothing_else() {
+    let (folder, checkpoints) = two().await;
+    std::fs::write(folder.path().join("c/notes.txt"), "mine").unwrap();
+    let policy = Policy { dir: String::new(), every: Every::Steps(1), keep: 1, keep_best: None };
+    assert_eq!(checkpoints.prune(&policy).await.unwrap(), ["step-00000001"]);
+    let names = |listed: Vec<Listed>| listed.into_iter().map(|listed| listed.name).collect::<Vec<_>>();
+    assert_eq!(names(checkpoints.list().await.unwrap()), ["step-00000002"]);
+    checkpoints.remove("step-00000002").await.unwrap();
+    assert!(checkpoints.resume(None).await.is_err());
+    assert_eq!(files(folder.path()), [folder.path().join("c/notes.txt")]);
+}
+
+/// A full disk, or a folder that nothing can be written to, leaves what was there.
+#[tokio::test]
+#[cfg(target_os = "linux")]
+async fn what_cannot_be_written_leaves_what_was_there() {
+    let (folder, checkpoints) = two().await;
+    // In the way of the folder of the next one.
+    std::fs::write(folder.path().join("c/step-00000003"), "in the way").unwrap();
+    let error = checkpoints.write(state(3), run()).await.unwrap_err().to_string();
+    assert!(error.contains("step-00000003/"), "{error}");
+    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+}

@@ -1,0 +1,91 @@
+//! Checkpoints of a run at work, made when they are due and written while it goes on.
+
+use super::manifest::Run;
+use super::policy::{Due, Policy};
+use super::store::Checkpoints;
+use crate::progress::Progress;
+use crate::{output, BossMan, BossManError};
+use tokio::task::JoinHandle;
+
+/// The checkpoints of a run.
+pub(crate) struct Writing {
+    checkpoints: Checkpoints,
+    policy: Policy,
+    due: Due,
+    /// One is due that could not be made yet.
+    owed: bool,
+    /// The one that is being written, and after which step it was made.
+    at_work: Option<(u64, JoinHandle<Result<(), BossManError>>)>,
+    /// The user knows that training waits for them.
+    warned: bool,
+}
+
+impl Writing {
+    pub(crate) fn new(checkpoints: Checkpoints, policy: Policy) -> Self {
+        let due = Due::start(policy.every);
+        Writing { checkpoints, policy, due, owed: false, at_work: None, warned: false }
+    }
+
+    /// A step has ended, which may be the last, or one after which there was a look at the model: makes a checkpoint where one
+    /// is due. What goes wrong with it is told, and training goes on.
+    pub(crate) async fn after_step(
+        &mut self,
+        boss: &mut BossMan,
+        step: u64,
+        (last, looked): (bool, bool),
+        (run, progress): (Run, &Progress),
+    ) {
+        let written = self.at_work.as_ref().is_some_and(|(_, writing)| writing.is_finished());
+        if written {
+            self.take_note(progress).await;
+        }
+        self.owed |= self.due.is_now(step) || last || (looked && self.policy.keep_best.is_some());
+        if !self.owed || !boss.is_between_updates() {
+            return;
+        }
+        // One is written at a time, so that no more than one is in memory.
+        let waits = self.at_work.as_ref().filter(|(_, writing)| !writing.is_finished() && !last);
+        if let Some((before, _)) = waits.filter(|_| !self.warned) {
+            output::warn(&format!(
+                "warning: a checkpoint of step {step} is due while that of step {before} is still being written, for which \
+                 training waits; make them less often"
+            ));
+            self.warned = true;
+        }
+        self.take_note(progress).await;
+        self.owed = false;
+        self.begin(boss, step, run).await;
+    }
+
+    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: Run) {
+        match boss.begin_snapshot().await {
+            Ok(snapshot) => {
+                let (checkpoints, policy) = (self.checkpoints.clone(), self.policy.clone());
+                let write = async move {
+                    checkpoints.write(snapshot.finish().await?, run).await?;
+                    checkpoints.prune(&policy).await.map(drop)
+                };
+                self.at_work = Some((step, tokio::spawn(write)));
+            }
+            Err(error) => output::warn(&format!("warning: no checkpoint of step {step}: {error}")),
+        }
+    }
+
+    /// Waits for the one that is being written.
+    pub(crate) async fn take_note(&mut self, progress: &Progress) {
+        let Some((step, writing)) = self.at_work.take() else { return };
+        let problem = match writing.await {
+            Ok(Ok(())) => return progress.line(&format!("checkpoint of step {step} written")),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        output::warn(&format!("warning: no checkpoint of step {step}: {problem}"));
+    }
+}
+
+impl BossMan {
+    /// Whether no gradients wait for an update.
+    pub(crate) fn is_between_updates(&self) -> bool {
+        self.gathered.steps == 0
+    }
+}

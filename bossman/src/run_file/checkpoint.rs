@@ -1,0 +1,52 @@
+//! What a run file says of checkpoints.
+
+use crate::checkpoint::{Every, KeepBest, Policy};
+use layerspec::yaml::{Kind, Mapping, Node, Reader, SIZE, TEXT};
+use layerspec::Fault;
+use std::path::Path;
+
+/// As many are kept where nothing is said.
+const KEEP: u64 = 3;
+
+/// A number of minutes.
+const MINUTES: Reader<f64> = Reader::new("a number of minutes above 0", |node| match node.kind {
+    Kind::Int(minutes) if minutes > 0 => Some(minutes as f64),
+    // A year, beyond which clocks are not asked.
+    Kind::Float(minutes) if minutes > 0.0 && minutes < 525_600.0 => Some(minutes),
+    _ => None,
+});
+
+const BEST: Reader<KeepBest> = Reader::new("`loss` or `accuracy`", |node| match (TEXT.read)(node)?.as_str() {
+    "loss" => Some(KeepBest::Loss),
+    "accuracy" => Some(KeepBest::Accuracy),
+    _ => None,
+});
+
+pub(super) fn checkpoint(run: &Mapping<'_>, folder: &Path) -> Result<Option<Policy>, Fault> {
+    let Some(node) = run.get("checkpoint") else { return Ok(None) };
+    let keys = node.mapping("`checkpoint`", "key", &["dir", "every", "keep", "keep_best"])?;
+    let dir = keys.required("dir", &TEXT)?;
+    let dir = if dir.contains("://") { dir } else { folder.join(dir).to_string_lossy().into_owned() };
+    let keep = keys.optional("keep", &SIZE)?.unwrap_or(KEEP);
+    Ok(Some(Policy {
+        dir,
+        every: every(keys.need("every")?)?,
+        keep: usize::try_from(keep).unwrap_or(usize::MAX),
+        keep_best: keys.optional("keep_best", &BEST)?,
+    }))
+}
+
+/// A number of steps, or `{minutes: 5}`.
+fn every(node: &Node) -> Result<Every, Fault> {
+    match &node.kind {
+        Kind::Map(_) => {
+            let every = node.mapping("`every`", "key", &["steps", "minutes"])?;
+            match (every.optional("steps", &SIZE)?, every.optional("minutes", &MINUTES)?) {
+                (Some(steps), None) => Ok(Every::Steps(steps)),
+                (None, Some(minutes)) => Ok(Every::Minutes(minutes)),
+                _ => Err(Fault::new(node.place, "`every`: give `steps` or `minutes`")),
+            }
+        }
+        _ => Ok(Every::Steps(node.read("`every`", &SIZE)?)),
+    }
+}

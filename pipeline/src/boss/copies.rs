@@ -1,0 +1,51 @@
+//! Copies of parameters that travel to the boss while the next request is carried out.
+
+use super::{BossSession, Job, Phase, Work};
+use crate::effect::{Effect, Micros};
+use crate::ids::{Slot, WorkerId};
+use crate::message::Head;
+
+impl BossSession {
+    /// Sets a request aside that only waits for what workers have copied; the next one begins.
+    pub(super) fn set_aside(&mut self) {
+        let travels = |job: &mut Job| {
+            matches!(&job.phase, Phase::Gathering(copies) if job.work == Work::Sending && copies.is_answered()
+                && !copies.is_complete())
+        };
+        if let Some(Job { id, request, phase: Phase::Gathering(copies), .. }) = self.job.take_if(travels) {
+            self.copies.insert(id, (request, *copies));
+        }
+    }
+
+    /// Whether a frame is part of what was set aside.
+    pub(super) fn is_copy(&self, head: &Head) -> bool {
+        matches!(head, Head::State { id, .. } if self.copies.contains_key(id))
+    }
+
+    /// Takes a part in of what was set aside, and replies where it was the last.
+    pub(super) fn copy_arrives(&mut self, now: Micros, from: WorkerId, head: Head, slots: Vec<Slot>) {
+        let Head::State { id, .. } = head else { return self.drop_slots(slots) };
+        let Some((_, copies)) = self.copies.get_mut(&id) else { return self.drop_slots(slots) };
+        if let Err(reason) = copies.take(now, from, head, &slots) {
+            return self.refuse(from, slots, &reason);
+        }
+        if copies.is_complete() {
+            if let Some((request, copies)) = self.copies.remove(&id) {
+                self.effects.push_back(Effect::Reply { request, result: Ok(copies.into_answer()) });
+            }
+        }
+    }
+
+    /// A worker is lost, and with it what it had not sent yet.
+    pub(super) fn copies_lost(&mut self, worker: WorkerId, reason: &str) {
+        let of_worker = |(id, (_, copies)): (&u64, &(u64, super::Gathering))| copies.misses(worker).then_some(*id);
+        let lost: Vec<u64> = self.copies.iter().filter_map(of_worker).collect();
+        for id in lost {
+            let Some((request, mut copies)) = self.copies.remove(&id) else { continue };
+            let slots = copies.give_up();
+            self.drop_slots(slots);
+            let result = Err(self.lost_failure(worker, reason));
+            self.effects.push_back(Effect::Reply { request, result });
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The names of what workers hand out and take of a model's state.
+
+use std::fmt;
+
+/// What the names of optimizer state begin with; no parameter's does, for it begins with a layer's.
+const OPTIMIZER: &str = "optimizer/";
+
+/// A parameter or buffer, as `0.weight`; what the optimizer keeps for one, under PyTorch's names, as
+/// `optimizer/0.weight.exp_avg`; or the part of that which one replica keeps alone, flat, with the element at which it
+/// begins, as `optimizer/0.weight.exp_avg[1024]`.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct StateName<'a> {
+    /// Whether it is the optimizer's.
+    pub optimizer: bool,
+    /// The parameter's name, and for the optimizer's state that of the kind after a dot.
+    pub name: &'a str,
+    /// Where a part begins; nothing for the whole.
+    pub start: Option<u64>,
+}
+
+impl<'a> StateName<'a> {
+    /// A parameter or buffer.
+    pub fn of_parameter(name: &'a str) -> Self {
+        StateName { optimizer: false, name, start: None }
+    }
+
+    /// What the optimizer keeps.
+    pub fn of_optimizer(name: &'a str, start: Option<u64>) -> Self {
+        StateName { optimizer: true, name, start }
+    }
+
+    /// What a name says.
+    pub fn parse(text: &'a str) -> Self {
+        let Some(rest) = text.strip_prefix(OPTIMIZER) else { return Self::of_parameter(text) };
+        let part = rest.strip_suffix(']').and_then(|rest| rest.rsplit_once('['));
+        match part.and_then(|(name, start)| Some((name, start.parse().ok()?))) {
+            Some((name, start)) => Self::of_optimizer(name, Some(start)),
+            None => Self::of_optimizer(rest, None),
+        }
+    }
+
+    /// The parameter that the optimizer keeps it for, and under which name.
+    pub fn kept(&self) -> Option<(&'a str, &'a str)> {
+        self.name.rsplit_once('.').filter(|_| self.optimizer)
+    }
+}
+
+impl fmt::Display for StateName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.optimizer {
+            f.write_str(OPTIMIZER)?;
+        }
+        f.write_str(self.name)?;
+        self.start.map_or(Ok(()), |start| write!(f, "[{start}]"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_what_it_was_made_of() {
+        let names = [
+            StateName::of_parameter("0.weight"),
+            StateName::of_parameter("odd[3]"),
+            StateName::of_optimizer("a.b.weight.exp_avg", None),
+            StateName::of_optimizer("0.weight.step", Some(1024)),
+        ];
+        for name in names {
+            assert_eq!(StateName::parse(&name.to_string()), name);
+        }
+        assert_eq!(names[3].to_string(), "optimizer/0.weight.step[1024]");
+        assert_eq!(names[3].kept(), Some(("0.weight", "step")));
+        assert_eq!((names[0].kept(), StateName::parse("optimizer/x").kept()), (None, None));
+        assert_eq!(StateName::parse("optimizer/a.b[x]"), StateName::of_optimizer("a.b[x]", None));
+    }
+}

@@ -1,0 +1,242 @@
+//! Runs that stop and go on with a checkpoint, among other workers, cut and scheduled otherwise: losses, metrics and weights are
+//! those of a run that never stopped, to the bit.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use std::path::Path;
+use std::time::Duration;
+use tests::programs::{Ended, Place};
+
+/// Far more than any run here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Dropout and batch norm, so that what is drawn and what is counted must go on, too.
+const MODEL: &str = "
+model: small
+inputs: {x: [batch, 64]}
+layers:
+  - Linear: {in_features: 64, out_features: 32}
+  - BatchNorm1d: {num_features: 32}
+  - ReLU
+  - Dropout: {p: 0.25}
+  - Linear: {in_features: 32, out_features: 32}
+  - GELU
+  - Linear: {in_features: 32, out_features: 10}
+";
+
+struct Run {
+    place: Place,
+}
+
+impl Run {
+    fn new() -> Self {
+        let place = Place::new();
+        std::fs::write(place.file("model.yaml"), MODEL).unwrap();
+        let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
+        std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
+        Run { place }
+    }
+
+    fn write(&self, steps: u64, more: &str) {
+        let text = format!(
+            "model: model.yaml\ndata: {{train: digits.csv.gz, validation: {{split: 0.2}}}}\nloss: CrossEntropyLoss\n\
+             lr_schedule: {{cosine: {{total_steps: 60, warmup: 5}}}}\n\
+             clip_grad_norm: 1.0\nbatch_size: 100\nmicrobatches: 5\nseed: 3\nsteps: {steps}\n{more}\n"
+        );
+        let optimizer = if more.contains("optimizer:") { "" } else { "optimizer: {AdamW: {lr: 0.01}}\n" };
+        let text = format!("{text}{optimizer}");
+        std::fs::write(self.place.file("run.yaml"), text).unwrap();
+    }
+
+    fn arguments(&self, workers: &str, flags: &[&str]) -> Vec<String> {
+        let [run, metrics, save] = ["run.yaml", "metrics.jsonl", "w.safetensors"].map(|name| self.place.file(name));
+        let paths = [run, metrics, save].map(|path| path.to_str().unwrap().to_string());
+        let [run, metrics, save] = paths;
+        let all = ["train", &run, "--metrics", &metrics, "--save", &save, "--local", workers, "--threads", "1"];
+        all.iter().chain(flags).map(|word| word.to_string()).collect()
+    }
+
+    async fn train(&self, workers: &str, flags: &[&str]) -> Ended {
+        let arguments = self.arguments(workers, flags);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        self.place.start("bossman", &arguments).end_within(PATIENCE).await
+    }
+
+    /// The metrics of steps without times, and the weights.
+    fn left(&self) -> (Vec<String>, Vec<u8>) {
+        let (metrics, weights, _) = self.all_left();
+        // A run that ends looks at the model, whatever the step.
+        (metrics.into_iter().filter(|line| !line.contains("validation")).collect(), weights)
+    }
+
+    /// All metrics without times, the weights and the best weights.
+    fn all_left(&self) -> (Vec<String>, Vec<u8>, Vec<u8>) {
+        let metrics = std::fs::read_to_string(self.place.file("metrics.jsonl")).unwrap();
+        let line = |line: &str| {
+            let all: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+            let all = all.into_iter().filter(|(key, _)| key != "step_ms");
+            all.map(|(key, value)| format!("{key}={value} ")).collect()
+        };
+        let weights = |name: &str| std::fs::read(self.place.file(name)).unwrap();
+        (metrics.lines().map(line).collect(), weights("w.safetensors"), weights("w.best.safetensors"))
+    }
+}
+
+const EVERY: &str = "checkpoint: {dir: c, every: 7, keep: 2}";
+
+/// `more` for each part of a run, with the number of workers and the steps after which it stops.
+async fn in_parts(parts: &[(u64, &str, &str)]) -> (Vec<String>, Vec<u8>) {
+    let run = Run::new();
+    for (number, (steps, workers, more)) in parts.iter().enumerate() {
+        run.write(*steps, &format!("{EVERY}\n{more}"));
+        let resume: &[&str] = if number == 0 { &[] } else { &["--resume"] };
+        run.train(workers, resume).await.well();
+    }
+    run.left()
+}
+
+async fn at_once(workers: &str, more: &str) -> Run {
+    let run = Run::new();
+    run.write(40, more);
+    run.train(workers, &[]).await.well();
+    run
+}
+
+#[tokio::test]
+async fn a_run_goes_on_among_other_workers() {
+    let quiet = at_once("1", "").await.left();
+    let parts = [
+        (9, "1", "schedule: 1f1b"),
+        (21, "3", "schedule: zb-h1"),
+        (22, "2", "schedule: interleaved\nchunks: 2"),
+        (40, "2", ""),
+    ];
+    let found = in_parts(&parts).await;
+    assert!(found == quiet, "{:#?}\n{:#?}", found.0, quiet.0);
+}
+
+#[tokio::test]
+async fn a_run_goes_on_with_other_replicas_and_shards() {
+    let quiet = at_once("1", "replicas: 1").await.left();
+    let parts = [
+        (8, "2", "replicas: 2\nshard: optimizer"),
+        (15, "3", "replicas: 3\nshard: parameters\nchunks: 2"),
+        (23, "3", "replicas: [1, 2]"),
+        (31, "2", "replicas: 2\nshard: gradients"),
+        (40, "2", "replicas: auto"),
+    ];
+    let found = in_parts(&parts).await;
+    assert!(found == quiet, "{:#?}\n{:#?}", found.0, quiet.0);
+}
+
+#[tokio::test]
+async fn gradients_of_several_steps_belong_to_one_update() {
+    let more = "accumulate: 3\noptimizer: {SGD: {lr: 0.05, momentum: 0.9}}";
+    let quiet = at_once("1", more).await.left();
+    let run = Run::new();
+    // A checkpoint is due after every second step and made after every third.
+    for (steps, flags) in [(20, &[][..]), (40, &["--resume"][..])] {
+        run.write(steps, &format!("checkpoint: {{dir: c, every: 2, keep: 1}}\n{more}"));
+        run.train("2", flags).await.well();
+    }
+    assert!(run.left() == quiet, "{:#?}\n{:#?}", run.left().0, quiet.0);
+}
+
+/// Killed at any moment, with whatever it was writing.
+#[tokio::test]
+async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
+    let quiet = at_once("1", "").await.all_left();
+    let run = Run::new();
+    run.write(40, "checkpoint: {dir: c, every: 1, keep: 2}\nschedule: 1f1b");
+    for (kill, killed_at) in
+        ["checkpoint of step 3 ", "checkpoint of", "going on after", "checkpoint of"].into_iter().enumerate()
+    {
+        let flags: &[&str] = if kill == 0 { &[] } else { &["--resume"] };
+        let arguments = run.arguments("2", flags);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut boss = run.place.start("bossman", &arguments);
+        boss.line(killed_at).await;
+        boss.signal("KILL");
+        boss.end().await;
+    }
+    run.train("2", &["--resume"]).await.well();
+    assert!(run.all_left() == quiet, "{:#?}\n{:#?}", run.all_left().0, quiet.0);
+    let left: Vec<_> = std::fs::read_dir(run.place.file("c")).unwrap().collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[tokio::test]
+async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
+    let quiet = at_once("1", "").await.left();
+    let run = Run::new();
+    run.write(21, EVERY);
+    run.train("2", &[]).await.well();
+    let folder = run.place.file("c/step-00000021/weights");
+    let damaged = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    // The command says so too.
+    let dir = run.place.file("c");
+    let verify = run.place.start("bossman", &["checkpoint", "verify", dir.to_str().unwrap()]).end().await;
+    assert_eq!(verify.status.code(), Some(1));
+    assert!(
+        verify.output[0].ends_with("step-00000014  whole") && verify.output[1].contains("is damaged"),
+        "{:?}",
+        verify.output
+    );
+    run.write(40, EVERY);
+    let ended = run.train("2", &["--resume"]).await.well();
+    let warning = ended.errors.iter().find(|line| line.contains("is damaged")).unwrap();
+    assert!(
+        warning.contains(damaged.to_str().unwrap()) && warning.contains("looking for the checkpoint before"),
+        "{warning}"
+    );
+    assert!(ended.output.iter().any(|line| line.contains("going on after step 14")), "{:?}", ended.output);
+    assert!(run.left() == quiet, "{:#?}\n{:#?}", run.left().0, quiet.0);
+}
+
+#[tokio::test]
+async fn what_would_not_go_on_as_it_was_is_refused() {
+    let run = Run::new();
+    run.write(7, "");
+    let error = run.train("1", &["--resume"]).await.error_line();
+    assert!(error.contains("--resume: the run file does not say where checkpoints are"), "{error}");
+    run.write(7, EVERY);
+    let error = run.train("1", &["--resume"]).await.error_line();
+    assert!(error.ends_with("c: there is no such folder"), "{error}");
+    run.train("1", &[]).await.well();
+    let error = run.train("1", &[]).await.error_line();
+    assert!(error.contains("holds checkpoints of a run up to step 7; --resume goes on with it"), "{error}");
+    let refused = async |from: &str, to: &str, expected: &str| {
+        run.write(9, EVERY);
+        let text = std::fs::read_to_string(run.place.file("run.yaml")).unwrap();
+        assert!(text.contains(from));
+        std::fs::write(run.place.file("run.yaml"), text.replace(from, to)).unwrap();
+        let error = run.train("1", &["--resume"]).await.error_line();
+        assert!(error.contains(expected), "{error}");
+    };
+    refused("seed: 3", "seed: 4", "--resume: seed was 3 and is 4, so the run would not go on as it was").await;
+    refused("batch_size: 100", "batch_size: 50", "batch_size was 100 and is 50").await;
+    refused("split: 0.2", "split: 0.3", "the number of samples to train on was").await;
+    refused("AdamW: {lr: 0.01}", "SGD: {lr: 0.01, momentum: 0.9}", "--resume: optimizer was AdamW and is SGD").await;
+    std::fs::write(run.place.file("metrics.jsonl"), "").unwrap();
+    refused("seed: 3", "seed: 3", "metrics.jsonl: has 0 bytes, but had").await;
+    // A later one that is in the way, and how it is moved out of it.
+    std::fs::remove_file(run.place.file("metrics.jsonl")).unwrap();
+    std::fs::remove_dir_all(run.place.file("c")).unwrap();
+    run.write(21, EVERY);
+    run.train("1", &[]).await.well();
+    let error = run.train("1", &["--resume=step-00000014"]).await.error_line();
+    assert!(error.contains("--after step-00000014` deletes them"), "{error}");
+    let dir = run.place.file("c");
+    let command = async |arguments: &[&str]| {
+        let all = [&["checkpoint"], arguments, &[dir.to_str().unwrap()]].concat();
+        run.place.start("bossman", &all).end().await.well().output
+    };
+    assert_eq!(command(&["prune", "--after", "step-00000014"]).await, ["deleted step-00000021"]);
+    run.train("1", &["--resume=step-00000014"]).await.well();
+    let listed = command(&["ls"]).await;
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    assert!(listed[0].starts_with("step-00000014  ") && listed[1].starts_with("step-00000021  "), "{listed:?}");
+}
