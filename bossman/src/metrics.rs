@@ -49,6 +49,11 @@ impl Metrics {
         Ok(Metrics { path: path.to_path_buf(), file, whole: bytes })
     }
 
+    /// The file, to be flushed to the disk elsewhere.
+    pub(crate) fn file(&self) -> Option<File> {
+        self.file.try_clone().ok()
+    }
+
     /// Bytes of whole lines.
     pub fn bytes(&self) -> u64 {
         self.whole

@@ -1,6 +1,6 @@
 //! What `bossman train` does: data in, steps, a look at the model after each epoch, and out come metrics, weights and a test.
 
-use crate::checkpoint::{Best, Checkpoints, Run, State, Writing};
+use crate::checkpoint::{Best, Checkpoints, KeepBest, Run, State, Writing};
 use crate::data::{Batches, Part, Parts};
 use crate::epochs::{best_path, look_with_who_is_here, Epochs};
 use crate::fixed_batch::FixedBatch;
@@ -98,6 +98,7 @@ pub async fn run_with(
         group_by_length: file.group_by_length,
         batch_size: file.batch_size,
         microbatches: file.microbatches,
+        accumulate: file.accumulate,
         samples: train.samples(),
         ..Run::default()
     };
@@ -186,40 +187,47 @@ pub async fn run_with(
         progress.line(&format!("going on after step {done}, with the checkpoint of it"));
     }
     let mut traced = Vec::new();
-    for step in done + 1..=steps {
-        let batch = match next.take() {
-            Some(first) => first,
-            None => batches.next_batch().await?,
-        };
-        let mut report = boss.train_step(&batch).await?;
-        // Such a model has no word by which the step could know what counts samples.
-        report.samples = fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
-        progress.step(&report);
-        on_step(&report);
-        if let Some(metrics) = &mut metrics {
-            metrics.write(&report)?;
-        }
-        if settings.trace.is_some() {
-            traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
-            traced.drain(..traced.len().saturating_sub(TRACED));
-        }
-        if step.is_multiple_of(per_epoch) || step == steps {
-            epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
-        }
-        if let Some(writing) = &mut writing {
-            let now = Run {
-                metrics: metrics.as_ref().map(Metrics::bytes),
-                best: epochs.best.as_ref().map(|(step, look)| Best::of(*step, &look.score)),
-                look: epochs.last.as_ref().map(|(step, score)| Best::of(*step, score)),
-                ..run.clone()
+    let trained = async {
+        for step in done + 1..=steps {
+            let batch = match next.take() {
+                Some(first) => first,
+                None => batches.next_batch().await?,
             };
-            let looked = epochs.last.is_some_and(|(of, _)| of == step);
-            writing.after_step(&mut boss, step, (step == steps, looked), (now, &progress)).await;
+            let mut report = boss.train_step(&batch).await?;
+            // Such a model has no word by which the step could know what counts samples.
+            report.samples = fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
+            progress.step(&report);
+            on_step(&report);
+            if let Some(metrics) = &mut metrics {
+                metrics.write(&report)?;
+            }
+            if settings.trace.is_some() {
+                traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
+                traced.drain(..traced.len().saturating_sub(TRACED));
+            }
+            if step.is_multiple_of(per_epoch) || step == steps {
+                epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
+            }
+            if let Some(writing) = &mut writing {
+                let now = Run {
+                    metrics: metrics.as_ref().map(Metrics::bytes).or(metrics_before),
+                    best: epochs.best.as_ref().map(|(step, look)| Best::of(*step, &look.score)),
+                    look: epochs.last.as_ref().map(|(step, score)| Best::of(*step, score)),
+                    ..run.clone()
+                };
+                let looked = epochs.last.is_some_and(|(of, _)| of == step);
+                let ended = (step == steps, looked);
+                writing.after_step(&mut boss, step, ended, (now, metrics.as_ref()), &progress).await;
+            }
         }
-    }
+        Ok::<_, BossManError>(())
+    };
+    let trained = trained.await;
+    // Where a step fails, too, the checkpoint before it is written to its end: it is what the run goes on with.
     if let Some(writing) = &mut writing {
         writing.take_note(&progress).await;
     }
+    trained?;
     let time = progress.end();
     if let Some(path) = &settings.trace {
         Trace::of(&traced).save(path)?;
@@ -247,11 +255,20 @@ async fn checkpoints(
             None => Ok((None, None)),
         };
     };
+    if policy.keep_best.is_some() && file.data.validation.is_none() {
+        return Err(BossManError::Usage(
+            "`keep_best`: the run's `data` has no `validation` to tell the best by".into(),
+        ));
+    }
+    if policy.keep_best == Some(KeepBest::Accuracy) && file.loss.classes().is_none() {
+        return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
+    }
     let checkpoints = Checkpoints::open(&policy.dir, settings.resume.is_none())?;
     let writing = || Some(Writing::new(checkpoints.clone(), policy.clone()));
     let Some(name) = &settings.resume else {
         // Else it could not be told later which checkpoint is of which run.
-        return match checkpoints.list().await?.last() {
+        let listed = checkpoints.list().await?;
+        return match listed.iter().rfind(|listed| !listed.is_begun) {
             Some(last) => Err(BossManError::Usage(format!(
                 "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
                 policy.dir, last.step

@@ -357,7 +357,7 @@ fn mistakes_in_a_run_file_are_named() {
         ("checkpoint: {dir: c}", "missing key `every`"),
         ("checkpoint: {dir: c, every: 0}", "`every`: expected a whole number, 1 or more, found `0`"),
         ("checkpoint: {dir: c, every: {steps: 5, minutes: 1}}", "`every`: give `steps` or `minutes`"),
-        ("checkpoint: {dir: c, every: {minutes: 0}}", "`minutes`: expected a number of minutes above 0, found `0`"),
+        ("checkpoint: {dir: c, every: {minutes: 0}}", "`minutes`: expected a number of minutes above 0, and no more than a year has, found `0`"),
         ("checkpoint: {dir: c, every: 5, keep_best: bleu}", "`keep_best`: expected `loss` or `accuracy`, found `bleu`"),
         ("data: {trian: a.csv}", "unknown key `trian`; did you mean `train`?"),
         ("data: {train: [a.csv]}", "`train`: expected a path or a format (`Name`, or `Name: {argument: value}`), found a list"),

@@ -3,6 +3,7 @@
 use crate::Score;
 use pipeline::loss_scale::LossScale;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// Manifests of other forms are not read.
 pub(super) const VERSION: u32 = 1;
@@ -14,6 +15,8 @@ pub(crate) struct Manifest {
     pub(crate) counters: Counters,
     pub(crate) run: Run,
     pub(super) files: Vec<File>,
+    /// Of all before it, in hexadecimal digits.
+    pub(super) sha256: String,
 }
 
 /// Where training stands: with the seed, all that random draws and the learning rate depend on.
@@ -37,6 +40,7 @@ pub(crate) struct Run {
     pub(crate) group_by_length: bool,
     pub(crate) batch_size: u64,
     pub(crate) microbatches: u32,
+    pub(crate) accumulate: u32,
     /// To train on.
     pub(crate) samples: u64,
     /// Bytes of metrics so far, where they are written.
@@ -76,6 +80,32 @@ pub(super) struct File {
     pub(super) sha256: String,
 }
 
+impl Manifest {
+    pub(super) fn new(counters: Counters, run: Run, files: Vec<File>) -> Result<Self, serde_json::Error> {
+        let manifest = Manifest { version: VERSION, counters, run, files, sha256: String::new() };
+        Ok(Manifest { sha256: manifest.digest()?, ..manifest })
+    }
+
+    /// How large its files are.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().fold(0, |bytes, file| bytes.saturating_add(file.bytes))
+    }
+
+    /// Whether it is as it was written.
+    pub(super) fn is_whole(&self) -> bool {
+        self.digest().is_ok_and(|digest| digest == self.sha256)
+    }
+
+    fn digest(&self) -> Result<String, serde_json::Error> {
+        Ok(hash(&serde_json::to_vec(&Manifest { sha256: String::new(), ..self.clone() })?))
+    }
+}
+
+/// A SHA-256 in hexadecimal digits.
+pub(super) fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 impl Run {
     /// What is not as it was, by which the next samples or the result would be others.
     pub(crate) fn differs(&self, now: &Run) -> Option<String> {
@@ -85,6 +115,7 @@ impl Run {
                 ("optimizer", run.optimizer.clone()),
                 ("batch_size", run.batch_size.to_string()),
                 ("microbatches", run.microbatches.to_string()),
+                ("accumulate", run.accumulate.to_string()),
                 ("group_by_length", run.group_by_length.to_string()),
                 ("the number of samples to train on", run.samples.to_string()),
                 ("shuffling", run.shuffled.to_string()),

@@ -85,13 +85,13 @@ fn best(there: &[Manifest], by: KeepBest) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::manifest::{Best, Counters, Run, VERSION};
+    use super::super::manifest::{Best, Counters, Run};
     use super::*;
 
     fn at(step: u64, loss: Option<f64>) -> Manifest {
         let look = loss.map(|loss| Best { step, loss: Some(loss), accuracy: Some(1.0 - loss) });
         let (counters, run) = (Counters { step, ..Counters::default() }, Run { look, ..Run::default() });
-        Manifest { version: VERSION, counters, run, files: Vec::new() }
+        Manifest::new(counters, run, Vec::new()).unwrap()
     }
 
     #[test]

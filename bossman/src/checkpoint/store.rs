@@ -1,6 +1,6 @@
 //! Checkpoints in a folder.
 
-use super::manifest::{File, Manifest, Run, VERSION};
+use super::manifest::{hash, File, Manifest, Run, VERSION};
 use super::policy::Policy;
 use super::snapshot::State;
 use crate::{output, weight_files, BossManError, StateDict};
@@ -8,7 +8,6 @@ use bytes::Bytes;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Place;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,6 +40,8 @@ pub struct Listed {
     pub step: u64,
     /// How large it is, where it is whole as far as its manifest says.
     pub bytes: Result<u64, String>,
+    /// It has no manifest: it is being written, or never was to its end.
+    pub is_begun: bool,
     pub(crate) manifest: Option<Manifest>,
 }
 
@@ -76,12 +77,15 @@ impl Checkpoints {
         let mut listed = Vec::new();
         for folder in found.common_prefixes {
             let name = folder.filename().unwrap_or_default().to_string();
-            let Some(step) = name.strip_prefix(PREFIX).and_then(|step| step.parse().ok()) else { continue };
+            let step = name.strip_prefix(PREFIX).and_then(|step| step.parse().ok());
+            // What is named otherwise is somebody else's.
+            let Some(step) = step.filter(|step| name_of(*step) == name) else { continue };
+            let is_begun = self.is_begun(&name).await;
             let (bytes, manifest) = match self.manifest(&name).await {
-                Ok(manifest) => (Ok(manifest.files.iter().map(|file| file.bytes).sum()), Some(manifest)),
+                Ok(manifest) => (Ok(manifest.bytes()), Some(manifest)),
                 Err(error) => (Err(error.to_string()), None),
             };
-            listed.push(Listed { name, step, bytes, manifest });
+            listed.push(Listed { name, step, bytes, is_begun, manifest });
         }
         listed.sort_by_key(|listed| listed.step);
         Ok(listed)
@@ -108,7 +112,7 @@ impl Checkpoints {
                 self.put(&format!("{name}/{file}"), bytes).await?;
             }
         }
-        let manifest = Manifest { version: VERSION, counters, run, files };
+        let manifest = Manifest::new(counters, run, files).map_err(|e| self.wrong(&name, e))?;
         let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.wrong(&name, e))?;
         self.put(&format!("{name}/{MANIFEST}"), text).await?;
         Ok(manifest)
@@ -177,15 +181,15 @@ impl Checkpoints {
         Err(BossManError::Usage(format!("{}: there is no checkpoint to go on from", self.dir)))
     }
 
-    /// Deletes what a policy does not keep.
-    pub(crate) async fn prune(&self, policy: &Policy) -> Result<Vec<String>, BossManError> {
+    /// Deletes what a policy does not keep, now that a checkpoint of this step was written. What is of later steps was found
+    /// damaged when the run went on from before it.
+    pub(crate) async fn prune(&self, policy: &Policy, step: u64) -> Result<Vec<String>, BossManError> {
         let listed = self.list().await?;
-        let there: Vec<Manifest> = listed.iter().filter_map(|listed| listed.manifest.clone()).collect();
+        let there = listed.iter().filter(|listed| listed.step <= step);
+        let there: Vec<Manifest> = there.filter_map(|listed| listed.manifest.clone()).collect();
         let mut names: Vec<String> = policy.superfluous(&there).into_iter().map(name_of).collect();
-        // What was never finished, and never will be.
-        let newest = there.iter().map(|manifest| manifest.counters.step).max();
-        let unfinished = listed.iter().filter(|listed| listed.manifest.is_none() && Some(listed.step) < newest);
-        names.extend(unfinished.map(|listed| listed.name.clone()));
+        let of_no_use = |listed: &&Listed| listed.step > step || (listed.is_begun && listed.step < step);
+        names.extend(listed.iter().filter(of_no_use).map(|listed| listed.name.clone()));
         for name in &names {
             self.remove(name).await?;
         }
@@ -213,6 +217,11 @@ impl Checkpoints {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(self.wrong(place.as_ref(), e)),
         }
+    }
+
+    async fn is_begun(&self, name: &str) -> bool {
+        let found = self.store.head(&Place::from(format!("{name}/{MANIFEST}"))).await;
+        matches!(found, Err(object_store::Error::NotFound { .. }))
     }
 
     async fn manifest(&self, name: &str) -> Result<Manifest, BossManError> {
@@ -266,6 +275,9 @@ fn parse(bytes: &[u8], name: &str) -> Result<Manifest, String> {
     let manifest: Manifest = serde_json::from_slice(bytes).map_err(|e| format!("is no manifest: {e}"))?;
     if manifest.version != VERSION {
         return Err(format!("is of version {}; this program reads version {VERSION}", manifest.version));
+    }
+    if !manifest.is_whole() {
+        return Err(DAMAGED.into());
     }
     if name != name_of(manifest.counters.step) {
         return Err(format!("is of step {}", manifest.counters.step));
@@ -331,8 +343,4 @@ fn by_layer(state: &State) -> BTreeMap<String, OfLayer> {
 fn plain(layer: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     layer.chars().map(plain).take(100).collect()
-}
-
-fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -3,8 +3,10 @@
 use super::manifest::Run;
 use super::policy::{Due, Policy};
 use super::store::Checkpoints;
+use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::{output, BossMan, BossManError};
+use std::fs::File;
 use tokio::task::JoinHandle;
 
 /// The checkpoints of a run.
@@ -33,7 +35,8 @@ impl Writing {
         boss: &mut BossMan,
         step: u64,
         (last, looked): (bool, bool),
-        (run, progress): (Run, &Progress),
+        (run, metrics): (Run, Option<&Metrics>),
+        progress: &Progress,
     ) {
         let written = self.at_work.as_ref().is_some_and(|(_, writing)| writing.is_finished());
         if written {
@@ -54,16 +57,21 @@ impl Writing {
         }
         self.take_note(progress).await;
         self.owed = false;
-        self.begin(boss, step, run).await;
+        self.begin(boss, step, run, metrics.and_then(Metrics::file)).await;
     }
 
-    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: Run) {
+    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: Run, metrics: Option<File>) {
         match boss.begin_snapshot().await {
             Ok(snapshot) => {
                 let (checkpoints, policy) = (self.checkpoints.clone(), self.policy.clone());
                 let write = async move {
-                    checkpoints.write(snapshot.finish().await?, run).await?;
-                    checkpoints.prune(&policy).await.map(drop)
+                    let state = snapshot.finish().await?;
+                    // Metrics that the checkpoint counts must be there as long as it is.
+                    if let Some(metrics) = metrics {
+                        tokio::task::spawn_blocking(move || metrics.sync_data()).await.ok();
+                    }
+                    checkpoints.write(state, run).await?;
+                    checkpoints.prune(&policy, step).await.map(drop)
                 };
                 self.at_work = Some((step, tokio::spawn(write)));
             }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Checkpoint {
-    /// List the checkpoints in a folder, and which of them are not whole.
+    /// List the checkpoints in a folder, and those that are not finished; `verify` reads their files.
     #[command(after_help = "Example: bossman checkpoint ls checkpoints")]
     Ls {
         /// The folder that the run file names.
@@ -99,9 +99,11 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
         None => u64::MAX,
     };
     let kept = usize::try_from(keep.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    let newest = whole.last().map_or(0, |listed| listed.step);
     let first_kept = whole.iter().rev().take(kept).last().map_or(0, |listed| listed.step);
     for listed in listed.iter().filter(|listed| {
-        let unfinished = after.is_none() && listed.bytes.is_err();
+        // The newest may be at work.
+        let unfinished = after.is_none() && listed.is_begun && listed.step < newest;
         unfinished || listed.step > last_kept || (after.is_none() && listed.step < first_kept)
     }) {
         checkpoints.remove(&listed.name).await?;

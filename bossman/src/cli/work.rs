@@ -152,6 +152,7 @@ impl Train {
             quiet: self.json,
         };
         let lost = match &settings.save {
+            _ if file.checkpoint.is_some() => "--resume goes on with the last checkpoint",
             Some(_) => "the weights of the last whole epoch are where --save says",
             None => "nothing was saved",
         };

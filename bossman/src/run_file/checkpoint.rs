@@ -9,12 +9,13 @@ use std::path::Path;
 const KEEP: u64 = 3;
 
 /// A number of minutes.
-const MINUTES: Reader<f64> = Reader::new("a number of minutes above 0", |node| match node.kind {
-    Kind::Int(minutes) if minutes > 0 => Some(minutes as f64),
-    // A year, beyond which clocks are not asked.
-    Kind::Float(minutes) if minutes > 0.0 && minutes < 525_600.0 => Some(minutes),
-    _ => None,
-});
+const MINUTES: Reader<f64> =
+    Reader::new("a number of minutes above 0, and no more than a year has", |node| match node.kind {
+        // A year, beyond which clocks are not asked.
+        Kind::Int(minutes @ 1..=525_600) => Some(minutes as f64),
+        Kind::Float(minutes) if minutes > 0.0 && minutes <= 525_600.0 => Some(minutes),
+        _ => None,
+    });
 
 const BEST: Reader<KeepBest> = Reader::new("`loss` or `accuracy`", |node| match (TEXT.read)(node)?.as_str() {
     "loss" => Some(KeepBest::Loss),
