@@ -63,7 +63,7 @@ pub enum Contents {
         target: Tensor,
     },
     /// The numbers of samples, which workers read from files of their own.
-    Numbers(Numbers),
+    Numbers(Box<Numbers>),
 }
 
 /// Samples of a data set of which workers have the files; see [`Dataset::for_workers`].
@@ -116,6 +116,6 @@ impl Batch {
     }
 
     pub(crate) fn of_numbers(numbers: Numbers) -> Self {
-        Batch(Contents::Numbers(numbers))
+        Batch(Contents::Numbers(Box::new(numbers)))
     }
 }

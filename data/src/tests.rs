@@ -28,7 +28,7 @@ impl Batch {
 
     pub(super) fn into_numbers(self) -> Numbers {
         match self.into_contents() {
-            Contents::Numbers(numbers) => numbers,
+            Contents::Numbers(numbers) => *numbers,
             other => panic!("{other:?}"),
         }
     }

@@ -44,13 +44,13 @@ Examples:
 
 impl Checkpoint {
     pub(crate) fn run(self) -> Result<()> {
-        Ok(until_interrupted("nothing more was done", async {
+        until_interrupted("nothing more was done", async {
             match self {
                 Checkpoint::Ls { dir, json } => ls(&Checkpoints::open(&dir, false)?, json).await,
                 Checkpoint::Verify { dir, name } => verify(&Checkpoints::open(&dir, false)?, name).await,
                 Checkpoint::Prune { dir, keep, after } => prune(&Checkpoints::open(&dir, false)?, keep, after).await,
             }
-        })?)
+        })
     }
 }
 
@@ -100,7 +100,7 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
     };
     let kept = usize::try_from(keep.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
     let newest = whole.last().map_or(0, |listed| listed.step);
-    let first_kept = whole.iter().rev().take(kept).last().map_or(0, |listed| listed.step);
+    let first_kept = whole.iter().rev().take(kept).next_back().map_or(0, |listed| listed.step);
     for listed in listed.iter().filter(|listed| {
         // The newest may be at work.
         let unfinished = after.is_none() && listed.is_begun && listed.step < newest;

@@ -19,7 +19,7 @@ fn batches_resume_at_any_step() {
     let data = opened(&folder, 10);
     let take = |steps| {
         let mut batches = Batches::after(data.clone(), 4, Some(3), steps);
-        (0..9).map(|_| numbers(&batches.next_batch().unwrap().x())).collect::<Vec<_>>()
+        (0..9).map(|_| numbers(batches.next_batch().unwrap().x())).collect::<Vec<_>>()
     };
     let all = take(0);
     assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 2, 4, 4, 2, 4, 4, 2]);
@@ -35,7 +35,7 @@ fn batches_resume_at_any_step() {
 fn a_split_trains_on_what_is_not_validated() {
     let folder = Folder::new();
     let (train, validation) = opened(&folder, 200).split(0.25, 9).unwrap();
-    let all = |data: &Dataset| numbers(&data.batch(&Order::new(data.samples(), None, 0).at(0..1000)).unwrap().x());
+    let all = |data: &Dataset| numbers(data.batch(&Order::new(data.samples(), None, 0).at(0..1000)).unwrap().x());
     assert!((30..70).contains(&validation.samples()), "{}", validation.samples());
     let mut both = [all(&train), all(&validation)].concat();
     both.sort_by(f64::total_cmp);
@@ -55,8 +55,8 @@ fn batches_come_ahead_and_errors_at_the_batch_they_belong_to() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let mut ahead = Batches::new(data, 2, None).ahead().unwrap();
-        assert_eq!(numbers(&ahead.next_batch().await.unwrap().x()), [0.0, 1.0]);
-        assert_eq!(numbers(&ahead.next_batch().await.unwrap().x()), [2.0, 3.0]);
+        assert_eq!(numbers(ahead.next_batch().await.unwrap().x()), [0.0, 1.0]);
+        assert_eq!(numbers(ahead.next_batch().await.unwrap().x()), [2.0, 3.0]);
         let error = folder.error(ahead.next_batch().await);
         assert_eq!(error, "images: sample 4: failed to fill whole buffer; has the file changed?");
         assert!(ahead.next_batch().await.is_err());

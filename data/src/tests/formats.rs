@@ -25,7 +25,7 @@ fn inputs_are_normalised_by_channel() {
     let source = Source::Idx { images, labels: folder.file("labels", idx(&[1], &[0])) };
     let normalize = Normalize { input: None, divide: 255.0, mean: vec![0.0, 0.2], std: vec![1.0, 0.5] };
     let data = Dataset::open(&source, &model("2, 2"), &CLASSES, Some(&normalize)).unwrap();
-    let found = numbers(&data.batch(&[0]).unwrap().x());
+    let found = numbers(data.batch(&[0]).unwrap().x());
     let off = found.iter().zip([0.0, 1.0, 0.0, 0.4]).map(|(found, expected): (&f64, f64)| (found - expected).abs());
     assert!(off.fold(0.0, f64::max) < 1e-6, "{found:?}");
     let wrong = Normalize { mean: vec![0.0; 3], ..normalize };
