@@ -10,6 +10,7 @@ pub(super) const VERSION: u32 = 1;
 
 /// A checkpoint's `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     pub(super) version: u32,
     pub(crate) counters: Counters,
@@ -21,6 +22,7 @@ pub(crate) struct Manifest {
 
 /// Where training stands: with the seed, all that random draws and the learning rate depend on.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Counters {
     /// Training steps done.
     pub step: u64,
@@ -32,6 +34,7 @@ pub struct Counters {
 
 /// What of a run file decides which samples come next, and what else goes on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Run {
     pub(crate) seed: u64,
     /// What keeps the state that is in the checkpoint.
@@ -53,6 +56,7 @@ pub(crate) struct Run {
 
 /// A look at the model.
 #[derive(Copy, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Best {
     pub(crate) step: u64,
     /// Nothing where it was no number.
@@ -72,6 +76,7 @@ impl Best {
 
 /// A file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct File {
     /// Below the checkpoint's folder.
     pub(super) name: String,
