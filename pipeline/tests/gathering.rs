@@ -18,7 +18,7 @@ fn schedule(kind: ScheduleKind, chunks: u16, replicas: &[u16], deal: Option<Deal
     Schedule::new(&layout(kind, chunks, replicas), &Terms { deal, ..Terms::new(kind, 4) })
 }
 
-/// A worker's list in short: `P` shares, `G` gathers, `L` lets go, `F` and `B` are passes; each with its stage.
+/// A worker's list in short: `P` shares, `G` gathers, `L` lets go, `F` and `B` are passes, `A` sums gradients; each with its stage.
 fn short(list: &[Action]) -> String {
     let letter = |action: &Action| match action {
         Action::Share { .. } => "P",
@@ -26,6 +26,7 @@ fn short(list: &[Action]) -> String {
         Action::Reshard { .. } => "L",
         Action::Forward { .. } => "F",
         Action::Backward { .. } => "B",
+        Action::Reduce { .. } => "A",
         _ => "",
     };
     let words = list.iter().filter(|action| !letter(action).is_empty());
@@ -36,7 +37,7 @@ fn short(list: &[Action]) -> String {
 fn a_stage_is_gathered_for_all_microbatches_at_once_and_the_next_one_shared_meanwhile() {
     let schedule = schedule(GPipe, 3, &[2], None).expect("a schedule");
     check(&schedule).expect("a good one");
-    let wanted = "P0 G0 P1 F0 F0 L0 G1 P2 F1 F1 L1 G2 P1 F2 F2 B2 B2 L2 G1 P0 B1 B1 L1 G0 B0 B0 L0";
+    let wanted = "P0 G0 P1 F0 F0 L0 G1 P2 F1 F1 L1 G2 P1 F2 F2 B2 B2 L2 G1 P0 B1 B1 A2 L1 G0 B0 B0 L0 A0 A1";
     assert_eq!(schedule.workers.iter().map(|list| short(list)).collect::<Vec<_>>(), [wanted, wanted]);
 }
 
@@ -48,7 +49,7 @@ fn a_worker_with_one_stage_gathers_it_once() {
         for (worker, list) in schedule.workers.iter().enumerate() {
             let (text, stage) = (short(list), worker % 2);
             assert!(text.starts_with(&format!("P{stage} G{stage} F{stage}")), "{text}");
-            assert!(text.ends_with(&format!("B{stage} L{stage}")) && text.matches('G').count() == 1, "{text}");
+            assert!(text.ends_with(&format!("B{stage} L{stage} A{stage}")) && text.matches('G').count() == 1, "{text}");
         }
     }
 }

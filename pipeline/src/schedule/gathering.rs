@@ -6,6 +6,9 @@
 //! Visits are few where a worker takes all microbatches through a stage before it goes on to its next one, as GPipe with
 //! several stages a worker does (the breadth-first pipeline of Lamy-Poirier 2022).
 //!
+//! Gradients of a stage leave during the last visit to it. Before a worker goes on from the visit that follows, they have come
+//! together, so nobody has the gradients of more than two stages on their way.
+//!
 //! Replicas whose visits differed would wait for each other for ever, so they must not; one without microbatches makes the
 //! others' visits.
 
@@ -40,6 +43,23 @@ impl Layout {
             }
         });
         gathered.collect()
+    }
+
+    /// Passes of a worker with its sums of gradients: at the end, or where parameters are gathered for passes, each after the
+    /// visit that follows the last to its stage.
+    pub(super) fn summed(&self, passes: Vec<Action>, sums: Vec<Action>) -> Vec<Action> {
+        let last = |stage: StageId| passes.iter().rposition(|action| action.stage() == stage);
+        let after_next_visit = |sum: &Action| {
+            let next = last(sum.stage()).filter(|_| self.gathers_first(sum.stage()))? + 1;
+            let visited = passes.get(next)?.stage();
+            let ends = passes[next..].iter().position(|action| action.stage() != visited);
+            ends.map(|length| next + length)
+        };
+        let place = |sum: &Action| after_next_visit(sum).unwrap_or(passes.len());
+        let sums = sums.into_iter().map(|sum| (place(&sum), sum));
+        let mut all: Vec<(usize, Action)> = sums.chain(passes.iter().copied().enumerate()).collect();
+        all.sort_by_key(|(place, _)| *place);
+        all.into_iter().map(|(_, action)| action).collect()
     }
 
     /// For every worker what has it gather all parameters of a stage, and what has it let go of them again; nothing where all

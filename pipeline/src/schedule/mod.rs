@@ -121,9 +121,10 @@ impl Schedule {
         if order != Order::Listed && (0..layout.stages() as u16).any(|stage| layout.gathers_first(StageId(stage))) {
             return Err(ScheduleError::Unlisted(kind));
         }
-        let passes = layout.gathered(passes)?;
-        let endings = layout.reduction(reduction).into_iter().zip(layout.ending(ending));
-        let workers = passes.into_iter().zip(endings).map(|(passes, (sum, end))| [passes, sum, end].concat()).collect();
+        let summed =
+            passes.into_iter().zip(layout.reduction(reduction)).map(|(passes, sums)| layout.summed(passes, sums));
+        let workers = layout.gathered(summed.collect())?.into_iter().zip(layout.ending(ending));
+        let workers = workers.map(|(list, end)| [list, end].concat()).collect();
         Ok(Schedule { kind, microbatches, layout: layout.clone(), ending, reduction, deal, order, workers })
     }
 }
