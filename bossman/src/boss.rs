@@ -2,6 +2,7 @@
 
 use crate::gathered::Gathered;
 use crate::host::Workers;
+use crate::local::Processes;
 use crate::open_data::OpenData;
 use crate::output;
 use crate::pool::Pool;
@@ -20,7 +21,6 @@ use pipeline::message::Reduction;
 use pipeline::plan::PlanError;
 use pipeline::replicas::{BucketBytes, Columns, Compress, Replicas, Sharding};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind, TensorMeta};
-use tokio::process::ChildStdin;
 
 /// A model spread over workers.
 ///
@@ -58,7 +58,7 @@ pub struct BossMan {
     /// Nothing is printed.
     pub(crate) quiet: bool,
     /// Keeps local workers running.
-    _local: Vec<ChildStdin>,
+    _local: Processes,
 }
 
 pub(crate) struct Settings {

@@ -1,18 +1,42 @@
-//! Waiting for workers.
+//! Waiting for workers, at first and again where some of them were lost.
 
 use crate::local::{Flags, LocalWorkers};
 use crate::output;
 use crate::{BossMan, BossManError};
-use link::{Identity, Lobby, LobbyEvent, Transport};
+use link::{Identity, LinkError, Lobby, LobbyEvent, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 use tokio::runtime::Handle as Runtime;
+use tokio::time::Instant;
 
 /// The port where none is given.
 const DEFAULT_PORT: u16 = 1024;
 
 /// So many who are not let in are shown; they may be many.
 const STRANGERS_SHOWN: u32 = 10;
+
+/// Once all that are left are here again, so long one more may come that takes the place of who was lost.
+const FOR_ANOTHER: Duration = Duration::from_secs(1);
+/// Who is left is back before that, or lost too. It is longer than a worker waits between two attempts.
+const FOR_ALL: Duration = Duration::from_secs(7);
+/// A run that has ended has left its port by then.
+const FOR_PORT: Duration = Duration::from_secs(5);
+
+/// For whom to wait where a run goes on without workers that were lost.
+pub(crate) struct Again {
+    /// So many may be left.
+    pub(crate) left: usize,
+    /// Whether the run can go on with 0, 1, 2, ... workers.
+    pub(crate) fits: Vec<bool>,
+}
+
+impl Again {
+    /// With how many of so many workers the run can go on: as many as possible.
+    fn enough(&self, here: usize) -> Option<usize> {
+        (1..=here).rev().find(|workers| self.fits.get(*workers) == Some(&true))
+    }
+}
 
 /// Where the boss listens and for whom it waits.
 #[derive(Debug, Clone)]
@@ -36,6 +60,13 @@ pub struct Workers {
     pub(crate) runtime: Runtime,
     pub(crate) count: usize,
     pub(crate) quiet: bool,
+}
+
+impl Workers {
+    /// The UDP port on which they joined.
+    pub(crate) fn port(&self) -> u16 {
+        self.lobby.address().port()
+    }
 }
 
 impl BossMan {
@@ -147,6 +178,16 @@ impl Host {
     /// # Errors
     /// As for [`BossMan::setup_host`] and [`BossMan::setup_local`].
     pub async fn wait(self) -> Result<Workers, BossManError> {
+        self.wait_for(None).await
+    }
+
+    /// The same, where workers were lost: local ones are started afresh, and of the others those are waited for that are left,
+    /// and a little for more; fewer than at first may be enough.
+    pub(crate) async fn wait_again(self, again: Again) -> Result<Workers, BossManError> {
+        self.wait_for(Some(again)).await
+    }
+
+    async fn wait_for(self, again: Option<Again>) -> Result<Workers, BossManError> {
         if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
             let message = format!("{} workers with {} local ones make no run", self.workers, self.local);
             return Err(BossManError::Usage(message));
@@ -154,7 +195,8 @@ impl Host {
         let identity = Identity::load_or_create()?;
         let all_local = self.local == self.workers;
         let address = self.address(all_local && !self.open)?;
-        let mut lobby = Lobby::open(&identity, address, self.workers)?.transport(self.transport);
+        let patience = if again.is_some() { FOR_PORT } else { Duration::ZERO };
+        let mut lobby = self.lobby(&identity, address, patience).await?.transport(self.transport);
         let listening = lobby.address();
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
         let mut local = match self.local {
@@ -176,7 +218,7 @@ impl Host {
                 output::note(&printable(&text));
             }
         };
-        if !all_local || self.open {
+        if again.is_none() && (!all_local || self.open) {
             let host = link::own_address().map_or("<this machine's address>".into(), |ip| ip.to_string());
             let missing = self.workers - self.local;
             let (port, open) = (listening.port(), self.open);
@@ -202,23 +244,43 @@ impl Host {
                 }
             }
         }
-        let mut strangers = 0;
+        let (mut strangers, mut asked) = (0, false);
+        let mut count = self.workers;
+        let (began, mut last_came) = (Instant::now(), Instant::now());
         while lobby.missing() > 0 {
+            let here = self.workers - lobby.missing();
+            let all = again.as_ref().filter(|again| here >= again.left).is_some();
+            let until = if all { last_came + FOR_ANOTHER } else { began + FOR_ALL };
+            let enough = again.as_ref().filter(|_| lobby.is_without_gaps()).and_then(|again| again.enough(here));
+            if all && enough.is_none() && !asked {
+                say(format!(
+                    "recovery: {here} of {} workers are left, which is too few; waiting for more",
+                    self.workers
+                ));
+                asked = true;
+            }
             let event = tokio::select! {
                 event = lobby.next() => event,
+                enough = at(until, enough) => {
+                    count = enough;
+                    break;
+                }
                 how = ended(&mut local) => {
                     return Err(BossManError::LocalWorkers(format!("a local worker never joined; {how}")));
                 }
             };
             say(match event {
-                LobbyEvent::Joined { worker, info, address } => format!(
-                    "{worker} joined from {} ({}, {}, {} threads), {} missing",
-                    address.ip(),
-                    info.host,
-                    info.device,
-                    info.threads,
-                    lobby.missing()
-                ),
+                LobbyEvent::Joined { worker, info, address } => {
+                    last_came = Instant::now();
+                    format!(
+                        "{worker} joined from {} ({}, {}, {} threads), {} missing",
+                        address.ip(),
+                        info.host,
+                        info.device,
+                        info.threads,
+                        lobby.missing()
+                    )
+                }
                 LobbyEvent::Left { worker, reason } => format!("{worker} left ({reason})"),
                 LobbyEvent::TurnedAway { .. } if strangers == STRANGERS_SHOWN => continue,
                 LobbyEvent::TurnedAway { address, reason } => {
@@ -227,7 +289,20 @@ impl Host {
                 }
             });
         }
-        Ok(Workers { lobby, local, runtime: Runtime::current(), count: self.workers, quiet: self.quiet })
+        Ok(Workers { lobby, local, runtime: Runtime::current(), count, quiet: self.quiet })
+    }
+
+    /// Listens, once the port is free.
+    async fn lobby(&self, identity: &Identity, address: SocketAddr, patience: Duration) -> Result<Lobby, BossManError> {
+        let began = Instant::now();
+        loop {
+            match Lobby::open(identity, address, self.workers) {
+                Err(LinkError::PortInUse { .. }) if began.elapsed() < patience => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                opened => return Ok(opened?),
+            }
+        }
     }
 
     /// Where to listen: a run of local workers alone is nobody else's business, and takes any free
@@ -245,6 +320,17 @@ impl Host {
             true => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.unwrap_or(0)),
             false => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port.unwrap_or(DEFAULT_PORT)),
         })
+    }
+}
+
+/// This, where there is something, at that time.
+async fn at<T>(time: Instant, something: Option<T>) -> T {
+    match something {
+        Some(something) => {
+            tokio::time::sleep_until(time).await;
+            something
+        }
+        None => std::future::pending().await,
     }
 }
 

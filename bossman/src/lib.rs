@@ -62,6 +62,7 @@ mod predict;
 mod probing;
 mod progress;
 mod ready;
+mod recovery;
 pub mod rename;
 mod replaced;
 pub mod run_file;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use tokio::process::{ChildStdin, Command};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 /// Names the worker program where it does not lie beside this one.
 pub(crate) const WORKER_PROGRAM: &str = "BOSSMAN_WORKER";
@@ -23,8 +24,15 @@ pub(crate) struct Flags {
 /// Running workers. Each reads a pipe that only this process holds, and ends when it is closed: by
 /// dropping this, or by the system when this process ends.
 pub(crate) struct LocalWorkers {
-    pipes: Vec<ChildStdin>,
+    processes: Processes,
     exits: mpsc::UnboundedReceiver<(u32, String)>,
+}
+
+/// What keeps workers running. Those that are stopped, and so cannot see their pipe closed, end with this, too.
+#[derive(Default)]
+pub(crate) struct Processes {
+    pipes: Vec<ChildStdin>,
+    waiting: JoinSet<()>,
 }
 
 impl LocalWorkers {
@@ -40,7 +48,7 @@ impl LocalWorkers {
         let Flags { threads, transport, allow_torchscript, data } = flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
-        let mut pipes = Vec::new();
+        let mut processes = Processes::default();
         for _ in 0..count {
             let mut command = Command::new(&program);
             command.args(["--end-with-stdin", "--threads", &threads, "--transport", &transport.to_string()]);
@@ -57,16 +65,16 @@ impl LocalWorkers {
             command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
             let failed = |e| BossManError::LocalWorkers(format!("cannot start {}: {e}", program.display()));
             let mut child = command.spawn().map_err(failed)?;
-            pipes.extend(child.stdin.take());
+            processes.pipes.extend(child.stdin.take());
             let sender = sender.clone();
             let process = child.id().unwrap_or(0);
-            tokio::spawn(async move {
+            processes.waiting.spawn(async move {
                 if let Ok(status) = child.wait().await {
                     sender.send((process, describe(status))).ok();
                 }
             });
         }
-        Ok(LocalWorkers { pipes, exits })
+        Ok(LocalWorkers { processes, exits })
     }
 
     /// Ends with the first worker that ends, and how it did. Cancel safe.
@@ -79,8 +87,8 @@ impl LocalWorkers {
 
     /// From now on tells the run when a worker's process ends, sooner than its connection shows it.
     /// What is given back keeps the workers running.
-    pub(crate) fn watch(self, handle: Handle) -> Vec<ChildStdin> {
-        let LocalWorkers { pipes, mut exits } = self;
+    pub(crate) fn watch(self, handle: Handle) -> Processes {
+        let LocalWorkers { processes, mut exits } = self;
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         tokio::spawn(async move {
             while let Some((process, how)) = exits.recv().await {
@@ -90,7 +98,7 @@ impl LocalWorkers {
                 }
             }
         });
-        pipes
+        processes
     }
 }
 

@@ -1,18 +1,21 @@
 //! What `bossman train` does: data in, steps, a look at the model after each epoch, and out come metrics, weights and a test.
 
-use crate::checkpoint::{Best, Checkpoints, KeepBest, Run, State, Writing};
-use crate::data::{Batches, Part, Parts};
+use crate::checkpoint::{Best, Checkpoints, KeepBest, Policy, Run, State, Writing};
+use crate::data::{Batches, Dataset, Part, Parts};
 use crate::epochs::{best_path, look_with_who_is_here, Epochs};
 use crate::fixed_batch::FixedBatch;
 use crate::fleet::FleetSettings;
+use crate::host::{Again, Workers};
 use crate::look::Look;
 use crate::metrics::Metrics;
 use crate::output;
 use crate::progress::Progress;
+use crate::ready::Initial;
+use crate::recovery::{self, Recovery};
 use crate::run_file::{Length, RunFile};
 use crate::trace::Trace;
 use crate::translate::Translator;
-use crate::{BossManError, Model, Replicas, StateDict, StepReport};
+use crate::{BossManError, Builder, Model, Replicas, StateDict, StepReport};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -66,7 +69,7 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     run_with(file, settings, |_| {}).await
 }
 
-/// The same, and after every step `on_step` is told how it went.
+/// The same, and after every step `on_step` is told how it went, also of those that are done again where workers were lost.
 ///
 /// # Errors
 /// As for [`run`].
@@ -75,169 +78,280 @@ pub async fn run_with(
     settings: &Settings,
     mut on_step: impl FnMut(&StepReport),
 ) -> Result<Outcome, BossManError> {
-    let model = Model::from_file(&file.model)?;
-    for warning in model.graph().warnings() {
-        output::warn(&format!("warning: {}: {warning}", file.model.display()));
-    }
-    let Parts { train, validation, test } = file.parts(&model)?;
-    let steps = steps(file, train.samples());
-    let fixed = FixedBatch::of(model.graph());
-    if let Some(fixed) = &fixed {
-        fixed.check_run(file, train.samples(), steps)?;
+    let mut training = Training::prepare(file, settings).await?;
+    let mut recovery = Recovery::default();
+    loop {
+        let error = match training.attempt(&mut recovery, &mut on_step).await {
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => error,
+        };
+        // There workers come and go without that.
         if settings.pool {
-            fixed.check_pool()?;
+            return Err(error);
         }
-        for (what, part) in [("the validation data", &validation), ("the test data", &test)] {
-            part.as_ref().map_or(Ok(()), |part| fixed.check_whole(what, part.samples()))?;
+        let Some((checkpoints, _)) = &training.checkpoints else { return Err(recovery::without_checkpoints(error)) };
+        if !recovery.may_go_on(&error, training.done + 1) {
+            return Err(error);
         }
+        training.resumed = match checkpoints.has_any().await? {
+            true => Some(checkpoints.resume(None).await?).map(|(state, manifest)| (state, manifest.run)),
+            false => None,
+        };
     }
-    let mut run = Run {
-        seed: file.seed,
-        optimizer: file.optimizer.name().into(),
-        shuffled: !settings.no_shuffle,
-        group_by_length: file.group_by_length,
-        batch_size: file.batch_size,
-        microbatches: file.microbatches,
-        accumulate: file.accumulate,
-        samples: train.samples(),
-        ..Run::default()
-    };
-    let (mut writing, resumed) = checkpoints(file, settings, &run).await?;
-    let weights = match &resumed {
-        // That they fit is known before any worker is waited for.
-        Some((state, _)) => state.weights.fitting(model.graph()).map(|_| None)?,
-        None => file.initial(settings.weights.as_deref(), &model)?,
-    };
-    if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
-        Translator::new(&model, texts)?;
-    }
-    let workers = match settings.pool {
-        true => settings.fleet.at_first(file),
-        false => settings.fleet.count(file)?,
-    };
-    let mut builder = file.builder(model);
-    if settings.pool {
-        builder = builder.replicas(file.replicas.clone().unwrap_or(Replicas::Of(vec![workers as u16])));
-        if file.microbatches == 0 {
-            builder = builder.microbatches(MICROBATCHES_OF_POOL);
+}
+
+/// A run, and how far it has come.
+struct Training<'a> {
+    file: &'a RunFile,
+    settings: &'a Settings,
+    model: Model,
+    train: Dataset,
+    validation: Option<Dataset>,
+    test: Option<Dataset>,
+    steps: u64,
+    fixed: Option<FixedBatch>,
+    run: Run,
+    checkpoints: Option<(Checkpoints, Policy)>,
+    /// What it goes on with.
+    resumed: Option<(State, Run)>,
+    workers: usize,
+    /// As many took part last.
+    here: usize,
+    /// Where workers that join again look for it, once they have joined.
+    port: Option<u16>,
+    /// The last step that was done.
+    done: u64,
+    time: Duration,
+}
+
+impl<'a> Training<'a> {
+    /// Reads and checks all that can be before any worker is waited for.
+    async fn prepare(file: &'a RunFile, settings: &'a Settings) -> Result<Self, BossManError> {
+        let model = Model::from_file(&file.model)?;
+        for warning in model.graph().warnings() {
+            output::warn(&format!("warning: {}: {warning}", file.model.display()));
         }
-    }
-    if let Some((_, before)) = &resumed {
-        // Where nothing is said they depend on how many workers there were.
-        builder = builder.microbatches(before.microbatches);
-    }
-    builder.check(workers)?;
-    if let Some(path) = &settings.save {
-        StateDict::can_save(path)?;
-        StateDict::can_save(&best_path(path))?;
-    }
-    settings.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
-    let done = resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
-    let metrics_before = resumed.as_ref().map(|(_, run)| run.metrics.unwrap_or(0));
-    let metrics = settings.metrics.as_deref();
-    let opened = metrics.map(|path| match metrics_before {
-        Some(bytes) if bytes > 0 => Metrics::resume(path, bytes),
-        _ => Metrics::create(path),
-    });
-    let mut metrics = opened.transpose()?;
-    let host = settings.fleet.host_of(workers, file).on_stderr(settings.quiet).open(settings.pool);
-    let mut boss = builder.build(host.wait().await?)?;
-    run.microbatches = boss.settings.microbatches;
-    boss.distribute_model().await?;
-    if let Some(weights) = weights {
-        weights.load(&mut boss).await?;
-    }
-    boss.send_optimizer(file.optimizer).await?;
-    // Whoever lacks a file says so now, not after the first epoch.
-    for data in [Some(&train), validation.as_ref(), test.as_ref()].into_iter().flatten() {
-        if data.id().is_some() {
-            boss.open_data(data).await?;
+        let Parts { train, validation, test } = file.parts(&model)?;
+        let steps = steps(file, train.samples());
+        let fixed = FixedBatch::of(model.graph());
+        if let Some(fixed) = &fixed {
+            fixed.check_run(file, train.samples(), steps)?;
+            if settings.pool {
+                fixed.check_pool()?;
+            }
+            for (what, part) in [("the validation data", &validation), ("the test data", &test)] {
+                part.as_ref().map_or(Ok(()), |part| fixed.check_whole(what, part.samples()))?;
+            }
         }
-    }
-    let seed = (!settings.no_shuffle).then_some(file.seed);
-    let per_epoch = train.samples().div_ceil(file.batch_size);
-    let batches = Batches::after(train, file.batch_size, seed, done).grouped_by_length(file.group_by_length);
-    let mut batches = batches.ahead()?;
-    let mut next = None;
-    let mut best = None;
-    if let Some((state, run)) = resumed {
-        if done < steps && !settings.pool {
-            // Stages find their places before they get what they go on with.
-            let first = batches.next_batch().await?;
-            boss.settle(&first).await?;
-            next = Some(first);
+        let run = Run {
+            seed: file.seed,
+            optimizer: file.optimizer.name().into(),
+            shuffled: !settings.no_shuffle,
+            group_by_length: file.group_by_length,
+            batch_size: file.batch_size,
+            microbatches: file.microbatches,
+            accumulate: file.accumulate,
+            samples: train.samples(),
+            ..Run::default()
+        };
+        let (checkpoints, resumed) = checkpoints(file, settings, &run).await?;
+        if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
+            Translator::new(&model, texts)?;
         }
-        boss.restore(&state).await?;
-        best = run.best.map(|best| (best.step, best.score()));
-    }
-    if settings.pool {
-        boss.open_pool().await?;
+        let workers = match settings.pool {
+            true => settings.fleet.at_first(file),
+            false => settings.fleet.count(file)?,
+        };
+        let done = resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
+        let left = steps % u64::from(file.accumulate);
+        let training = Training {
+            file,
+            settings,
+            model,
+            train,
+            validation,
+            test,
+            steps,
+            fixed,
+            run,
+            checkpoints,
+            resumed,
+            workers,
+            here: workers,
+            port: None,
+            done,
+            time: Duration::ZERO,
+        };
+        training.initial()?;
+        training.builder().check(workers)?;
+        if let Some(path) = &settings.save {
+            StateDict::can_save(path)?;
+            StateDict::can_save(&best_path(path))?;
+        }
+        settings.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
+        if left > 0 {
+            let accumulate = file.accumulate;
+            output::warn(&format!(
+                "warning: {steps} steps are no multiple of accumulate: {accumulate}; the last {left} change nothing"
+            ));
+        }
+        Ok(training)
     }
 
-    let left = steps % u64::from(file.accumulate);
-    if left > 0 {
-        let accumulate = file.accumulate;
-        output::warn(&format!(
-            "warning: {steps} steps are no multiple of accumulate: {accumulate}; the last {left} change nothing"
-        ));
+    /// The weights to begin with; nothing where those of a checkpoint are gone on with, which fit.
+    fn initial(&self) -> Result<Option<Initial>, BossManError> {
+        match &self.resumed {
+            Some((state, _)) => state.weights.fitting(self.model.graph()).map(|_| None),
+            None => self.file.initial(self.settings.weights.as_deref(), &self.model),
+        }
     }
-    let mut epochs = Epochs::new(file, validation, settings.save.as_deref(), best);
-    let mut progress = Progress::start(steps, done, settings.quiet);
-    if done > 0 {
-        progress.line(&format!("going on after step {done}, with the checkpoint of it"));
+
+    fn builder(&self) -> Builder {
+        let (file, pool) = (self.file, self.settings.pool);
+        let mut builder = file.builder(self.model.clone());
+        if pool {
+            builder = builder.replicas(file.replicas.clone().unwrap_or(Replicas::Of(vec![self.workers as u16])));
+        }
+        // Where nothing is said they depend on how many workers there were.
+        let before = self.resumed.as_ref().map_or(self.run.microbatches, |(_, before)| before.microbatches);
+        match before {
+            0 if pool => builder.microbatches(MICROBATCHES_OF_POOL),
+            before => builder.microbatches(before),
+        }
     }
-    let mut traced = Vec::new();
-    let trained = async {
-        for step in done + 1..=steps {
-            let batch = match next.take() {
-                Some(first) => first,
-                None => batches.next_batch().await?,
-            };
-            let mut report = boss.train_step(&batch).await?;
-            // Such a model has no word by which the step could know what counts samples.
-            report.samples = fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
-            progress.step(&report);
-            on_step(&report);
-            if let Some(metrics) = &mut metrics {
-                metrics.write(&report)?;
+
+    /// Waits for workers: all that the run begins with, or where some were lost, those that are left.
+    async fn gather(&mut self, recovery: &mut Recovery) -> Result<Workers, BossManError> {
+        let Settings { fleet, quiet, pool, .. } = self.settings;
+        let host = fleet.host_of(self.workers, self.file).on_stderr(*quiet).open(*pool);
+        let workers = match self.port {
+            None => host.wait().await?,
+            Some(port) => {
+                // Local workers are told another one.
+                let host = if fleet.local == self.workers { host } else { host.port(port) };
+                let fits = (0..=self.workers).map(|workers| workers > 0 && self.builder().check(workers).is_ok());
+                let again = Again { left: self.here.saturating_sub(1), fits: fits.collect() };
+                let workers = host.wait_again(again).await?;
+                recovery.gathered(workers.count, self.workers, self.done);
+                workers
             }
-            if settings.trace.is_some() {
-                traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
-                traced.drain(..traced.len().saturating_sub(TRACED));
-            }
-            if step.is_multiple_of(per_epoch) || step == steps {
-                epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
-            }
-            if let Some(writing) = &mut writing {
-                let now = Run {
-                    metrics: metrics.as_ref().map(Metrics::bytes).or(metrics_before),
-                    best: epochs.best.as_ref().map(|(step, look)| Best::of(*step, &look.score)),
-                    look: epochs.last.as_ref().map(|(step, score)| Best::of(*step, score)),
-                    ..run.clone()
-                };
-                let looked = epochs.last.is_some_and(|(of, _)| of == step);
-                let ended = (step == steps, looked);
-                writing.after_step(&mut boss, step, ended, (now, metrics.as_ref()), &progress).await;
+        };
+        (self.port, self.here) = (Some(workers.port()), workers.count);
+        Ok(workers)
+    }
+
+    /// Trains to the end, or until something fails, from the beginning or from what the run goes on with.
+    async fn attempt(
+        &mut self,
+        recovery: &mut Recovery,
+        on_step: &mut impl FnMut(&StepReport),
+    ) -> Result<Outcome, BossManError> {
+        let (file, settings, steps) = (self.file, self.settings, self.steps);
+        let done = self.resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
+        self.done = done;
+        let weights = self.initial()?;
+        let metrics_before = self.resumed.as_ref().map(|(_, run)| run.metrics.unwrap_or(0));
+        let metrics = settings.metrics.as_deref();
+        let opened = metrics.map(|path| match metrics_before {
+            Some(bytes) if bytes > 0 => Metrics::resume(path, bytes),
+            _ => Metrics::create(path),
+        });
+        let mut metrics = opened.transpose()?;
+        let workers = self.gather(recovery).await?;
+        let mut boss = self.builder().build(workers)?;
+        self.run.microbatches = boss.settings.microbatches;
+        boss.distribute_model().await?;
+        if let Some(weights) = weights {
+            weights.load(&mut boss).await?;
+        }
+        boss.send_optimizer(file.optimizer).await?;
+        // Whoever lacks a file says so now, not after the first epoch.
+        for data in [Some(&self.train), self.validation.as_ref(), self.test.as_ref()].into_iter().flatten() {
+            if data.id().is_some() {
+                boss.open_data(data).await?;
             }
         }
-        Ok::<_, BossManError>(())
-    };
-    let trained = trained.await;
-    // Where a step fails, too, the checkpoint before it is written to its end: it is what the run goes on with.
-    if let Some(writing) = &mut writing {
-        writing.take_note(&progress).await;
+        let seed = (!settings.no_shuffle).then_some(file.seed);
+        let per_epoch = self.train.samples().div_ceil(file.batch_size);
+        let batches = Batches::after(self.train.clone(), file.batch_size, seed, done);
+        let mut batches = batches.grouped_by_length(file.group_by_length).ahead()?;
+        let mut next = None;
+        let mut best = None;
+        if let Some((state, run)) = self.resumed.take() {
+            if done < steps && !settings.pool {
+                // Stages find their places before they get what they go on with.
+                let first = batches.next_batch().await?;
+                boss.settle(&first).await?;
+                next = Some(first);
+            }
+            boss.restore(&state).await?;
+            best = run.best.map(|best| (best.step, best.score()));
+        }
+        recovery.restored();
+        if settings.pool {
+            boss.open_pool().await?;
+        }
+        let mut writing = self.checkpoints.clone().map(|(checkpoints, policy)| Writing::new(checkpoints, policy));
+        let mut epochs = Epochs::new(file, self.validation.clone(), settings.save.as_deref(), best);
+        let mut progress = Progress::start(steps, done, settings.quiet);
+        if done > 0 {
+            progress.line(&format!("going on after step {done}, with the checkpoint of it"));
+        }
+        let mut traced = Vec::new();
+        let trained = async {
+            for step in done + 1..=steps {
+                let batch = match next.take() {
+                    Some(first) => first,
+                    None => batches.next_batch().await?,
+                };
+                let mut report = boss.train_step(&batch).await?;
+                // Such a model has no word by which the step could know what counts samples.
+                report.samples = self.fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
+                self.done = step;
+                progress.step(&report);
+                recovery.done(step, &progress);
+                on_step(&report);
+                if let Some(metrics) = &mut metrics {
+                    metrics.write(&report)?;
+                }
+                if settings.trace.is_some() {
+                    traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
+                    traced.drain(..traced.len().saturating_sub(TRACED));
+                }
+                if step.is_multiple_of(per_epoch) || step == steps {
+                    epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
+                }
+                if let Some(writing) = &mut writing {
+                    let now = Run {
+                        metrics: metrics.as_ref().map(Metrics::bytes).or(metrics_before),
+                        best: epochs.best.as_ref().map(|(step, look)| Best::of(*step, &look.score)),
+                        look: epochs.last.as_ref().map(|(step, score)| Best::of(*step, score)),
+                        ..self.run.clone()
+                    };
+                    let looked = epochs.last.is_some_and(|(of, _)| of == step);
+                    let ended = (step == steps, looked);
+                    writing.after_step(&mut boss, step, ended, (now, metrics.as_ref()), &progress).await;
+                }
+            }
+            Ok::<_, BossManError>(())
+        };
+        let trained = trained.await;
+        // Where a step fails, too, the checkpoint before it is written to its end: it is what the run goes on with.
+        if let Some(writing) = &mut writing {
+            writing.take_note(&progress).await;
+        }
+        self.time += progress.end();
+        trained?;
+        if let Some(path) = &settings.trace {
+            Trace::of(&traced).save(path)?;
+        }
+        let test = match &self.test {
+            Some(test) => Some(look_with_who_is_here(&mut boss, file, Part::Test, test).await?),
+            None => None,
+        };
+        boss.shutdown().await;
+        Ok(Outcome { steps, time: self.time, best: epochs.best, test })
     }
-    trained?;
-    let time = progress.end();
-    if let Some(path) = &settings.trace {
-        Trace::of(&traced).save(path)?;
-    }
-    let test = match &test {
-        Some(test) => Some(look_with_who_is_here(&mut boss, file, Part::Test, test).await?),
-        None => None,
-    };
-    boss.shutdown().await;
-    Ok(Outcome { steps, time, best: epochs.best, test })
 }
 
 /// What makes the run's checkpoints, and the one that it goes on with.
@@ -245,7 +359,7 @@ async fn checkpoints(
     file: &RunFile,
     settings: &Settings,
     run: &Run,
-) -> Result<(Option<Writing>, Option<(State, Run)>), BossManError> {
+) -> Result<(Option<(Checkpoints, Policy)>, Option<(State, Run)>), BossManError> {
     let Some(policy) = &file.checkpoint else {
         return match settings.resume {
             Some(_) => Err(BossManError::Usage(
@@ -264,7 +378,6 @@ async fn checkpoints(
         return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
     }
     let checkpoints = Checkpoints::open(&policy.dir, settings.resume.is_none())?;
-    let writing = || Some(Writing::new(checkpoints.clone(), policy.clone()));
     let Some(name) = &settings.resume else {
         // Else it could not be told later which checkpoint is of which run.
         let listed = checkpoints.list().await?;
@@ -273,7 +386,7 @@ async fn checkpoints(
                 "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
                 policy.dir, last.step
             ))),
-            None => Ok((writing(), None)),
+            None => Ok((Some((checkpoints, policy.clone())), None)),
         };
     };
     let (state, manifest) = checkpoints.resume(name.as_deref()).await?;
@@ -283,7 +396,7 @@ async fn checkpoints(
             "--resume: {problem}, so the run would not go on as it was; restore that, or begin anew in another folder"
         )));
     }
-    Ok((writing(), Some((state, manifest.run))))
+    Ok((Some((checkpoints, policy.clone())), Some((state, manifest.run))))
 }
 
 fn steps(file: &RunFile, samples: u64) -> u64 {

@@ -97,6 +97,11 @@ impl Lobby {
         self.places.iter().filter(|place| place.is_none()).count()
     }
 
+    /// Whether the run could begin with the workers that are here, and no others: no place before theirs is free.
+    pub fn is_without_gaps(&self) -> bool {
+        self.places.iter().skip_while(|place| place.is_some()).all(Option::is_none)
+    }
+
     /// The next thing that happens. Cancel safe.
     pub async fn next(&mut self) -> LobbyEvent {
         loop {
@@ -156,7 +161,7 @@ impl Lobby {
         Some((member, self.events, self.endpoint.0.take()?, self.door))
     }
 
-    /// Begins the run with the workers that are here, one for each that the plan has. At most `most_waiting` batches
+    /// Begins the run with the first workers that are here, one for each that the plan has; others wait for a place. At most `most_waiting` batches
     /// may wait for their backward pass. Replicas exchange gradients in buckets as large as `buckets` says. Notices for the
     /// user go to `notice`.
     pub fn start(
@@ -169,7 +174,10 @@ impl Lobby {
     ) -> Result<Handle, LinkError> {
         let reception = self.reception();
         let Lobby { mut endpoint, door, events, places, small_buffers, .. } = self;
-        let members: Vec<Member> = places.into_iter().flatten().collect();
+        let mut members: Vec<Member> = places.into_iter().flatten().collect();
+        for spare in members.drain(plan.workers().min(members.len())..) {
+            spare.connection.close(DONE, "the run goes on without it until it has a place");
+        }
         if members.len() != plan.workers() {
             let reason = format!("the plan is for {} workers, {} are here", plan.workers(), members.len());
             return Err(LinkError::Refused { reason, retry: false });

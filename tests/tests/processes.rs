@@ -23,6 +23,7 @@ async fn a_local_worker_that_is_killed_ends_the_run_with_its_name() {
     assert_within(killed, NOTICED, "the end");
     let line = ended.error_line();
     assert!(line.starts_with("bossman: worker ") && line.contains("lost") && line.contains("signal: 9"), "{line}");
+    assert!(line.contains("with `checkpoint` in its run file it goes on by itself"), "{line}");
 }
 
 #[tokio::test]

@@ -3,10 +3,11 @@
 //! A checkpoint is a folder `step-00000100` with a safetensors file for each layer's weights, one for what the optimizer keeps
 //! for them, and `manifest.json`, which names them with their sizes and SHA-256 and is written last: without it, or where a file
 //! is not as it says, there is no checkpoint. Workers copy their state between two steps; it is gathered (`snapshot.rs`) and
-//! written (`store.rs`) while training goes on. What is drawn at random is drawn from the seed and the numbers of steps, so the
+//! written (`store.rs`, `place.rs`) while training goes on. What is drawn at random is drawn from the seed and the numbers of steps, so the
 //! random state is these numbers (`manifest.rs`).
 
 mod manifest;
+mod place;
 mod policy;
 mod snapshot;
 mod store;

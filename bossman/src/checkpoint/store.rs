@@ -1,16 +1,13 @@
-//! Checkpoints in a folder.
+//! Checkpoints in a folder, of this machine or of an object store.
 
 use super::manifest::{hash, File, Manifest, Run, VERSION};
+use super::place::Folder;
 use super::policy::Policy;
 use super::snapshot::State;
 use crate::{output, weight_files, BossManError, StateDict};
 use bytes::Bytes;
-use object_store::local::LocalFileSystem;
-use object_store::path::Path as Place;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use tch::Tensor;
 
 const MANIFEST: &str = "manifest.json";
@@ -26,9 +23,7 @@ const DAMAGED: &str = "is damaged: its content is not what was written";
 /// The checkpoints of a run.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
-    store: Arc<dyn ObjectStore>,
-    /// As it was named.
-    dir: String,
+    folder: Folder,
 }
 
 /// A checkpoint, or what is left of one.
@@ -46,26 +41,13 @@ pub struct Listed {
 }
 
 impl Checkpoints {
-    /// Those in this folder, which is made where it is missing and `make` says so.
+    /// Those in this folder, which is made where it is missing and `make` says so; by its path, or by the URL of a folder in an
+    /// object store (`s3://`, `gs://`, `az://`), which need not be there.
     ///
     /// # Errors
     /// It cannot be made or read, or is a place of a kind that is not known.
     pub fn open(dir: &str, make: bool) -> Result<Self, BossManError> {
-        let path = Path::new(dir.strip_prefix("file://").unwrap_or(dir));
-        if path.to_string_lossy().contains("://") {
-            let problem = "checkpoints go to local folders only, so far; name one";
-            return Err(BossManError::file(Path::new(dir), problem));
-        }
-        if make {
-            std::fs::create_dir_all(path).map_err(|e| BossManError::io(path, &e))?;
-        }
-        if !path.is_dir() {
-            return Err(BossManError::file(path, "there is no such folder"));
-        }
-        // What is said to be written survives that the machine loses power.
-        let store = LocalFileSystem::new_with_prefix(path).map_err(|e| BossManError::file(path, e))?;
-        let store = store.with_automatic_cleanup(true).with_fsync(true);
-        Ok(Checkpoints { store: Arc::new(store), dir: dir.to_string() })
+        Ok(Checkpoints { folder: Folder::open(dir, make)? })
     }
 
     /// All there are, by their steps, ascending.
@@ -73,14 +55,15 @@ impl Checkpoints {
     /// # Errors
     /// The folder cannot be read.
     pub async fn list(&self) -> Result<Vec<Listed>, BossManError> {
-        let found = self.store.list_with_delimiter(None).await.map_err(|e| self.wrong("", e))?;
         let mut listed = Vec::new();
-        for folder in found.common_prefixes {
-            let name = folder.filename().unwrap_or_default().to_string();
+        for name in self.folder.folders().await? {
             let step = name.strip_prefix(PREFIX).and_then(|step| step.parse().ok());
             // What is named otherwise is somebody else's.
             let Some(step) = step.filter(|step| name_of(*step) == name) else { continue };
-            let is_begun = self.is_begun(&name).await;
+            let is_begun = self.folder.is_missing(&format!("{name}/{MANIFEST}")).await;
+            if is_begun && self.folder.is_empty(&name).await? {
+                continue;
+            }
             let (bytes, manifest) = match self.manifest(&name).await {
                 Ok(manifest) => (Ok(manifest.bytes()), Some(manifest)),
                 Err(error) => (Err(error.to_string()), None),
@@ -89,6 +72,11 @@ impl Checkpoints {
         }
         listed.sort_by_key(|listed| listed.step);
         Ok(listed)
+    }
+
+    /// Whether there is one that may be whole.
+    pub(crate) async fn has_any(&self) -> Result<bool, BossManError> {
+        Ok(self.list().await?.iter().any(|listed| !listed.is_begun))
     }
 
     /// Writes a state, its manifest last. One of the same step is replaced.
@@ -109,12 +97,12 @@ impl Checkpoints {
                 let (sha256, bytes) = encoded?;
                 let file = format!("{kind}/{number:04}-{}.safetensors", plain(&layer));
                 files.push(File { name: file.clone(), bytes: bytes.len() as u64, sha256 });
-                self.put(&format!("{name}/{file}"), bytes).await?;
+                self.folder.put(&format!("{name}/{file}"), bytes).await?;
             }
         }
-        let manifest = Manifest::new(counters, run, files).map_err(|e| self.wrong(&name, e))?;
-        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.wrong(&name, e))?;
-        self.put(&format!("{name}/{MANIFEST}"), text).await?;
+        let manifest = Manifest::new(counters, run, files).map_err(|e| self.folder.wrong(&name, e))?;
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.wrong(&name, e))?;
+        self.folder.put(&format!("{name}/{MANIFEST}"), text).await?;
         Ok(manifest)
     }
 
@@ -128,13 +116,13 @@ impl Checkpoints {
         for file in &manifest.files {
             let place = format!("{name}/{}", file.name);
             let bytes = self.checked(&place, file).await?;
-            let tensors = weight_files::decode(&bytes, &self.path(&place))?;
+            let tensors = weight_files::decode(&bytes, &self.folder.path(&place))?;
             match file.name.split('/').next() {
                 Some(WEIGHTS) => tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor)),
                 Some(OPTIMIZER) => {
                     optimizer.extend(tensors.iter().map(|(name, t)| (name.to_string(), t.shallow_clone())));
                 }
-                _ => return Err(self.wrong(&place, "is neither of weights nor of the optimizer")),
+                _ => return Err(self.folder.wrong(&place, "is neither of weights nor of the optimizer")),
             }
         }
         Ok((State { weights, optimizer, counters: manifest.counters }, manifest))
@@ -159,13 +147,17 @@ impl Checkpoints {
             let place = listed.iter().position(|listed| listed.name == name);
             let names = || listed.iter().map(|listed| listed.name.as_str()).collect::<Vec<_>>().join(", ");
             let place = place.ok_or_else(|| {
-                BossManError::Usage(format!("{}: there is no checkpoint `{name}`; it has {}", self.dir, names()))
+                BossManError::Usage(format!(
+                    "{}: there is no checkpoint `{name}`; it has {}",
+                    self.folder.named(),
+                    names()
+                ))
             })?;
             if let Some(later) = listed.get(place + 1) {
                 return Err(BossManError::Usage(format!(
                     "{}: {} and later would be mixed up with what follows {name}; `bossman checkpoint prune {} --after {name}` \
                      deletes them",
-                    self.dir, later.name, self.dir
+                    self.folder.named(), later.name, self.folder.named()
                 )));
             }
             return self.read(name).await;
@@ -178,7 +170,7 @@ impl Checkpoints {
                 }
             }
         }
-        Err(BossManError::Usage(format!("{}: there is no checkpoint to go on from", self.dir)))
+        Err(BossManError::Usage(format!("{}: there is no checkpoint to go on from", self.folder.named())))
     }
 
     /// Deletes what a policy does not keep, now that a checkpoint of this step was written. What is of later steps was found
@@ -201,37 +193,18 @@ impl Checkpoints {
     /// # Errors
     /// A file cannot be deleted.
     pub async fn remove(&self, name: &str) -> Result<(), BossManError> {
-        let manifest = Place::from(format!("{name}/{MANIFEST}"));
-        self.delete(&manifest).await?;
-        // With what a program that was killed had begun to write.
-        let folder = self.path(name);
-        let gone = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
-        match gone.map_err(|e| self.wrong(name, e))? {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(BossManError::io(&self.path(name), &e)),
-            _ => Ok(()),
-        }
-    }
-
-    async fn delete(&self, place: &Place) -> Result<(), BossManError> {
-        match self.store.delete(place).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(e) => Err(self.wrong(place.as_ref(), e)),
-        }
-    }
-
-    async fn is_begun(&self, name: &str) -> bool {
-        let found = self.store.head(&Place::from(format!("{name}/{MANIFEST}"))).await;
-        matches!(found, Err(object_store::Error::NotFound { .. }))
+        self.folder.delete(&format!("{name}/{MANIFEST}")).await?;
+        self.folder.delete_folder(name).await
     }
 
     async fn manifest(&self, name: &str) -> Result<Manifest, BossManError> {
         let place = format!("{name}/{MANIFEST}");
-        let bytes = self.get(&place, MAX_MANIFEST).await?;
-        parse(&bytes, name).map_err(|problem| self.wrong(&place, problem))
+        let bytes = self.folder.get(&place, MAX_MANIFEST).await?;
+        parse(&bytes, name).map_err(|problem| self.folder.wrong(&place, problem))
     }
 
     async fn checked(&self, place: &str, file: &File) -> Result<Bytes, BossManError> {
-        let bytes = self.get(place, file.bytes).await?;
+        let bytes = self.folder.get(place, file.bytes).await?;
         let found = tokio::task::spawn_blocking({
             let bytes = bytes.clone();
             move || hash(&bytes)
@@ -239,34 +212,8 @@ impl Checkpoints {
         let same = bytes.len() as u64 == file.bytes && found.await.is_ok_and(|found| found == file.sha256);
         match same {
             true => Ok(bytes),
-            false => Err(self.wrong(place, DAMAGED)),
+            false => Err(self.folder.wrong(place, DAMAGED)),
         }
-    }
-
-    /// A file of at most so many bytes.
-    async fn get(&self, place: &str, most: u64) -> Result<Bytes, BossManError> {
-        let found = self.store.get(&Place::from(place)).await.map_err(|e| match e {
-            object_store::Error::NotFound { .. } => self.wrong(place, "is missing"),
-            e => self.wrong(place, e),
-        })?;
-        if found.meta.size > most {
-            let size = found.meta.size;
-            return Err(self.wrong(place, format!("is damaged: it has {size} bytes, {most} at most are expected")));
-        }
-        found.bytes().await.map_err(|e| self.wrong(place, e))
-    }
-
-    async fn put(&self, place: &str, bytes: Vec<u8>) -> Result<(), BossManError> {
-        let put = self.store.put(&Place::from(place), PutPayload::from(bytes)).await;
-        put.map(drop).map_err(|e| self.wrong(place, e))
-    }
-
-    fn path(&self, place: &str) -> PathBuf {
-        Path::new(self.dir.strip_prefix("file://").unwrap_or(&self.dir)).join(place)
-    }
-
-    fn wrong(&self, place: &str, problem: impl ToString) -> BossManError {
-        BossManError::file(&self.path(place), problem)
     }
 }
 

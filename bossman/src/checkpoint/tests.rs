@@ -138,8 +138,16 @@ async fn errors_name_the_file() {
     std::fs::remove_file(&manifest).unwrap();
     let error = here(checkpoints.verify("step-00000002").await.unwrap_err());
     assert_eq!(error, "c/step-00000002/manifest.json: is missing");
-    let refused = Checkpoints::open("s3://bucket/run", true).unwrap_err().to_string();
-    assert_eq!(refused, "s3://bucket/run: checkpoints go to local folders only, so far; name one");
+    for (place, expected) in [
+        ("ftp://host/run", "; name a local folder, or one of an object store as s3://bucket/folder"),
+        ("https://example.org/run", "there are no checkpoints in such a place; name a local folder"),
+        ("s3://", "; name a local folder"),
+    ] {
+        let refused = Checkpoints::open(place, true).unwrap_err().to_string();
+        assert!(refused.starts_with(place) && refused.contains(expected), "{refused}");
+    }
+    let secret = Checkpoints::open("s3://key:secret@bucket/run", true).unwrap_err().to_string();
+    assert_eq!(secret, "checkpoints at s3://...: an object store's keys come from the environment, not from its URL");
     let none = Checkpoints::open(folder.path().join("none").to_str().unwrap(), false).unwrap_err();
     assert!(here(none).ends_with("none: there is no such folder"));
 }

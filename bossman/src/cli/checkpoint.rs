@@ -11,7 +11,7 @@ pub(crate) enum Checkpoint {
     /// List the checkpoints in a folder, and those that are not finished; `verify` reads their files.
     #[command(after_help = "Example: bossman checkpoint ls checkpoints")]
     Ls {
-        /// The folder that the run file names.
+        /// The folder, or URL, that the run file names.
         dir: String,
         /// Print JSON.
         #[arg(long)]
@@ -20,7 +20,7 @@ pub(crate) enum Checkpoint {
     /// Read checkpoints and compare every file with what was written; 1 where one is damaged.
     #[command(after_help = "Example: bossman checkpoint verify checkpoints step-00000100")]
     Verify {
-        /// The folder that the run file names.
+        /// The folder, or URL, that the run file names.
         dir: String,
         /// Which [default: all]
         name: Option<String>,
@@ -31,7 +31,7 @@ Examples:
   bossman checkpoint prune checkpoints --keep 2              all but the last two
   bossman checkpoint prune checkpoints --after step-00000100  those after this one, to go on from it")]
     Prune {
-        /// The folder that the run file names.
+        /// The folder, or URL, that the run file names.
         dir: String,
         /// Keep so many of the last ones.
         #[arg(long, value_name = "N", required_unless_present = "after", value_parser = clap::value_parser!(u64).range(1..))]

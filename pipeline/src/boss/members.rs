@@ -327,7 +327,7 @@ impl BossSession {
     pub(super) fn lost_failure(&self, worker: WorkerId, reason: &str) -> Failure {
         let message = match self.open {
             true => format!("it has left ({reason})"),
-            false => format!("lost ({reason}); its layers and their state are gone, start the run again"),
+            false => format!("lost ({reason}), and its layers and their state with it"),
         };
         Failure { passing: true, ..Failure::new(message).on(worker) }
     }

@@ -509,7 +509,7 @@ impl BossSession {
                 "its direct link to {peer} broke ({reason}) and tensors may be lost; the step is cancelled, the boss \
                  relays from now on, call it again"
             );
-            self.fail(Failure::new(message).on(from));
+            self.fail(Failure { passing: true, ..Failure::new(message).on(from) });
         }
     }
 

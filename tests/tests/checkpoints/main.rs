@@ -3,9 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
+mod object_store;
+mod s3;
+
 use std::path::Path;
 use std::time::Duration;
-use tests::programs::{Ended, Place};
+use tests::programs::{Ended, Place, Process};
 
 /// Far more than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -26,15 +29,20 @@ layers:
 
 struct Run {
     place: Place,
+    environment: Vec<(&'static str, String)>,
 }
 
 impl Run {
     fn new() -> Self {
+        Run::of(MODEL, Vec::new())
+    }
+
+    fn of(model: &str, environment: Vec<(&'static str, String)>) -> Self {
         let place = Place::new();
-        std::fs::write(place.file("model.yaml"), MODEL).unwrap();
+        std::fs::write(place.file("model.yaml"), model).unwrap();
         let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
         std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
-        Run { place }
+        Run { place, environment }
     }
 
     fn write(&self, steps: u64, more: &str) {
@@ -57,9 +65,17 @@ impl Run {
     }
 
     async fn train(&self, workers: &str, flags: &[&str]) -> Ended {
+        self.begin(workers, flags).end_within(PATIENCE).await
+    }
+
+    fn begin(&self, workers: &str, flags: &[&str]) -> Process {
         let arguments = self.arguments(workers, flags);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        self.place.start("bossman", &arguments).end_within(PATIENCE).await
+        self.bossman(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn bossman(&self, arguments: &[&str]) -> Process {
+        let environment: Vec<_> = self.environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        self.place.start_with("bossman", arguments, &environment)
     }
 
     /// The metrics of steps without times, and the weights.
@@ -159,9 +175,7 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
         ["checkpoint of step 3 ", "checkpoint of", "going on after", "checkpoint of"].into_iter().enumerate()
     {
         let flags: &[&str] = if kill == 0 { &[] } else { &["--resume"] };
-        let arguments = run.arguments("2", flags);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let mut boss = run.place.start("bossman", &arguments);
+        let mut boss = run.begin("2", flags);
         boss.line(killed_at).await;
         boss.signal("KILL");
         boss.end().await;

@@ -1,0 +1,75 @@
+//! Checkpoints in an object store.
+
+use super::s3::S3;
+use super::{at_once, Run, EVERY, MODEL, PATIENCE};
+
+const PLACE: &str = "dir: s3://bucket/runs/one";
+
+/// One layer is more than goes up in one piece.
+const WIDE: &str = "
+model: wide
+inputs: {x: [batch, 64]}
+layers:
+  - Linear: {in_features: 64, out_features: 1500}
+  - ReLU
+  - Linear: {in_features: 1500, out_features: 1500}
+  - ReLU
+  - Linear: {in_features: 1500, out_features: 10}
+";
+
+#[tokio::test]
+async fn a_run_goes_on_from_an_object_store() {
+    let quiet = at_once("1", "").await.left();
+    let s3 = S3::start().await;
+    let run = Run::of(MODEL, s3.environment("secret"));
+    let every = EVERY.replace("dir: c", PLACE);
+    for (steps, workers, flags) in [(16, "2", &[][..]), (40, "1", &["--resume"][..])] {
+        run.write(steps, &every);
+        run.train(workers, flags).await.well();
+    }
+    assert!(run.left() == quiet, "{:#?}\n{:#?}", run.left().0, quiet.0);
+    let listed = run.bossman(&["checkpoint", "ls", "s3://bucket/runs/one"]).end().await.well().output;
+    let names: Vec<_> = listed.iter().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names, ["step-00000035", "step-00000040"]);
+    // Nothing else is left there.
+    let mut left: Vec<_> = std::fs::read_dir(s3.folder().join("bucket/runs/one")).unwrap().collect();
+    left.retain(|entry| entry.as_ref().unwrap().path().join("manifest.json").exists());
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[tokio::test]
+async fn who_may_not_read_a_store_is_told_so_before_training() {
+    let s3 = S3::start().await;
+    let run = Run::of(MODEL, s3.environment("guessed"));
+    run.write(7, &EVERY.replace("dir: c", PLACE));
+    let error = run.train("1", &[]).await.error_line();
+    assert!(error.contains("s3://bucket/runs/one") && error.contains("SignatureDoesNotMatch"), "{error}");
+    assert!(!error.contains("guessed"), "{error}");
+}
+
+/// The line breaks while a layer is on its way and stays broken; training goes on, and so do checkpoints once it is back.
+#[tokio::test]
+async fn a_broken_upload_costs_that_checkpoint_alone() {
+    let optimizer = "optimizer: {SGD: {lr: 0.05}}";
+    let quiet = Run::of(WIDE, Vec::new());
+    quiet.write(30, optimizer);
+    quiet.train("1", &[]).await.well();
+
+    let s3 = S3::start().await;
+    let run = Run::of(WIDE, s3.environment("secret"));
+    let every = EVERY.replace("dir: c", PLACE);
+    run.write(21, &format!("{every}\n{optimizer}"));
+    let mut boss = run.begin("1", &[]);
+    boss.line("checkpoint of step 7 written").await;
+    s3.break_after(4 << 20);
+    let warning = boss.line("warning: no checkpoint of step 14: ").await;
+    assert!(warning.contains("s3://bucket/runs/one/step-00000014/weights/"), "{warning}");
+    s3.heal();
+    boss.end_within(PATIENCE).await.well();
+    let verified = run.bossman(&["checkpoint", "verify", "s3://bucket/runs/one"]).end().await.well().output;
+    assert_eq!(verified, ["step-00000007  whole", "step-00000021  whole"]);
+
+    run.write(30, &format!("{every}\n{optimizer}"));
+    run.train("2", &["--resume"]).await.well();
+    assert!(run.left() == quiet.left(), "{:#?}\n{:#?}", run.left().0, quiet.left().0);
+}

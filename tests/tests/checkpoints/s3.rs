@@ -1,0 +1,122 @@
+//! A server that speaks S3 and checks signatures (rclone's), behind a line that can break.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, Command};
+
+/// It is fetched once on a machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+pub(crate) struct S3 {
+    folder: tempfile::TempDir,
+    /// What leads to it.
+    address: SocketAddr,
+    /// How many more bytes go to it; nothing where the line is whole.
+    left: Arc<Mutex<Option<u64>>>,
+    _server: Child,
+}
+
+impl S3 {
+    /// With an empty `bucket`.
+    pub(crate) async fn start() -> Self {
+        let started = async {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::create_dir(folder.path().join("bucket")).unwrap();
+            let mut server = Command::new(rclone().await)
+                .args(["serve", "s3", "--config", "", "--addr", "127.0.0.1:0", "--auth-key", "key,secret"])
+                .arg(folder.path())
+                .stderr(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()
+                .unwrap();
+            let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
+            let server_address = loop {
+                let line = lines.next_line().await.unwrap().expect("a line with the server's address");
+                if let Some(address) = line.split_once("[http://").and_then(|(_, rest)| rest.split_once('/')) {
+                    break address.0.parse().unwrap();
+                }
+            };
+            // Nobody wants to know more, but it must not wait for a reader.
+            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+            let (line, left) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Arc::new(Mutex::new(None)));
+            let address = line.local_addr().unwrap();
+            tokio::spawn(carry(line, server_address, left.clone()));
+            S3 { folder, address, left, _server: server }
+        };
+        tokio::time::timeout(PATIENCE, started).await.expect("rclone serves S3")
+    }
+
+    /// What names it, for who has this secret.
+    pub(crate) fn environment(&self, secret: &str) -> Vec<(&'static str, String)> {
+        let endpoint = format!("http://{}", self.address);
+        [
+            ("AWS_ENDPOINT", endpoint.as_str()),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", secret),
+            ("AWS_REGION", "us-east-1"),
+        ]
+        .map(|(name, value)| (name, value.to_string()))
+        .into()
+    }
+
+    /// Where it keeps its buckets.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Breaks the line once so many more bytes have gone to the server.
+    pub(crate) fn break_after(&self, bytes: u64) {
+        *self.left.lock().unwrap() = Some(bytes);
+    }
+
+    /// The line is whole again.
+    pub(crate) fn heal(&self) {
+        *self.left.lock().unwrap() = None;
+    }
+}
+
+async fn rclone() -> PathBuf {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/rclone.py");
+    let found = Command::new("python3").arg(tool).stderr(Stdio::inherit()).output().await.unwrap();
+    assert!(found.status.success(), "tools/rclone.py: {}", found.status);
+    PathBuf::from(String::from_utf8(found.stdout).unwrap().trim())
+}
+
+async fn carry(line: TcpListener, server: SocketAddr, left: Arc<Mutex<Option<u64>>>) {
+    while let Ok((client, _)) = line.accept().await {
+        let left = left.clone();
+        tokio::spawn(async move {
+            let server = TcpStream::connect(server).await.unwrap();
+            let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                (client.into_split(), server.into_split());
+            let up = async {
+                let mut buffer = vec![0; 64 << 10];
+                loop {
+                    let read = from_client.read(&mut buffer).await.unwrap_or(0);
+                    let goes = match &mut *left.lock().unwrap() {
+                        Some(left) => {
+                            let goes = (*left).min(read as u64);
+                            *left -= goes;
+                            goes as usize
+                        }
+                        None => read,
+                    };
+                    if goes == 0 || to_server.write_all(&buffer[..goes]).await.is_err() || goes < read {
+                        return;
+                    }
+                }
+            };
+            // Whichever ends first ends both.
+            tokio::select! {
+                () = up => {}
+                _ = tokio::io::copy(&mut from_server, &mut to_client) => {}
+            }
+        });
+    }
+}

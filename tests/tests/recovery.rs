@@ -1,0 +1,140 @@
+//! Runs that lose workers and go on by themselves: metrics and weights are those of a run that lost none, to the bit.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use std::path::Path;
+use std::time::Duration;
+use tests::programs::{send_signal, Ended, Place};
+
+/// Far more than any run here takes.
+const PATIENCE: Duration = Duration::from_secs(180);
+const STEPS: u64 = 120;
+
+/// Dropout and batch norm, so that what is drawn and what is counted must go on, too.
+const MODEL: &str = "
+model: small
+inputs: {x: [batch, 64]}
+layers:
+  - Linear: {in_features: 64, out_features: 32}
+  - BatchNorm1d: {num_features: 32}
+  - ReLU
+  - Dropout: {p: 0.25}
+  - Linear: {in_features: 32, out_features: 32}
+  - GELU
+  - Linear: {in_features: 32, out_features: 10}
+";
+
+struct Run(Place);
+
+impl Run {
+    fn new(more: &str) -> Self {
+        let place = Place::new();
+        std::fs::write(place.file("model.yaml"), MODEL).unwrap();
+        let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
+        std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
+        let text = format!(
+            "model: model.yaml\ndata: {{train: digits.csv.gz, validation: {{split: 0.2}}}}\nloss: CrossEntropyLoss\n\
+             optimizer: {{AdamW: {{lr: 0.01}}}}\nlr_schedule: {{cosine: {{total_steps: 250, warmup: 5}}}}\n\
+             clip_grad_norm: 1.0\nbatch_size: 100\nmicrobatches: 5\nseed: 3\nsteps: {STEPS}\n{more}\n"
+        );
+        std::fs::write(place.file("run.yaml"), text).unwrap();
+        Run(place)
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let path = |name: &str| self.0.file(name).to_str().unwrap().to_string();
+        ["--metrics".into(), path("metrics.jsonl"), "--save".into(), path("w.safetensors")].into()
+    }
+
+    /// A run that lost nobody.
+    async fn quiet(more: &str) -> (Vec<String>, Vec<u8>) {
+        let run = Run::new(more);
+        run.local(1).end_within(PATIENCE).await.well();
+        run.left()
+    }
+
+    fn local(&self, workers: usize) -> tests::programs::Process {
+        let (run, workers, more) = (self.0.file("run.yaml"), workers.to_string(), self.arguments());
+        let mut all = vec!["train", run.to_str().unwrap(), "--local", &workers, "--threads", "1"];
+        all.extend(more.iter().map(String::as_str));
+        self.0.start("bossman", &all)
+    }
+
+    /// The metrics without times, and the weights.
+    fn left(&self) -> (Vec<String>, Vec<u8>) {
+        let metrics = std::fs::read_to_string(self.0.file("metrics.jsonl")).unwrap();
+        let line = |line: &str| {
+            let all: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+            let all = all.into_iter().filter(|(key, _)| key != "step_ms");
+            all.map(|(key, value)| format!("{key}={value} ")).collect()
+        };
+        (metrics.lines().map(line).collect(), std::fs::read(self.0.file("w.safetensors")).unwrap())
+    }
+}
+
+#[track_caller]
+fn assert_same(found: &(Vec<String>, Vec<u8>), quiet: &(Vec<String>, Vec<u8>)) {
+    let differs = found.0.iter().zip(&quiet.0).find(|(found, quiet)| found != quiet);
+    assert!(found == quiet, "{differs:?}; {} and {} lines", found.0.len(), quiet.0.len());
+}
+
+fn said<'a>(ended: &'a Ended, text: &str) -> Vec<&'a String> {
+    ended.output.iter().chain(&ended.errors).filter(|line| line.contains(text)).collect()
+}
+
+#[tokio::test]
+async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result() {
+    let quiet = Run::quiet("").await;
+    let run = Run::new("checkpoint: {dir: c, every: 5, keep: 2}\nschedule: 1f1b");
+    let mut boss = run.local(3);
+    // Before there is a checkpoint, after one, and one that only falls silent.
+    for (moment, victim, signal) in
+        [("step 1/", 0, "KILL"), ("checkpoint of step 5 written", 2, "KILL"), ("checkpoint of", 1, "STOP")]
+    {
+        boss.line(moment).await;
+        send_signal(boss.children()[victim], signal);
+        boss.line("steps were done again").await;
+    }
+    assert_eq!(boss.children().len(), 3, "nobody is left behind");
+    let ended = boss.end_within(PATIENCE).await.well();
+    assert_same(&run.left(), &quiet);
+    assert_eq!(said(&ended, "recovery: going on with 3 of 3 workers").len(), 3);
+    assert_eq!(said(&ended, "signal: 9").len(), 2);
+    assert_eq!(said(&ended, "silent for more than 3 seconds").len(), 1);
+}
+
+#[tokio::test]
+async fn who_is_left_takes_over() {
+    let quiet = Run::quiet("").await;
+    let run = Run::new("checkpoint: {dir: c, every: 5, keep: 2}");
+    let more = run.arguments();
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 3, &more).await;
+    let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
+    for (moment, victim, left) in [("checkpoint of step 5 written", 1, 2), ("checkpoint of", 2, 1)] {
+        boss.line(moment).await;
+        workers[victim].signal("KILL");
+        boss.line(&format!("recovery: going on with {left} of 3 workers, from the checkpoint of step")).await;
+        boss.line("steps were done again").await;
+    }
+    boss.end_within(PATIENCE).await.well();
+    assert_same(&run.left(), &quiet);
+}
+
+#[tokio::test]
+async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
+    let quiet = Run::quiet("replicas: 1").await;
+    let run = Run::new("checkpoint: {dir: c, every: 5, keep: 2}\nreplicas: [1, 2]");
+    let more = run.arguments();
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 3, &more).await;
+    let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
+    boss.line("checkpoint of step 5 written").await;
+    workers[0].signal("KILL");
+    boss.line("recovery: 2 of 3 workers are left, which is too few; waiting for more").await;
+    let spare = run.0.worker(&at.port, &[]);
+    boss.line("recovery: going on with 3 of 3 workers").await;
+    boss.end_within(PATIENCE).await.well();
+    spare.end().await.well();
+    assert_same(&run.left(), &quiet);
+}
