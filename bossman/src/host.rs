@@ -16,10 +16,11 @@ const DEFAULT_PORT: u16 = 1024;
 /// So many who are not let in are shown; they may be many.
 const STRANGERS_SHOWN: u32 = 10;
 
-/// Once all that are left are here again, so long one more may come that takes the place of who was lost.
-const FOR_ANOTHER: Duration = Duration::from_secs(1);
-/// Who is left is back before that, or lost too. It is longer than a worker waits between two attempts.
-const FOR_ALL: Duration = Duration::from_secs(7);
+/// Once all that are left are here again, so long another may come that takes the place of who was lost. A worker that waits for
+/// a place asks for one every second.
+const FOR_ANOTHER: Duration = Duration::from_millis(1500);
+/// Who is not back by then is taken for lost, too. A worker finishes what it computes before it joins again.
+const FOR_ALL: Duration = Duration::from_secs(15);
 /// A run that has ended has left its port by then.
 const FOR_PORT: Duration = Duration::from_secs(5);
 
@@ -246,25 +247,30 @@ impl Host {
         }
         let (mut strangers, mut asked) = (0, false);
         let mut count = self.workers;
-        let (began, mut last_came) = (Instant::now(), Instant::now());
+        let (began, mut last_came, mut here_local) = (Instant::now(), Instant::now(), 0);
         while lobby.missing() > 0 {
             let here = self.workers - lobby.missing();
-            let all = again.as_ref().filter(|again| here >= again.left).is_some();
-            let until = if all { last_came + FOR_ANOTHER } else { began + FOR_ALL };
-            let enough = again.as_ref().filter(|_| lobby.is_without_gaps()).and_then(|again| again.enough(here));
-            if all && enough.is_none() && !asked {
-                say(format!(
-                    "recovery: {here} of {} workers are left, which is too few; waiting for more",
-                    self.workers
-                ));
-                asked = true;
+            let mut look_at = None;
+            // Local workers that do not come end, and that is seen.
+            if let Some(again) = again.as_ref().filter(|_| here_local == self.local) {
+                let until = if here >= again.left { last_came + FOR_ANOTHER } else { began + FOR_ALL };
+                match again.enough(here).filter(|_| lobby.is_without_gaps()) {
+                    _ if Instant::now() < until => look_at = Some(until),
+                    Some(enough) => {
+                        count = enough;
+                        break;
+                    }
+                    None if !asked && lobby.is_without_gaps() => {
+                        asked = true;
+                        let all = self.workers;
+                        say(format!("recovery: {here} of {all} workers are left, which is too few; waiting for more"));
+                    }
+                    None => {}
+                }
             }
             let event = tokio::select! {
                 event = lobby.next() => event,
-                enough = at(until, enough) => {
-                    count = enough;
-                    break;
-                }
+                () = at(look_at) => continue,
                 how = ended(&mut local) => {
                     return Err(BossManError::LocalWorkers(format!("a local worker never joined; {how}")));
                 }
@@ -272,6 +278,7 @@ impl Host {
             say(match event {
                 LobbyEvent::Joined { worker, info, address } => {
                     last_came = Instant::now();
+                    here_local += usize::from(local.as_ref().is_some_and(|local| local.has(&info)));
                     format!(
                         "{worker} joined from {} ({}, {}, {} threads), {} missing",
                         address.ip(),
@@ -281,7 +288,12 @@ impl Host {
                         lobby.missing()
                     )
                 }
-                LobbyEvent::Left { worker, reason } => format!("{worker} left ({reason})"),
+                LobbyEvent::Left { worker, reason } => {
+                    if again.is_some() {
+                        lobby.close_up();
+                    }
+                    format!("{worker} left ({reason})")
+                }
                 LobbyEvent::TurnedAway { .. } if strangers == STRANGERS_SHOWN => continue,
                 LobbyEvent::TurnedAway { address, reason } => {
                     strangers += 1;
@@ -323,13 +335,9 @@ impl Host {
     }
 }
 
-/// This, where there is something, at that time.
-async fn at<T>(time: Instant, something: Option<T>) -> T {
-    match something {
-        Some(something) => {
-            tokio::time::sleep_until(time).await;
-            something
-        }
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
     }
 }

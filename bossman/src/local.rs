@@ -1,7 +1,7 @@
 //! Worker processes on this machine, which end when the boss does, whatever way it ends.
 
 use crate::BossManError;
-use link::{Handle, Ticket, Transport};
+use link::{Handle, Ticket, Transport, WorkerInfo};
 use pipeline::ids::WorkerId;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,7 @@ pub(crate) struct Flags {
 /// dropping this, or by the system when this process ends.
 pub(crate) struct LocalWorkers {
     processes: Processes,
+    numbers: Vec<u32>,
     exits: mpsc::UnboundedReceiver<(u32, String)>,
 }
 
@@ -48,7 +49,7 @@ impl LocalWorkers {
         let Flags { threads, transport, allow_torchscript, data } = flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
-        let mut processes = Processes::default();
+        let (mut processes, mut numbers) = (Processes::default(), Vec::new());
         for _ in 0..count {
             let mut command = Command::new(&program);
             command.args(["--end-with-stdin", "--threads", &threads, "--transport", &transport.to_string()]);
@@ -68,13 +69,19 @@ impl LocalWorkers {
             processes.pipes.extend(child.stdin.take());
             let sender = sender.clone();
             let process = child.id().unwrap_or(0);
+            numbers.push(process);
             processes.waiting.spawn(async move {
                 if let Ok(status) = child.wait().await {
                     sender.send((process, describe(status))).ok();
                 }
             });
         }
-        Ok(LocalWorkers { processes, exits })
+        Ok(LocalWorkers { processes, numbers, exits })
+    }
+
+    /// Whether a worker that joined is one of these.
+    pub(crate) fn has(&self, worker: &WorkerInfo) -> bool {
+        self.numbers.contains(&worker.process) && worker.host == host()
     }
 
     /// Ends with the first worker that ends, and how it did. Cancel safe.
@@ -88,11 +95,11 @@ impl LocalWorkers {
     /// From now on tells the run when a worker's process ends, sooner than its connection shows it.
     /// What is given back keeps the workers running.
     pub(crate) fn watch(self, handle: Handle) -> Processes {
-        let LocalWorkers { processes, mut exits } = self;
-        let host = gethostname::gethostname().to_string_lossy().into_owned();
+        let LocalWorkers { processes, mut exits, .. } = self;
+        let host = host();
         tokio::spawn(async move {
             while let Some((process, how)) = exits.recv().await {
-                let mine = |w: &link::WorkerInfo| w.process == process && w.host == host;
+                let mine = |w: &WorkerInfo| w.process == process && w.host == host;
                 if let Some(worker) = handle.workers().iter().position(mine) {
                     handle.lost(WorkerId(worker as u16), &how);
                 }
@@ -100,6 +107,10 @@ impl LocalWorkers {
         });
         processes
     }
+}
+
+fn host() -> String {
+    gethostname::gethostname().to_string_lossy().into_owned()
 }
 
 fn describe(status: ExitStatus) -> String {

@@ -85,9 +85,18 @@ impl Progress {
         }
     }
 
+    /// All steps are done.
     pub(crate) fn end(&self) -> Duration {
         if let Some(bar) = &self.bar {
             bar.finish();
+        }
+        self.started.elapsed()
+    }
+
+    /// Something failed.
+    pub(crate) fn abandon(&self) -> Duration {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
         }
         self.started.elapsed()
     }

@@ -54,8 +54,9 @@ pub(crate) struct Initial {
 
 impl Initial {
     /// Gives them to the workers, which have drawn theirs.
-    pub(crate) async fn load(self, boss: &mut BossMan) -> Result<(), BossManError> {
-        let mut all = self.weights;
+    pub(crate) async fn load(&self, boss: &mut BossMan) -> Result<(), BossManError> {
+        let mut all = StateDict::default();
+        self.weights.iter().for_each(|(name, tensor)| all.insert(name, tensor));
         if !self.whole {
             let drawn = boss.state_dict().await?;
             let missing = drawn.iter().filter(|(name, _)| all.get(name).is_none());

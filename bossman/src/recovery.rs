@@ -26,10 +26,11 @@ pub(crate) struct Recovery {
 /// What is being made good.
 struct Lost {
     since: Instant,
-    /// Until workers were here again, and until they had their state.
-    ready: Option<(Duration, Duration)>,
-    /// The step that failed, and the one gone on from.
-    step: u64,
+    /// After how long workers were here again, and had their state.
+    here: Duration,
+    restored: Duration,
+    /// How many steps were done when workers were lost, and how many of them are not done again.
+    done: u64,
     from: u64,
 }
 
@@ -37,48 +38,57 @@ struct Lost {
 pub(crate) fn without_checkpoints(error: BossManError) -> BossManError {
     match error {
         BossManError::Worker(failure) if failure.passing => {
-            let message = format!(
-                "{}; start the run again: with `checkpoint` in its run file it goes on by itself",
-                failure.message
-            );
-            BossManError::Worker(Failure { message, ..failure })
+            let advice = "start the run again: with `checkpoint` in its run file it goes on by itself";
+            BossManError::Worker(Failure { message: format!("{}; {advice}", failure.message), ..failure })
         }
         other => other,
     }
 }
 
 impl Recovery {
-    /// Whether the run may go on after this; what happened is told.
-    pub(crate) fn may_go_on(&mut self, error: &BossManError, step: u64) -> bool {
-        let BossManError::Worker(failure) = error else { return false };
-        self.in_vain += 1;
-        if !failure.passing || self.in_vain > MOST_IN_VAIN {
+    /// Something failed at this moment. Whether the run may go on after it; what happened is told.
+    pub(crate) fn may_go_on(&mut self, error: &BossManError, at: Instant) -> bool {
+        let passes = match error {
+            BossManError::Worker(failure) => failure.passing,
+            // One that had been started in the place of another.
+            BossManError::LocalWorkers(_) => self.lost.is_some(),
+            _ => false,
+        };
+        if !passes || self.in_vain == MOST_IN_VAIN {
             return false;
         }
-        output::warn(&format!("warning: step {step} failed: {error}"));
-        let since = self.lost.as_ref().map_or_else(Instant::now, |lost| lost.since);
-        let step = self.lost.as_ref().map_or(step, |lost| lost.step.max(step));
-        self.lost = Some(Lost { since, ready: None, step, from: 0 });
+        self.in_vain += 1;
+        let done = self.furthest;
+        output::warn(&format!("warning: workers were lost, with {done} steps done: {error}"));
+        let since = self.lost.as_ref().map_or(at, |lost| lost.since);
+        self.lost = Some(Lost { since, here: Duration::ZERO, restored: Duration::ZERO, done, from: 0 });
         true
     }
 
     /// Workers are here again.
-    pub(crate) fn gathered(&mut self, workers: usize, before: usize, from: u64) {
+    pub(crate) fn here(&mut self) {
         if let Some(lost) = &mut self.lost {
-            lost.ready = Some((lost.since.elapsed(), Duration::ZERO));
-            lost.from = from;
-            let state = match from {
-                0 => "from the beginning, for there is no checkpoint yet".to_string(),
-                from => format!("from the checkpoint of step {from}"),
-            };
-            output::warn(&format!("recovery: going on with {workers} of {before} workers, {state}"));
+            lost.here = lost.since.elapsed();
         }
     }
 
+    /// With how many workers, of how many at first, and how many steps that are done, the run goes on.
+    pub(crate) fn goes_on(&mut self, workers: usize, at_first: usize, from: u64) {
+        let Some(lost) = &mut self.lost else { return };
+        lost.from = from;
+        let state = match from {
+            0 => "from the beginning, for there is no checkpoint yet".to_string(),
+            from => format!("from the checkpoint of step {from}"),
+        };
+        output::warn(&format!("recovery: going on with {workers} of {at_first} workers, {state}"));
+    }
+
     /// They have what they go on with.
-    pub(crate) fn restored(&mut self) {
-        if let Some(Lost { since, ready: Some((gathered, restored)), .. }) = &mut self.lost {
-            *restored = since.elapsed().saturating_sub(*gathered);
+    pub(crate) fn restored(&mut self, progress: &Progress) {
+        if let Some(lost) = &mut self.lost {
+            lost.restored = lost.since.elapsed();
+            let from = lost.from;
+            self.tell(from, progress);
         }
     }
 
@@ -87,19 +97,21 @@ impl Recovery {
         if step > self.furthest {
             (self.furthest, self.in_vain) = (step, 0);
         }
-        let Some(Lost { since, ready, step: failed, from }) = self.lost.take_if(|lost| step >= lost.step) else {
-            return;
-        };
-        let (gathered, restored) = ready.unwrap_or_default();
-        let all = since.elapsed();
-        let redone = failed.saturating_sub(from + 1);
-        let seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
+        self.tell(step, progress);
+    }
+
+    /// What it cost, once training stands where it stood.
+    fn tell(&mut self, step: u64, progress: &Progress) {
+        let Some(lost) = self.lost.take_if(|lost| step >= lost.done) else { return };
+        let all = lost.since.elapsed();
+        let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
         progress.line(&format!(
-            "recovery: {redone} steps were done again; {} lost: {} until workers were here, {} for their state, {} for the steps",
+            "recovery: {} steps were done again; {} lost: {} until workers were here, {} for their state, {} for the steps",
+            lost.done.saturating_sub(lost.from),
             seconds(all),
-            seconds(gathered),
-            seconds(restored),
-            seconds(all.saturating_sub(gathered + restored))
+            seconds(lost.here),
+            seconds(lost.restored.saturating_sub(lost.here)),
+            seconds(all.saturating_sub(lost.restored))
         ));
     }
 }
@@ -114,19 +126,30 @@ mod tests {
 
     #[test]
     fn a_run_goes_on_where_workers_are_lost_and_not_for_ever() {
-        let progress = Progress::start(9, 0, true);
+        let (progress, now) = (Progress::start(9, 0, true), Instant::now());
         let mut recovery = Recovery::default();
-        assert!(!recovery.may_go_on(&lost(false), 1));
-        assert!(!recovery.may_go_on(&BossManError::Usage("no".into()), 1));
-        recovery.done(1, &progress);
-        for _ in 0..MOST_IN_VAIN {
-            assert!(recovery.may_go_on(&lost(true), 5));
-            // What had been done before is done again, and that is no progress.
-            recovery.done(1, &progress);
+        let ended = BossManError::LocalWorkers("it ended".into());
+        for other in [lost(false), BossManError::Usage("no".into()), BossManError::LocalWorkers("it ended".into())] {
+            assert!(!recovery.may_go_on(&other, now));
         }
-        assert!(!recovery.may_go_on(&lost(true), 5));
+        recovery.done(4, &progress);
+        for error in [lost(true), ended, lost(true)] {
+            assert!(recovery.may_go_on(&error, now));
+            recovery.goes_on(1, 2, 2);
+            recovery.restored(&progress);
+            // What had been done before is done again, and that is no progress.
+            recovery.done(3, &progress);
+            assert!(recovery.lost.is_some());
+        }
+        assert!(!recovery.may_go_on(&lost(true), now));
+        recovery.done(4, &progress);
+        assert!(recovery.lost.is_none() && !recovery.may_go_on(&lost(true), now));
         recovery.done(5, &progress);
-        assert!(recovery.lost.is_none() && recovery.may_go_on(&lost(true), 6));
+        assert!(recovery.may_go_on(&lost(true), now));
+        // Nothing has to be done again.
+        recovery.goes_on(2, 2, 5);
+        recovery.restored(&progress);
+        assert!(recovery.lost.is_none());
     }
 
     #[test]

@@ -15,9 +15,9 @@ use crate::recovery::{self, Recovery};
 use crate::run_file::{Length, RunFile};
 use crate::trace::Trace;
 use crate::translate::Translator;
-use crate::{BossManError, Builder, Model, Replicas, StateDict, StepReport};
+use crate::{BossManError, Builder, Model, Replicas, StateDict, StepReport, Timelines};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Steps in a trace: the last ones.
 const TRACED: usize = 8;
@@ -85,18 +85,16 @@ pub async fn run_with(
             Ok(outcome) => return Ok(outcome),
             Err(error) => error,
         };
-        // There workers come and go without that.
+        // In a pool workers come and go without that.
         if settings.pool {
             return Err(error);
         }
-        let Some((checkpoints, _)) = &training.checkpoints else { return Err(recovery::without_checkpoints(error)) };
-        if !recovery.may_go_on(&error, training.done + 1) {
+        if training.checkpoints.is_none() {
+            return Err(recovery::without_checkpoints(error));
+        }
+        if !recovery.may_go_on(&error, training.failed_at.take().unwrap_or_else(Instant::now)) {
             return Err(error);
         }
-        training.resumed = match checkpoints.has_any().await? {
-            true => Some(checkpoints.resume(None).await?).map(|(state, manifest)| (state, manifest.run)),
-            false => None,
-        };
     }
 }
 
@@ -119,8 +117,11 @@ struct Training<'a> {
     here: usize,
     /// Where workers that join again look for it, once they have joined.
     port: Option<u16>,
-    /// The last step that was done.
-    done: u64,
+    /// The weights to begin with.
+    weights: Option<Initial>,
+    traced: Vec<(u64, Timelines)>,
+    /// When a step failed.
+    failed_at: Option<Instant>,
     time: Duration,
 }
 
@@ -162,7 +163,11 @@ impl<'a> Training<'a> {
             true => settings.fleet.at_first(file),
             false => settings.fleet.count(file)?,
         };
-        let done = resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
+        let weights = match &resumed {
+            // That they fit is known before any worker is waited for.
+            Some((state, _)) => state.weights.fitting(model.graph()).map(|_| None)?,
+            None => file.initial(settings.weights.as_deref(), &model)?,
+        };
         let left = steps % u64::from(file.accumulate);
         let training = Training {
             file,
@@ -179,10 +184,11 @@ impl<'a> Training<'a> {
             workers,
             here: workers,
             port: None,
-            done,
+            weights,
+            traced: Vec::new(),
+            failed_at: None,
             time: Duration::ZERO,
         };
-        training.initial()?;
         training.builder().check(workers)?;
         if let Some(path) = &settings.save {
             StateDict::can_save(path)?;
@@ -196,14 +202,6 @@ impl<'a> Training<'a> {
             ));
         }
         Ok(training)
-    }
-
-    /// The weights to begin with; nothing where those of a checkpoint are gone on with, which fit.
-    fn initial(&self) -> Result<Option<Initial>, BossManError> {
-        match &self.resumed {
-            Some((state, _)) => state.weights.fitting(self.model.graph()).map(|_| None),
-            None => self.file.initial(self.settings.weights.as_deref(), &self.model),
-        }
     }
 
     fn builder(&self) -> Builder {
@@ -220,24 +218,58 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Waits for workers: all that the run begins with, or where some were lost, those that are left.
+    /// The metrics, to which those of a run that goes on are added.
+    fn metrics(&self) -> Result<Option<Metrics>, BossManError> {
+        let Some(path) = self.settings.metrics.as_deref() else { return Ok(None) };
+        match self.resumed.as_ref().and_then(|(_, run)| run.metrics) {
+            Some(bytes) if bytes > 0 => Metrics::resume(path, bytes).map(Some),
+            _ => Metrics::create(path).map(Some),
+        }
+    }
+
+    /// Waits for workers, where some were lost for those that are left, and then finds what to go on with.
     async fn gather(&mut self, recovery: &mut Recovery) -> Result<Workers, BossManError> {
         let Settings { fleet, quiet, pool, .. } = self.settings;
         let host = fleet.host_of(self.workers, self.file).on_stderr(*quiet).open(*pool);
-        let workers = match self.port {
-            None => host.wait().await?,
-            Some(port) => {
-                // Local workers are told another one.
-                let host = if fleet.local == self.workers { host } else { host.port(port) };
-                let fits = (0..=self.workers).map(|workers| workers > 0 && self.builder().check(workers).is_ok());
-                let again = Again { left: self.here.saturating_sub(1), fits: fits.collect() };
-                let workers = host.wait_again(again).await?;
-                recovery.gathered(workers.count, self.workers, self.done);
-                workers
-            }
+        let Some(port) = self.port else {
+            let workers = host.wait().await?;
+            self.port = Some(workers.port());
+            return Ok(workers);
         };
+        // Local workers are told another one.
+        let host = if fleet.local == self.workers { host } else { host.port(port) };
+        let fits = (0..=self.workers).map(|workers| workers > 0 && self.builder().check(workers).is_ok());
+        // Local ones are started afresh. Of the others one may be lost.
+        let others = self.here.saturating_sub(fleet.local);
+        let again = Again { left: fleet.local + others.saturating_sub(1), fits: fits.collect() };
+        let workers = host.wait_again(again).await?;
+        recovery.here();
         (self.port, self.here) = (Some(workers.port()), workers.count);
+        // Not both in memory.
+        self.resumed = None;
+        self.resumed = self.last_checkpoint().await?;
+        let from = self.resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
+        recovery.goes_on(self.here, self.workers, from);
         Ok(workers)
+    }
+
+    /// The last one that is whole; nothing where there is none yet.
+    async fn last_checkpoint(&self) -> Result<Option<(State, Run)>, BossManError> {
+        let Some((checkpoints, _)) = &self.checkpoints else { return Ok(None) };
+        // Whatever cut workers off may do so with a store, too.
+        let mut waits = [1, 4, 16].into_iter();
+        loop {
+            match checkpoints.last_whole().await {
+                Ok(found) => return Ok(found.map(|(state, manifest)| (state, manifest.run))),
+                Err(error) => match waits.next() {
+                    None => return Err(error),
+                    Some(seconds) => {
+                        output::warn(&format!("warning: {error}; trying again in {seconds} s"));
+                        tokio::time::sleep(Duration::from_secs(seconds)).await;
+                    }
+                },
+            }
+        }
     }
 
     /// Trains to the end, or until something fails, from the beginning or from what the run goes on with.
@@ -247,21 +279,16 @@ impl<'a> Training<'a> {
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<Outcome, BossManError> {
         let (file, settings, steps) = (self.file, self.settings, self.steps);
-        let done = self.resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
-        self.done = done;
-        let weights = self.initial()?;
-        let metrics_before = self.resumed.as_ref().map(|(_, run)| run.metrics.unwrap_or(0));
-        let metrics = settings.metrics.as_deref();
-        let opened = metrics.map(|path| match metrics_before {
-            Some(bytes) if bytes > 0 => Metrics::resume(path, bytes),
-            _ => Metrics::create(path),
-        });
-        let mut metrics = opened.transpose()?;
+        // At first before workers are waited for, and then when it is known with what the run goes on.
+        let at_first = if self.port.is_none() { self.metrics()? } else { None };
         let workers = self.gather(recovery).await?;
+        let mut metrics = if at_first.is_some() { at_first } else { self.metrics()? };
+        let done = self.resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
+        let metrics_before = self.resumed.as_ref().map(|(_, run)| run.metrics.unwrap_or(0));
         let mut boss = self.builder().build(workers)?;
         self.run.microbatches = boss.settings.microbatches;
         boss.distribute_model().await?;
-        if let Some(weights) = weights {
+        if let Some(weights) = self.weights.as_ref().filter(|_| self.resumed.is_none()) {
             weights.load(&mut boss).await?;
         }
         boss.send_optimizer(file.optimizer).await?;
@@ -287,7 +314,6 @@ impl<'a> Training<'a> {
             boss.restore(&state).await?;
             best = run.best.map(|best| (best.step, best.score()));
         }
-        recovery.restored();
         if settings.pool {
             boss.open_pool().await?;
         }
@@ -297,7 +323,7 @@ impl<'a> Training<'a> {
         if done > 0 {
             progress.line(&format!("going on after step {done}, with the checkpoint of it"));
         }
-        let mut traced = Vec::new();
+        recovery.restored(&progress);
         let trained = async {
             for step in done + 1..=steps {
                 let batch = match next.take() {
@@ -307,7 +333,6 @@ impl<'a> Training<'a> {
                 let mut report = boss.train_step(&batch).await?;
                 // Such a model has no word by which the step could know what counts samples.
                 report.samples = self.fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
-                self.done = step;
                 progress.step(&report);
                 recovery.done(step, &progress);
                 on_step(&report);
@@ -315,8 +340,8 @@ impl<'a> Training<'a> {
                     metrics.write(&report)?;
                 }
                 if settings.trace.is_some() {
-                    traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
-                    traced.drain(..traced.len().saturating_sub(TRACED));
+                    self.traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
+                    self.traced.drain(..self.traced.len().saturating_sub(TRACED));
                 }
                 if step.is_multiple_of(per_epoch) || step == steps {
                     epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
@@ -336,14 +361,17 @@ impl<'a> Training<'a> {
             Ok::<_, BossManError>(())
         };
         let trained = trained.await;
+        self.failed_at = trained.is_err().then(Instant::now);
         // Where a step fails, too, the checkpoint before it is written to its end: it is what the run goes on with.
-        if let Some(writing) = &mut writing {
-            writing.take_note(&progress).await;
+        match writing {
+            Some(mut writing) if trained.is_ok() => writing.take_note(&progress).await,
+            Some(writing) => writing.end(&progress).await,
+            None => {}
         }
-        self.time += progress.end();
+        self.time += if trained.is_ok() { progress.end() } else { progress.abandon() };
         trained?;
         if let Some(path) = &settings.trace {
-            Trace::of(&traced).save(path)?;
+            Trace::of(&self.traced).save(path)?;
         }
         let test = match &self.test {
             Some(test) => Some(look_with_who_is_here(&mut boss, file, Part::Test, test).await?),

@@ -102,6 +102,13 @@ impl Lobby {
         self.places.iter().skip_while(|place| place.is_some()).all(Option::is_none)
     }
 
+    /// Has those who are behind a gap come again, to take places before it.
+    pub fn close_up(&mut self) {
+        for member in self.places.iter().skip_while(|place| place.is_some()).flatten() {
+            member.connection.close(DONE, "join again, a place before this one is free");
+        }
+    }
+
     /// The next thing that happens. Cancel safe.
     pub async fn next(&mut self) -> LobbyEvent {
         loop {

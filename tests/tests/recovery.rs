@@ -8,7 +8,7 @@ use tests::programs::{send_signal, Ended, Place};
 
 /// Far more than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(180);
-const STEPS: u64 = 120;
+const STEPS: u64 = 400;
 
 /// Dropout and batch norm, so that what is drawn and what is counted must go on, too.
 const MODEL: &str = "
@@ -34,7 +34,7 @@ impl Run {
         std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
         let text = format!(
             "model: model.yaml\ndata: {{train: digits.csv.gz, validation: {{split: 0.2}}}}\nloss: CrossEntropyLoss\n\
-             optimizer: {{AdamW: {{lr: 0.01}}}}\nlr_schedule: {{cosine: {{total_steps: 250, warmup: 5}}}}\n\
+             optimizer: {{AdamW: {{lr: 0.01}}}}\nlr_schedule: {{cosine: {{total_steps: 500, warmup: 5}}}}\n\
              clip_grad_norm: 1.0\nbatch_size: 100\nmicrobatches: 5\nseed: 3\nsteps: {STEPS}\n{more}\n"
         );
         std::fs::write(place.file("run.yaml"), text).unwrap();
@@ -85,11 +85,10 @@ fn said<'a>(ended: &'a Ended, text: &str) -> Vec<&'a String> {
 #[tokio::test]
 async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result() {
     let quiet = Run::quiet("").await;
-    let run = Run::new("checkpoint: {dir: c, every: 5, keep: 2}\nschedule: 1f1b");
+    let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nschedule: 1f1b");
     let mut boss = run.local(3);
-    // Before there is a checkpoint, after one, and one that only falls silent.
-    for (moment, victim, signal) in
-        [("step 1/", 0, "KILL"), ("checkpoint of step 5 written", 2, "KILL"), ("checkpoint of", 1, "STOP")]
+    // As soon as it trains, when there are checkpoints, and one that only falls silent.
+    for (moment, victim, signal) in [("step 1/", 0, "KILL"), ("checkpoint of", 2, "KILL"), ("checkpoint of", 1, "STOP")]
     {
         boss.line(moment).await;
         send_signal(boss.children()[victim], signal);
@@ -106,12 +105,12 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
 #[tokio::test]
 async fn who_is_left_takes_over() {
     let quiet = Run::quiet("").await;
-    let run = Run::new("checkpoint: {dir: c, every: 5, keep: 2}");
+    let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}");
     let more = run.arguments();
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 3, &more).await;
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
-    for (moment, victim, left) in [("checkpoint of step 5 written", 1, 2), ("checkpoint of", 2, 1)] {
+    for (moment, victim, left) in [("checkpoint of", 1, 2), ("checkpoint of", 2, 1)] {
         boss.line(moment).await;
         workers[victim].signal("KILL");
         boss.line(&format!("recovery: going on with {left} of 3 workers, from the checkpoint of step")).await;
@@ -124,12 +123,12 @@ async fn who_is_left_takes_over() {
 #[tokio::test]
 async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
     let quiet = Run::quiet("replicas: 1").await;
-    let run = Run::new("checkpoint: {dir: c, every: 5, keep: 2}\nreplicas: [1, 2]");
+    let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nreplicas: [1, 2]");
     let more = run.arguments();
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 3, &more).await;
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
-    boss.line("checkpoint of step 5 written").await;
+    boss.line("checkpoint of").await;
     workers[0].signal("KILL");
     boss.line("recovery: 2 of 3 workers are left, which is too few; waiting for more").await;
     let spare = run.0.worker(&at.port, &[]);

@@ -17,6 +17,8 @@ use tch::Device;
 /// Waits between attempts to reach the boss grow from the first to the second.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// Where a boss says that all places are taken: the place of a worker that is lost is free for little longer than this.
+const SPARE_WAIT: Duration = Duration::from_secs(1);
 
 const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
@@ -99,7 +101,7 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
                 return Ok(());
             }
             Err(Trouble::Fatal(e)) => return Err(e),
-            Err(Trouble::Passing { reason, worked }) => {
+            Err(Trouble::Passing { reason, worked, refused }) => {
                 if worked {
                     wait = FIRST_WAIT;
                 }
@@ -108,7 +110,7 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
                     output::line(&line);
                     said = line;
                 }
-                tokio::time::sleep(wait).await;
+                tokio::time::sleep(if refused { SPARE_WAIT } else { wait }).await;
                 wait = (wait * 2).min(LONGEST_WAIT);
             }
         }
@@ -118,10 +120,11 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
 const GIB: f64 = (1u64 << 30) as f64;
 
 enum Trouble {
-    /// Trying again can help; `worked` where a place had been won before.
+    /// Trying again can help; `worked` where a place had been won before, `refused` where a boss is there.
     Passing {
         reason: String,
         worked: bool,
+        refused: bool,
     },
     Fatal(anyhow::Error),
 }
@@ -137,7 +140,7 @@ async fn work(
     let trouble = |worked: bool| {
         move |e: LinkError| {
             if e.may_pass() {
-                Trouble::Passing { reason: e.to_string(), worked }
+                Trouble::Passing { reason: e.to_string(), worked, refused: matches!(e, LinkError::Refused { .. }) }
             } else {
                 Trouble::Fatal(e.into())
             }
@@ -145,7 +148,7 @@ async fn work(
     };
     let Some(ticket) = ticket(options).map_err(Trouble::Fatal)? else {
         let reason = "no boss was started by this user on this machine yet; on another machine, set MODEL_TICKET";
-        return Err(Trouble::Passing { reason: reason.into(), worked: false });
+        return Err(Trouble::Passing { reason: reason.into(), worked: false, refused: false });
     };
     let boss = link::resolve(&options.model_host, options.model_port).await.map_err(trouble(false))?;
     let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
@@ -160,7 +163,7 @@ async fn work(
     // Lets the last words out; bounded, for the network may be gone.
     tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();
     result.map_err(|e| match e {
-        LinkError::Lost { .. } => Trouble::Passing { reason: e.to_string(), worked: true },
+        LinkError::Lost { .. } => Trouble::Passing { reason: e.to_string(), worked: true, refused: false },
         other => Trouble::Fatal(other.into()),
     })
 }

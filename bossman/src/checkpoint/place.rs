@@ -85,11 +85,12 @@ impl Folder {
             Error::NotFound { .. } => self.wrong(name, "is missing"),
             e => self.wrong(name, e),
         };
-        let size = self.store.head(&place).await.map_err(wrong)?.size;
-        if size > most {
+        let found = self.store.get(&place).await.map_err(wrong)?;
+        if found.meta.size > most {
+            let size = found.meta.size;
             return Err(self.wrong(name, format!("is damaged: it has {size} bytes, {most} at most are expected")));
         }
-        self.store.get(&place).await.map_err(wrong)?.bytes().await.map_err(wrong)
+        found.bytes().await.map_err(wrong)
     }
 
     /// Writes a file, which is there as a whole or not at all.
@@ -106,7 +107,11 @@ impl Folder {
     async fn put_parts(&self, place: &Name, bytes: Bytes) -> Result<(), Error> {
         let mut parts = WriteMultipart::new_with_chunk_size(self.store.put_multipart(place).await?, PART as usize);
         for from in (0..bytes.len()).step_by(PART as usize) {
-            parts.wait_for_capacity(PARTS).await?;
+            if let Err(error) = parts.wait_for_capacity(PARTS).await {
+                // What is up would stay there, unseen.
+                parts.abort().await.ok();
+                return Err(error);
+            }
             parts.put(bytes.slice(from..bytes.len().min(from + PART as usize)));
         }
         parts.finish().await.map(drop)
@@ -164,12 +169,13 @@ fn elsewhere(named: &str) -> Result<Arc<dyn ObjectStore>, BossManError> {
     const KINDS: &str = "name a local folder, or one of an object store as s3://bucket/folder, gs://bucket/folder or \
                          az://container/folder";
     let wrong = |problem: String| BossManError::file(Path::new(named), problem);
-    let url = Url::parse(named).map_err(|e| wrong(format!("{e}; {KINDS}")))?;
-    if !url.username().is_empty() || url.password().is_some() || url.query().is_some() {
+    if named.contains(['@', '?']) {
         // It is not repeated: it may be a secret.
+        let (scheme, _) = named.split_once("://").unwrap_or_default();
         let problem = "an object store's keys come from the environment, not from its URL";
-        return Err(BossManError::Usage(format!("checkpoints at {}://...: {problem}", url.scheme())));
+        return Err(BossManError::Usage(format!("checkpoints at {scheme}://...: {problem}")));
     }
+    let url = Url::parse(named).map_err(|e| wrong(format!("{e}; {KINDS}")))?;
     let (scheme, folder) = ObjectStoreScheme::parse(&url).map_err(|e| wrong(format!("{e}; {KINDS}")))?;
     let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY, ..RetryConfig::default() };
     let store = match scheme {

@@ -74,11 +74,6 @@ impl Checkpoints {
         Ok(listed)
     }
 
-    /// Whether there is one that may be whole.
-    pub(crate) async fn has_any(&self) -> Result<bool, BossManError> {
-        Ok(self.list().await?.iter().any(|listed| !listed.is_begun))
-    }
-
     /// Writes a state, its manifest last. One of the same step is replaced.
     ///
     /// # Errors
@@ -162,15 +157,24 @@ impl Checkpoints {
             }
             return self.read(name).await;
         }
-        for listed in listed.iter().rev() {
+        let none = || BossManError::Usage(format!("{}: there is no checkpoint to go on from", self.folder.named()));
+        self.last_whole().await?.ok_or_else(none)
+    }
+
+    /// The last one that is whole, where there is one; those after it are named in warnings.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub(crate) async fn last_whole(&self) -> Result<Option<(State, Manifest)>, BossManError> {
+        for listed in self.list().await?.iter().rev() {
             match self.read(&listed.name).await {
-                Ok(found) => return Ok(found),
+                Ok(found) => return Ok(Some(found)),
                 Err(error) => {
                     output::warn(&format!("warning: {error}; looking for the checkpoint before {}", listed.name))
                 }
             }
         }
-        Err(BossManError::Usage(format!("{}: there is no checkpoint to go on from", self.folder.named())))
+        Ok(None)
     }
 
     /// Deletes what a policy does not keep, now that a checkpoint of this step was written. What is of later steps was found

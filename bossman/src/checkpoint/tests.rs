@@ -146,8 +146,11 @@ async fn errors_name_the_file() {
         let refused = Checkpoints::open(place, true).unwrap_err().to_string();
         assert!(refused.starts_with(place) && refused.contains(expected), "{refused}");
     }
-    let secret = Checkpoints::open("s3://key:secret@bucket/run", true).unwrap_err().to_string();
-    assert_eq!(secret, "checkpoints at s3://...: an object store's keys come from the environment, not from its URL");
+    for secret in ["s3://key:secret@bucket/run", "s3://key:sec/ret@bucket/run", "s3://bucket/run?secret"] {
+        let refused = Checkpoints::open(secret, true).unwrap_err().to_string();
+        let expected = "checkpoints at s3://...: an object store's keys come from the environment, not from its URL";
+        assert_eq!(refused, expected);
+    }
     let none = Checkpoints::open(folder.path().join("none").to_str().unwrap(), false).unwrap_err();
     assert!(here(none).ends_with("none: there is no such folder"));
 }

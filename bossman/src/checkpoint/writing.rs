@@ -7,7 +7,11 @@ use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::{output, BossMan, BossManError};
 use std::fs::File;
+use std::time::Duration;
 use tokio::task::JoinHandle;
+
+/// So long a run that has failed waits for its last checkpoint.
+const LAST: Duration = Duration::from_secs(60);
 
 /// The checkpoints of a run.
 pub(crate) struct Writing {
@@ -81,13 +85,34 @@ impl Writing {
 
     /// Waits for the one that is being written.
     pub(crate) async fn take_note(&mut self, progress: &Progress) {
-        let Some((step, writing)) = self.at_work.take() else { return };
+        let Some((step, writing)) = &mut self.at_work else { return };
+        let step = *step;
         let problem = match writing.await {
-            Ok(Ok(())) => return progress.line(&format!("checkpoint of step {step} written")),
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
         };
-        output::warn(&format!("warning: no checkpoint of step {step}: {problem}"));
+        self.at_work = None;
+        match problem {
+            None => progress.line(&format!("checkpoint of step {step} written")),
+            Some(problem) => output::warn(&format!("warning: no checkpoint of step {step}: {problem}")),
+        }
+    }
+
+    /// Waits for it, and no longer than a little, for somebody waits for the end of it.
+    pub(crate) async fn end(mut self, progress: &Progress) {
+        if tokio::time::timeout(LAST, self.take_note(progress)).await.is_ok() {
+            return;
+        }
+        if let Some((step, writing)) = self.at_work {
+            writing.abort();
+            // Until then it may write.
+            writing.await.ok();
+            output::warn(&format!(
+                "warning: no checkpoint of step {step}: it was not written within {} s",
+                LAST.as_secs()
+            ));
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! several stages a worker does (the breadth-first pipeline of Lamy-Poirier 2022).
 //!
 //! Gradients of a stage leave during the last visit to it. Before a worker goes on from the visit that follows, they have come
-//! together, so nobody has the gradients of more than two stages on their way.
+//! together, so nobody has the gradients of more than two stages on their way (but for a replica without microbatches, which makes none).
 //!
 //! Replicas whose visits differed would wait for each other for ever, so they must not; one without microbatches makes the
 //! others' visits.

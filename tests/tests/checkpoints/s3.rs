@@ -12,12 +12,15 @@ use tokio::process::{Child, Command};
 /// It is fetched once on a machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
+/// Less than a part of a file.
+const LITTLE: usize = 1 << 20;
+
 pub(crate) struct S3 {
     folder: tempfile::TempDir,
     /// What leads to it.
     address: SocketAddr,
-    /// How many more bytes go to it; nothing where the line is whole.
-    left: Arc<Mutex<Option<u64>>>,
+    /// What breaks the line, a little after it was said.
+    breaks: Arc<Mutex<Option<String>>>,
     _server: Child,
 }
 
@@ -36,19 +39,19 @@ impl S3 {
                 .unwrap();
             let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
             let server_address = loop {
-                let line = lines.next_line().await.unwrap().expect("a line with the server's address");
+                let line = lines.next_line().await.unwrap().unwrap();
                 if let Some(address) = line.split_once("[http://").and_then(|(_, rest)| rest.split_once('/')) {
                     break address.0.parse().unwrap();
                 }
             };
             // Nobody wants to know more, but it must not wait for a reader.
             tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-            let (line, left) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Arc::new(Mutex::new(None)));
+            let (line, breaks) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Arc::default());
             let address = line.local_addr().unwrap();
-            tokio::spawn(carry(line, server_address, left.clone()));
-            S3 { folder, address, left, _server: server }
+            tokio::spawn(carry(line, server_address, Arc::clone(&breaks)));
+            S3 { folder, address, breaks, _server: server }
         };
-        tokio::time::timeout(PATIENCE, started).await.expect("rclone serves S3")
+        tokio::time::timeout(PATIENCE, started).await.unwrap()
     }
 
     /// What names it, for who has this secret.
@@ -70,14 +73,9 @@ impl S3 {
         self.folder.path()
     }
 
-    /// Breaks the line once so many more bytes have gone to the server.
-    pub(crate) fn break_after(&self, bytes: u64) {
-        *self.left.lock().unwrap() = Some(bytes);
-    }
-
-    /// The line is whole again.
-    pub(crate) fn heal(&self) {
-        *self.left.lock().unwrap() = None;
+    /// Breaks each connection a little after this went to the server.
+    pub(crate) fn break_at(&self, text: &str) {
+        *self.breaks.lock().unwrap() = Some(text.to_string());
     }
 }
 
@@ -88,26 +86,25 @@ async fn rclone() -> PathBuf {
     PathBuf::from(String::from_utf8(found.stdout).unwrap().trim())
 }
 
-async fn carry(line: TcpListener, server: SocketAddr, left: Arc<Mutex<Option<u64>>>) {
+async fn carry(line: TcpListener, server: SocketAddr, breaks: Arc<Mutex<Option<String>>>) {
     while let Ok((client, _)) = line.accept().await {
-        let left = left.clone();
+        let breaks = breaks.clone();
         tokio::spawn(async move {
             let server = TcpStream::connect(server).await.unwrap();
             let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
                 (client.into_split(), server.into_split());
             let up = async {
                 let mut buffer = vec![0; 64 << 10];
+                // How much more may go.
+                let mut left = usize::MAX;
                 loop {
                     let read = from_client.read(&mut buffer).await.unwrap_or(0);
-                    let goes = match &mut *left.lock().unwrap() {
-                        Some(left) => {
-                            let goes = (*left).min(read as u64);
-                            *left -= goes;
-                            goes as usize
-                        }
-                        None => read,
-                    };
-                    if goes == 0 || to_server.write_all(&buffer[..goes]).await.is_err() || goes < read {
+                    if breaks.lock().unwrap().as_ref().is_some_and(|text| contains(&buffer[..read], text)) {
+                        left = left.min(LITTLE);
+                    }
+                    let goes = read.min(left);
+                    left -= goes;
+                    if goes == 0 || to_server.write_all(&buffer[..goes]).await.is_err() {
                         return;
                     }
                 }
@@ -119,4 +116,8 @@ async fn carry(line: TcpListener, server: SocketAddr, left: Arc<Mutex<Option<u64
             }
         });
     }
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }

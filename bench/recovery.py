@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""R: workers of a run are killed and stopped again and again, and the weights are those of a quiet run, to the bit.
+
+    bossman data fetch sotu --to examples/gpt-sotu/data
+    bench/recovery.py --kills 100
+
+Trains the small GPT twice with the release programs on two local workers: left alone, and with a worker that is killed
+(SIGKILL) or, every fifth time, only falls silent (SIGSTOP) at a random moment, again and again. Then all weights are compared.
+How long it took until training stood where it had stood goes to standard output, with its parts; it ends with an error where
+a bit differs.
+"""
+
+import argparse
+import os
+import queue
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+from pool import release, weights
+from programs import CHECKOUT
+
+EXAMPLE = CHECKOUT / "examples" / "gpt-sotu"
+PATIENCE = 120  # seconds until a line that must come
+DONE = re.compile(r"recovery: (\d+) steps were done again; ([\d.]+) s lost: ([\d.]+) s .*, ([\d.]+) s .*, ([\d.]+) s")
+PARTS = ("notice", "workers", "state", "redo")
+
+
+def run_file(place, steps, every):
+    """The small GPT with so many steps, and checkpoints."""
+    text = (EXAMPLE / "small.yaml").read_text(encoding="utf-8")
+    text = text.replace("gpt-small.yaml", str(EXAMPLE / "gpt-small.yaml")).replace("data/sotu.txt", str(EXAMPLE / "data" / "sotu.txt"))
+    text = re.sub(r"(?m)^steps: .*$", f"steps: {steps}", text)
+    path = place / f"every-{every}.yaml"
+    path.write_text(text + (f"checkpoint: {{dir: checkpoints, every: {every}, keep: 2}}\n" if every else ""), encoding="utf-8")
+    return path
+
+
+class Run:
+    """A boss with two workers, and what it says."""
+
+    def __init__(self, run, save):
+        train = [release("bossman"), "train", run, "--local", "2", "--threads", "1", "--save", save]
+        self.boss = subprocess.Popen(train, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        """Every line with when it came; nothing at the end."""
+        for line in self.boss.stdout:
+            self.lines.put((time.monotonic(), line.rstrip()))
+        self.lines.put((time.monotonic(), None))
+
+    def line(self, text):
+        """The next line with this text, and when it came; nothing where the run ends before."""
+        while True:
+            when, line = self.lines.get(timeout=PATIENCE)
+            if line is None or text in line:
+                return when, line
+
+    def workers(self):
+        """The numbers of its workers' processes."""
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.boss.pid)], stdout=subprocess.PIPE, text=True, check=False)
+        return [int(word) for word in listed.stdout.split()]
+
+    def lose_one(self, how, chosen):
+        """Has a worker killed or stopped: what the time until training stood where it had went on, by parts."""
+        workers = self.workers()
+        if len(workers) < 2:
+            return None
+        began = time.monotonic()
+        os.kill(chosen.choice(workers), how)
+        noticed, line = self.line("failed: ")
+        _, done = self.line("steps were done again") if line else (0, None)
+        if done is None:
+            return None
+        _, _, *parts = DONE.search(done).groups()
+        return dict(zip(PARTS, [noticed - began, *map(float, parts)]))
+
+    def end(self):
+        """Waits for the end."""
+        while self.line("\0")[1] is not None:
+            pass
+        if self.boss.wait() != 0:
+            sys.exit(f"bench/recovery.py: the run ended with {self.boss.returncode}")
+
+
+def shown(name, found):
+    """A line of the table."""
+    alls = [sum(parts.values()) for parts in found]
+    cells = [f"{median(p[part] for p in found):.2f}, {max(p[part] for p in found):.2f}" for part in PARTS]
+    return f"| {name} | {len(found)} | {median(alls):.2f}, {max(alls):.2f} | {' | '.join(cells)} |"
+
+
+def main():
+    """Both runs, and the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    if not (EXAMPLE / "data" / "sotu.txt").exists():
+        sys.exit("bench/recovery.py: no text yet: bossman data fetch sotu --to examples/gpt-sotu/data")
+    with tempfile.TemporaryDirectory() as folder:
+        place, chosen = Path(folder), random.Random(asked.seed)
+        quiet, began = Run(run_file(place, asked.steps, 0), place / "quiet.safetensors"), time.monotonic()
+        quiet.end()
+        print(f"quiet: {asked.steps} steps in {time.monotonic() - began:.0f} s", flush=True)
+        run, began, found = Run(run_file(place, asked.steps, asked.every), place / "lost.safetensors"), time.monotonic(), {}
+        run.line("checkpoint of step")
+        for kill in range(asked.kills):
+            time.sleep(chosen.uniform(0.2, 1.5))
+            how = signal.SIGSTOP if kill % 5 == 4 else signal.SIGKILL
+            parts = run.lose_one(how, chosen)
+            if parts is None:
+                break
+            found.setdefault(how.name, []).append(parts)
+        run.end()
+        print(f"with losses: {asked.steps} steps in {time.monotonic() - began:.0f} s\n")
+        print("| signal | times | seconds lost: median, worst | " + " | ".join(PARTS) + " |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        for name, all_parts in found.items():
+            print(shown(name, all_parts))
+        print(shown("all", [parts for all_parts in found.values() for parts in all_parts]))
+        print("\nseconds lost, in halves:")
+        halves = Counter(int(2 * sum(parts.values())) / 2 for all_parts in found.values() for parts in all_parts)
+        for half in sorted(halves):
+            print(f"{half:5.1f} to {half + 0.5:.1f}  {'#' * halves[half]} {halves[half]}")
+        expected, left = weights(place / "quiet.safetensors"), weights(place / "lost.safetensors")
+        different = [name for name in expected if expected[name] != left.get(name)]
+        if different or expected.keys() != left.keys():
+            sys.exit(f"bench/recovery.py: other weights than the quiet run: {', '.join(different)}")
+        print(f"\nall {len(expected)} tensors are equal to the bit to those of the quiet run")
+
+
+if __name__ == "__main__":
+    main()
