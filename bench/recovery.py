@@ -50,12 +50,13 @@ class Run:
     def __init__(self, run, save):
         train = [release("bossman"), "train", run, "--local", "2", "--threads", "1", "--save", save]
         self.boss = subprocess.Popen(train, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.lines = queue.Queue()
+        self.lines, self.last = queue.Queue(), []
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
         """Every line with when it came; nothing at the end."""
         for line in self.boss.stdout:
+            self.last = [*self.last[-9:], line.rstrip()]
             self.lines.put((time.monotonic(), line.rstrip()))
         self.lines.put((time.monotonic(), None))
 
@@ -63,7 +64,11 @@ class Run:
         """The next line with this text, and when it came; nothing where the run ends before."""
         while True:
             when, line = self.lines.get(timeout=PATIENCE)
-            if line is None or text in line:
+            if line is None:
+                # Whoever asks again hears the same.
+                self.lines.put((when, line))
+                return when, line
+            if text in line:
                 return when, line
 
     def workers(self):
@@ -78,7 +83,7 @@ class Run:
             return None
         began = time.monotonic()
         os.kill(chosen.choice(workers), how)
-        noticed, line = self.line("failed: ")
+        noticed, line = self.line("workers were lost")
         _, done = self.line("steps were done again") if line else (0, None)
         if done is None:
             return None
@@ -90,7 +95,7 @@ class Run:
         while self.line("\0")[1] is not None:
             pass
         if self.boss.wait() != 0:
-            sys.exit(f"bench/recovery.py: the run ended with {self.boss.returncode}")
+            sys.exit("\n".join([*self.last, f"bench/recovery.py: the run ended with {self.boss.returncode}"]))
 
 
 def shown(name, found):
@@ -104,8 +109,8 @@ def main():
     """Both runs, and the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=700)
-    parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--steps", type=int, default=350)
+    parser.add_argument("--every", type=int, default=3, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     if not (EXAMPLE / "data" / "sotu.txt").exists():
@@ -118,7 +123,7 @@ def main():
         run, began, found = Run(run_file(place, asked.steps, asked.every), place / "lost.safetensors"), time.monotonic(), {}
         run.line("checkpoint of step")
         for kill in range(asked.kills):
-            time.sleep(chosen.uniform(0.2, 1.5))
+            time.sleep(chosen.uniform(0.5, 2.0))
             how = signal.SIGSTOP if kill % 5 == 4 else signal.SIGKILL
             parts = run.lose_one(how, chosen)
             if parts is None:

@@ -208,20 +208,21 @@ impl Expected {
 }
 
 /// What a complete state_dict holds.
-struct Expected {
-    owned: BTreeMap<String, Wanted>,
+/// The parameters and buffers of a model, by their names.
+pub(crate) struct Expected {
+    pub(crate) owned: BTreeMap<String, Wanted>,
     /// Other names of tied parameters, with the owner's.
     tied: BTreeMap<String, String>,
 }
 
-struct Wanted {
-    layer: layerspec::LayerId,
-    /// Its name within the layer.
-    parameter: &'static str,
+pub(crate) struct Wanted {
+    pub(crate) layer: layerspec::LayerId,
+    /// Its name within the layer, which may have dots.
+    pub(crate) parameter: &'static str,
     meta: TensorMeta,
 }
 
-fn expected(graph: &LayerGraph) -> Expected {
+pub(crate) fn expected(graph: &LayerGraph) -> Expected {
     let mut expected = Expected { owned: BTreeMap::new(), tied: BTreeMap::new() };
     for layer in graph.layers() {
         for param in graph.own_params(layer.id) {

@@ -3,6 +3,7 @@
 use super::manifest::Counters;
 use crate::boss::BossMan;
 use crate::payload::{from_payload, to_payload};
+use crate::state_dict::{expected, Wanted};
 use crate::{BossManError, StateDict};
 use layerspec::LayerGraph;
 use link::{Payload, Slots};
@@ -95,13 +96,12 @@ impl BossMan {
         &self,
         state: &BTreeMap<String, Tensor>,
     ) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
-        let graph = self.model.graph();
+        let parameters = expected(self.model.graph()).owned;
         let place = |(name, tensor): (&String, &Tensor)| {
             let stranger = || BossManError::StateDict(vec![format!("`{name}`: the model has no such parameter")]);
-            let of = name.rsplit_once('.').and_then(|(parameter, _)| parameter.rsplit_once('.'));
-            let (layer, parameter) = of.ok_or_else(stranger)?;
-            let layer = graph.layer_by_name(layer).ok_or_else(stranger)?;
-            let stage = self.plan.holders(layer, parameter).first().copied().ok_or_else(stranger)?;
+            let of = name.rsplit_once('.').and_then(|(parameter, _)| parameters.get(parameter));
+            let Wanted { layer, parameter, .. } = of.ok_or_else(stranger)?;
+            let stage = self.plan.holders(*layer, parameter).first().copied().ok_or_else(stranger)?;
             Ok((stage, StateName::of_optimizer(name, None).to_string(), to_payload(tensor)?))
         };
         state.iter().map(place).collect()
