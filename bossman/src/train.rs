@@ -248,6 +248,10 @@ impl<'a> Training<'a> {
         // Not both in memory.
         self.resumed = None;
         self.resumed = self.last_checkpoint().await?;
+        if self.resumed.is_none() && self.settings.resume.is_some() {
+            // What it began with is not known any more.
+            return Err(BossManError::Usage("recovery: there is no whole checkpoint left to go on from".into()));
+        }
         let from = self.resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
         recovery.goes_on(self.here, self.workers, from);
         Ok(workers)
