@@ -1,6 +1,7 @@
 //! The boss: a model spread over workers, as an object.
 
 use crate::gathered::Gathered;
+use crate::guards::{Guards, NonFinite, Watching};
 use crate::host::Workers;
 use crate::local::Processes;
 use crate::open_data::OpenData;
@@ -55,6 +56,8 @@ pub struct BossMan {
     pub(crate) last: Option<LastStep>,
     /// Who comes and goes, where workers may.
     pub(crate) pool: Option<Pool>,
+    /// Whether training is alive.
+    pub(crate) watching: Watching,
     /// Nothing is printed.
     pub(crate) quiet: bool,
     /// Keeps local workers running.
@@ -80,6 +83,7 @@ pub(crate) struct Settings {
     pub(crate) compress: Option<Compress>,
     /// What replicas share out.
     pub(crate) sharding: Option<Sharding>,
+    pub(crate) guards: Guards,
 }
 
 /// How a model is cut and trained; every setting has a default.
@@ -269,6 +273,14 @@ impl Builder {
         self
     }
 
+    /// What is watched in training, and what is done where it only looks alive; see [`Guards`] for what is by default.
+    /// Warnings go to standard error.
+    #[must_use]
+    pub fn guards(mut self, guards: Guards) -> Self {
+        self.settings.guards = guards;
+        self
+    }
+
     /// The loss of [`BossMan::train_step`], computed on the worker that has the model's first output.
     #[must_use]
     pub fn loss(mut self, loss: LossSpec) -> Self {
@@ -381,7 +393,7 @@ impl Builder {
         let Workers { lobby, local, runtime, count, quiet } = workers;
         let plan = self.plan(count)?;
         let Builder { model, cuts, seed, mut settings, .. } = self;
-        if settings.loss_scale.is_some() {
+        if settings.loss_scale.is_some() || settings.guards.nonfinite == NonFinite::Skip {
             // Whether gradients overflowed is seen by their norm.
             settings.max_norm.get_or_insert(f64::INFINITY);
         }
@@ -402,7 +414,6 @@ impl Builder {
             model,
             plan,
             handle,
-            settings,
             mode: Mode::Train,
             batch: 0,
             step: 0,
@@ -415,6 +426,8 @@ impl Builder {
             open_data: OpenData::default(),
             last: None,
             pool: None,
+            watching: Watching::new(settings.guards),
+            settings,
             quiet,
             _local: local,
         })
@@ -483,6 +496,7 @@ impl BossMan {
             fast: false,
             compress: None,
             sharding: None,
+            guards: Guards::default(),
         };
         Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: None, settings }
     }

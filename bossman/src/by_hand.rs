@@ -3,6 +3,7 @@
 use crate::boss::BossMan;
 use crate::inputs::Inputs;
 use crate::payload::{from_payload, to_payload};
+use crate::step::Learned;
 use crate::under_way::BatchId;
 use crate::BossManError;
 use crate::Variables;
@@ -127,7 +128,7 @@ impl BossMan {
     /// [`crate::Builder::accumulate`] only gathered so far.
     ///
     /// # Errors
-    /// No optimizer was sent, or a worker failed.
+    /// No optimizer was sent, or a worker failed; gradients are no finite numbers ([`crate::Guards`]).
     pub async fn optim_step(&mut self) -> Result<(), BossManError> {
         let before = self.gathered;
         let scale = if before.steps == 0 { 1.0 } else { before.divisor / before.counted };
@@ -141,14 +142,25 @@ impl BossMan {
         run.update = Some(update);
         self.gathered.clear();
         self.updates += 1;
-        let result = self.run(run).await.map(drop);
-        if let Err(error) = &result {
-            self.updates -= 1;
-            if error.was_refused() {
-                self.gathered = before;
+        run.watch = self.watching.watch(Some(self.updates), true);
+        let answer = match self.run(run).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.updates -= 1;
+                if error.was_refused() {
+                    self.gathered = before;
+                }
+                return Err(error);
             }
-        }
-        result
+        };
+        let skipped = match self.settings.loss_scale {
+            // Whoever computes the loss scales it.
+            Some(_) => answer.grad_norm.is_some_and(|norm| !norm.is_finite()),
+            None => self.after_update(answer.grad_norm)?,
+        };
+        self.updates -= u64::from(skipped && self.settings.loss_scale.is_some());
+        let lr = Some(update.lr).filter(|_| !skipped);
+        self.look_after(&Learned { loss: None, lr, health: answer.health })
     }
 
     /// Frees what the workers keep of the batch of [`BossMan::forward`], whose backward pass will not come.

@@ -101,6 +101,7 @@ impl RunFile {
             .recompute(self.recompute)
             .precision(self.precision)
             .loss(self.loss.clone())
+            .guards(self.guards)
             .seed(self.seed);
         match self.clip_grad_norm {
             Some(max_norm) => builder.clip_grad_norm(max_norm),

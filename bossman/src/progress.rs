@@ -41,8 +41,13 @@ impl Progress {
     pub(crate) fn step(&mut self, report: &StepReport) {
         self.items += report.tokens.unwrap_or(report.samples);
         let newest = f64::from(report.loss);
-        let loss = self.loss.map_or(newest, |loss| loss + NEWEST * (newest - loss));
-        self.loss = Some(loss);
+        // One that is no number, of a step that was skipped, would stay.
+        let loss = match self.loss {
+            Some(loss) if !newest.is_finite() => loss,
+            Some(loss) => loss + NEWEST * (newest - loss),
+            None => newest,
+        };
+        self.loss = Some(loss).filter(|loss| loss.is_finite());
         let elapsed = self.started.elapsed();
         let rate = self.items as f64 / elapsed.as_secs_f64();
         let items = if report.tokens.is_some() { "tokens" } else { "samples" };

@@ -18,6 +18,7 @@ use pipeline::plan::PlanError;
 use pipeline::replicas::Deal;
 use pipeline::samples::Samples;
 use pipeline::schedule::{Action, Schedule};
+use pipeline::watch::LayerHealth;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,8 +36,9 @@ pub struct StepReport {
     pub tokens: Option<u64>,
     /// From call to answer.
     pub time: Duration,
-    /// The learning rate of the update; nothing where the gradients were only gathered ([`crate::Builder::accumulate`]) or
-    /// overflowed ([`crate::Builder::precision`]).
+    /// The learning rate of the update; nothing where the gradients were only gathered ([`crate::Builder::accumulate`]), or
+    /// overflowed ([`crate::Builder::precision`]) or were otherwise no finite numbers and the step was skipped
+    /// ([`crate::NonFinite::Skip`]).
     pub lr: Option<f64>,
     /// The norm of all gradients before clipping; nothing where it was not asked for ([`crate::Builder::clip_grad_norm`]).
     pub grad_norm: Option<f64>,
@@ -55,7 +57,7 @@ impl BossMan {
     ///
     /// # Errors
     /// No loss was set, a tensor does not fit the model, or a worker failed; the step is then void on
-    /// every worker.
+    /// every worker. The loss is no finite number ([`crate::Guards`]), with the layer where that began.
     pub fn train_step<'a>(
         &'a mut self,
         batch: &Batch,
@@ -89,6 +91,7 @@ impl BossMan {
         let Attempt { schedule, answer, update, divisor, counted } = self.until_done(&prepared).await?;
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
         let skipped = update.is_some() && self.after_update(answer.grad_norm)?;
+        let health = answer.health;
         let loss = match self.settings {
             Settings { accumulate: 1, loss_scale: None, .. } => loss,
             _ => (f64::from(loss) * divisor / counted) as f32,
@@ -102,6 +105,7 @@ impl BossMan {
         }
         let grad_norm = answer.grad_norm.filter(|_| self.settings.max_norm.is_some());
         let lr = update.filter(|_| !skipped).map(|u| u.lr);
+        self.look_after(&Learned { loss: Some(loss), lr, health })?;
         Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
     }
 
@@ -111,6 +115,10 @@ impl BossMan {
             self.tend().await?;
             let step = self.step;
             match self.attempt(prepared).await {
+                // The samples are to blame, or the weights, and not the worker that saw it.
+                Err(BossManError::Worker(failure)) if failure.not_finite => {
+                    return Err(self.began_where(failure, prepared).await);
+                }
                 Err(error) if self.can_mend(&error) => self.step = step,
                 other => return other,
             }
@@ -142,6 +150,7 @@ impl BossMan {
         run.deal = schedule.deal.clone();
         run.microbatches = *microbatches;
         run.update = update;
+        run.watch = self.watching.watch(updates.then_some(self.updates + 1), self.settings.loss_scale.is_some());
         let weights = counts.iter().map(|count| count / gathered.divisor).collect();
         run.loss = Some(RoundLoss { spec, weights });
         run.samples = samples_to_read.clone();
@@ -163,14 +172,24 @@ impl BossMan {
         }
     }
 
-    /// Adapts the scale of the loss, where there is one, to the norm of the gradients; whether it was none, so that no
-    /// parameter has changed.
+    /// Adapts the scale of the loss, where there is one, to the norm of the gradients; whether it was none and that is skipped,
+    /// so that no parameter has changed.
     ///
     /// # Errors
     /// They overflowed in many steps in a row whatever the scale, so that nothing would be learned any more.
-    fn after_update(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
-        let Some(scale) = &mut self.settings.loss_scale else { return Ok(false) };
+    pub(crate) fn after_update(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
         let finite = norm.is_some_and(f64::is_finite);
+        let scale = match &mut self.settings.loss_scale {
+            Some(scale) => scale,
+            // Without a norm nothing was skipped.
+            None if norm.is_none() => return Ok(false),
+            None => {
+                self.updates -= u64::from(!finite);
+                let said = self.watching.after_update(self.step, finite)?;
+                said.iter().for_each(|text| self.warn(text));
+                return Ok(!finite);
+            }
+        };
         self.updates -= u64::from(!finite);
         scale.after(finite).map_err(|why| BossManError::Usage(why.to_string()))?;
         Ok(!finite)
@@ -205,10 +224,10 @@ impl BossMan {
         let missing = || BossManError::Usage("there is no optimizer yet: call send_optimizer() first".into());
         let optimizer = self.optimizer.ok_or_else(missing)?;
         let lr = optimizer.lr() * self.settings.lr_schedule.factor(self.updates);
-        let skip_infinite = self.settings.loss_scale.is_some();
         // In a pool the norm says that everybody has all gradients, whether or not it is limited.
         let max_norm = self.settings.max_norm.or(self.pool.as_ref().map(|_| f64::INFINITY));
-        Ok(RoundUpdate { lr, scale, max_norm, skip_infinite })
+        // Nothing is gained by gradients that are no numbers.
+        Ok(RoundUpdate { lr, scale, max_norm, skip_infinite: max_norm.is_some() })
     }
 
     /// The round with what gathers parameters for its passes, where replicas share them out.
@@ -250,9 +269,17 @@ struct Attempt {
     counted: f64,
 }
 
+/// What a step that is done tells of how training goes.
+pub(crate) struct Learned {
+    /// Nothing where it was computed by hand.
+    pub(crate) loss: Option<f32>,
+    pub(crate) lr: Option<f64>,
+    pub(crate) health: Vec<LayerHealth>,
+}
+
 /// A batch cut into microbatches.
 pub(crate) struct Prepared {
-    microbatches: u32,
+    pub(crate) microbatches: u32,
     samples: u64,
     tokens: Option<u64>,
     /// What each microbatch counts in the mean of the loss.

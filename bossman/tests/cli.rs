@@ -359,6 +359,8 @@ fn mistakes_in_a_run_file_are_named() {
         ("checkpoint: {dir: c, every: {steps: 5, minutes: 1}}", "`every`: give `steps` or `minutes`"),
         ("checkpoint: {dir: c, every: {minutes: 0}}", "`minutes`: expected a number of minutes above 0, and no more than a year has, found `0`"),
         ("checkpoint: {dir: c, every: 5, keep_best: bleu}", "`keep_best`: expected `loss` or `accuracy`, found `bleu`"),
+        ("guards: {nonfinite: raise}", "`nonfinite`: expected `stop` or `skip`, found `raise`"),
+        ("guards: {every: 5}", "unknown key `every`: expected one of nonfinite, layers_every, chance_after"),
         ("data: {trian: a.csv}", "unknown key `trian`; did you mean `train`?"),
         ("data: {train: [a.csv]}", "`train`: expected a path or a format (`Name`, or `Name: {argument: value}`), found a list"),
         ("data: {train: {idxx: {images: a}}}", "unknown format `idxx`; did you mean `idx`?"),

@@ -8,6 +8,7 @@ use crate::replicas::{Compress, Node};
 use crate::samples::{DataTask, Reading};
 use crate::schedule::Action;
 use crate::task::{LayerTimes, Task};
+use crate::watch::LayerHealth;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -175,6 +176,8 @@ pub struct Answer {
     pub state: Vec<(String, Slot)>,
     /// The norm of all gradients before they were shortened, where a limit was set.
     pub grad_norm: Option<f64>,
+    /// How layers fared in the update, where that was asked for, ascending.
+    pub health: Vec<LayerHealth>,
     /// When each action ran, in the order in which workers answered.
     pub spans: Vec<WorkerSpan>,
     /// After a measurement: for each worker, ascending, what each layer takes there.

@@ -33,6 +33,7 @@ mod state_name;
 pub mod task;
 pub mod tensor_meta;
 mod tied;
+pub mod watch;
 
 pub use cut::Cuts;
 pub use fleet::Fleet;

@@ -10,6 +10,7 @@ use crate::replicas::{Compress, Deal, Node};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
+use crate::watch::{LayerHealth, Watch};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -17,7 +18,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 12;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -94,6 +95,13 @@ pub enum Head {
         id: u64,
         /// By stage.
         digests: Vec<(StageId, [u8; 32])>,
+    },
+    /// Worker to boss: how layers fared in an optimizer step of a round that [asks](Watch::health) for it.
+    Health {
+        /// Which command.
+        id: u64,
+        /// The layers of one stage that are updated here.
+        layers: Vec<LayerHealth>,
     },
     /// Worker to boss: what layers take here, before the answer to [`Command::Measure`].
     Measured {
@@ -423,6 +431,8 @@ pub struct Round {
     pub grads_from_boss: bool,
     /// How parameters change, where an action of the round changes them.
     pub update: Option<RoundUpdate>,
+    /// What the worker looks out for.
+    pub watch: Watch,
 }
 
 /// How the gradients of a batch's microbatches are summed.
@@ -514,6 +524,8 @@ pub struct Failure {
     pub step: Option<u64>,
     /// What happened, what was expected, what to do.
     pub message: String,
+    /// A number is not finite that [must be](crate::watch::Finite).
+    pub not_finite: bool,
     /// The boss's session refused the request before any worker heard of it, so nothing has changed.
     #[serde(skip)]
     pub refused: bool,

@@ -11,6 +11,7 @@ use crate::optimizer::OptimizerSpec;
 use crate::replicas::{BucketBytes, Node, ShardId, Sharding};
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
+use crate::watch::{Finite, LayerHealth};
 use layerspec::Layer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -53,6 +54,8 @@ pub enum Task<T> {
         loss: Option<LossTask<T>>,
         /// Keep what batch norms see apart, for [`Task::Reduce`], which puts it in the order of microbatches.
         apart: bool,
+        /// Where a number that is not finite is an error.
+        finite: Finite,
     },
     /// The gradients of one microbatch through one stage.
     Backward {
@@ -113,6 +116,8 @@ pub enum Task<T> {
         update: Update,
         /// As for [`Task::GradNorm`]; empty where that has been.
         tied: Vec<(StageId, Vec<T>)>,
+        /// Hand out how the layers fare, as [`HandedOut::Health`].
+        health: bool,
     },
     /// Take what the other replicas have updated, or share.
     AllGather {
@@ -216,6 +221,8 @@ pub enum HandedOut<T> {
         /// Tensors as the engine reads them.
         tensors: Vec<T>,
     },
+    /// How the layers of a stage fared in an optimizer step.
+    Health(Vec<LayerHealth>),
 }
 
 /// How gradients change parameters in one step.
@@ -346,7 +353,7 @@ impl<T> Task<T> {
                 Task::Build { stages, buckets, sharding, shard_ids, seed }
             }
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
-            Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart } => Task::Forward {
+            Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart, finite } => Task::Forward {
                 stage,
                 key,
                 step,
@@ -361,6 +368,7 @@ impl<T> Task<T> {
                     None => None,
                 },
                 apart,
+                finite,
             },
             Task::Backward { stage, key, grads, input_only, branch } => {
                 Task::Backward { stage, key, grads: nested(grads, f)?, input_only, branch }
@@ -371,7 +379,9 @@ impl<T> Task<T> {
             }
             Task::TiedGrads { stage } => Task::TiedGrads { stage },
             Task::GradNorm { stage, tied } => Task::GradNorm { stage, tied: by_stage(tied, f)? },
-            Task::OptimStep { stage, update, tied } => Task::OptimStep { stage, update, tied: by_stage(tied, f)? },
+            Task::OptimStep { stage, update, tied, health } => {
+                Task::OptimStep { stage, update, tied: by_stage(tied, f)?, health }
+            }
             Task::AllGather { stage, buckets } => Task::AllGather { stage, buckets: shards(buckets, f)? },
             Task::UpdateTied { stage, tied } => Task::UpdateTied { stage, tied: by_stage(tied, f)? },
             Task::Share { stage } => Task::Share { stage },
@@ -437,6 +447,7 @@ impl<T> HandedOut<T> {
             HandedOut::Statistics { stage, tensors } => {
                 HandedOut::Statistics { stage, tensors: tensors.into_iter().map(f).collect() }
             }
+            HandedOut::Health(layers) => HandedOut::Health(layers),
         }
     }
 
@@ -445,6 +456,7 @@ impl<T> HandedOut<T> {
         match self {
             HandedOut::Sums { shards, .. } => shards.into_iter().flatten().flat_map(|(_, slices)| slices).collect(),
             HandedOut::Updated { slices: tensors, .. } | HandedOut::Statistics { tensors, .. } => tensors,
+            HandedOut::Health(_) => Vec::new(),
         }
     }
 }

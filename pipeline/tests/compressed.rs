@@ -10,6 +10,7 @@ use pipeline::replicas::{nodes, BucketBytes, Columns, Compress, Deal, Node};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{HandedOut, Outcome};
+use pipeline::watch::Watch;
 use pipeline::{Cuts, Placement, Plan};
 
 const NOW: Micros = Micros(0);
@@ -59,6 +60,7 @@ impl Replica {
             loss: None,
             outputs: false,
             grads_from_boss: false,
+            watch: Watch::default(),
             update: update.then_some(RoundUpdate { lr: 0.1, scale: 1.0, max_norm: None, skip_infinite: false }),
         };
         replica.command(2, Command::Run(Box::new(round)));

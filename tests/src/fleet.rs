@@ -8,6 +8,7 @@ use pipeline::ids::{Slot, StageId};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss, RoundUpdate};
 use pipeline::replicas::Deal;
 use pipeline::schedule::{Action, Ending, Terms};
+use pipeline::watch::{Finite, Watch};
 use pipeline::{Plan, ScheduleKind, TensorMeta};
 use tch::Tensor;
 use tensor::payload;
@@ -100,6 +101,7 @@ pub fn step_request(
         deal: schedule.deal,
         microbatches,
         reduction: schedule.reduction,
+        watch: Watch { finite: Finite::Loss, health: step % 2 == 1 },
         update: steps.update(step).then_some(update),
         loss: Some(RoundLoss {
             spec: case.loss.clone(),

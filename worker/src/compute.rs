@@ -11,6 +11,7 @@ use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
 use pipeline::replicas::Sharding;
 use pipeline::task::{self, Branch, HandedOut, Outcome, Task, Update};
+use pipeline::watch::Finite;
 use pipeline::StateName;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -49,7 +50,7 @@ impl StageCompute {
         pass: &Pass,
         inputs: &[Payload],
         export: &[usize],
-        loss: Option<task::LossTask<Payload>>,
+        (loss, finite): (Option<task::LossTask<Payload>>, Finite),
     ) -> Result<Outcome<Payload>, Failure> {
         let inputs = tensors(inputs)?;
         let engine = self.stage(stage)?;
@@ -65,7 +66,9 @@ impl StageCompute {
                     loss: &task.spec,
                     weight: task.weight,
                 };
-                Some(engine.loss(pass.key, &task, pass.mode).map_err(explain)?)
+                let loss = engine.loss(pass.key, &task, pass.mode).map_err(explain)?;
+                check_loss(loss, finite, &task)?;
+                Some(loss)
             }
             None => None,
         };
@@ -231,13 +234,18 @@ impl StageCompute {
                 }
             }
             Task::SetOptimizer(spec) => self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec)),
-            Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart } => {
+            Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart, finite } => {
                 let mode = match mode {
                     message::Mode::Train => Mode::Train,
                     message::Mode::Eval => Mode::Eval,
                 };
-                self.stage(stage)?.go_on(cached.as_ref()).map_err(explain)?;
-                return self.forward(stage, &Pass { key, step, mode, apart }, &inputs, &export, loss);
+                let engine = self.stage(stage)?;
+                engine.go_on(cached.as_ref()).map_err(explain)?;
+                // Such a pass is not learned from.
+                let everywhere = finite == Finite::Everywhere;
+                engine.check_numbers(everywhere);
+                let pass = Pass { key, step, mode, apart: apart || everywhere };
+                return self.forward(stage, &pass, &inputs, &export, (loss, finite));
             }
             Task::Backward { stage, key, grads, input_only, branch } => {
                 return self.backward(stage, key, &grads, input_only, (branch, out));
@@ -255,11 +263,11 @@ impl StageCompute {
                 let squares = self.stage(stage)?.grad_norm(by_stage(&tied)?).map_err(explain)?;
                 return Ok(Outcome::Norms { squares });
             }
-            Task::OptimStep { stage, update, tied: from_others } => {
+            Task::OptimStep { stage, update, tied: from_others, health } => {
                 let from_others = by_stage(&from_others)?;
                 let engine = self.stage(stage)?;
                 let before = engine.version();
-                let stepped = step(engine, stage, &update, from_others, out);
+                let stepped = step(engine, stage, (&update, health), from_others, out);
                 let updating = self.stage(stage)?.version() != before;
                 return stepped.map_err(|failure| Failure { updating, ..failure });
             }
@@ -282,6 +290,7 @@ impl StageCompute {
                 for engine in self.stages.values_mut() {
                     engine.discard(batch);
                     if gradients {
+                        engine.undo_statistics(batch);
                         engine.zero_grad();
                     }
                 }
@@ -318,15 +327,37 @@ impl StageCompute {
     }
 }
 
+/// Refuses a loss that is no finite number, before anything is learned from it.
+fn check_loss(loss: f32, finite: Finite, task: &LossTask<'_>) -> Result<(), Failure> {
+    if loss.is_finite() || finite == Finite::Nowhere {
+        return Ok(());
+    }
+    let is_finite = |tensor: &Tensor| -> Result<bool, Failure> {
+        let all = || tensor.f_detach()?.f_isfinite()?.f_all()?.f_int64_value(&[]);
+        all().map(|all| all != 0).map_err(|e| Failure::new(e.to_string()))
+    };
+    let why = match finite {
+        Finite::Nowhere | Finite::Loss => "",
+        Finite::Everywhere if !is_finite(task.target)? => ": the target has numbers that are not finite",
+        Finite::Everywhere if !is_finite(task.prediction)? => ": the model's output has infinities",
+        Finite::Everywhere => ", and what goes into it is finite",
+    };
+    Err(Failure { not_finite: true, ..Failure::new(format!("the loss is {loss}{why}")) })
+}
+
 /// An optimizer step, and what of it others wait for.
 fn step(
     engine: &mut Engine,
     stage: StageId,
-    update: &Update,
+    (update, health): (&Update, bool),
     from_others: ByStage,
     out: Out<'_>,
 ) -> Result<Outcome<Payload>, Failure> {
-    let lent = engine.optim_step(update, from_others).map_err(explain)?;
+    let mut layers = Vec::new();
+    let lent = engine.optim_step_watched(update, from_others, health.then_some(&mut layers)).map_err(explain)?;
+    if !layers.is_empty() {
+        out(HandedOut::Health(layers));
+    }
     if !engine.stage().gathers_first {
         hand_out_part(engine, stage, out)?;
     }

@@ -68,6 +68,9 @@ pub(crate) fn explain(e: EngineError) -> Failure {
         EngineError::Layer { layer, kind, source, .. } => {
             Failure { layer: Some(format!("{layer} ({kind})")), ..Failure::new(source.to_string()) }
         }
+        EngineError::NotFinite { layer, kind, what } => {
+            Failure { layer: Some(format!("{layer} ({kind})")), not_finite: true, ..Failure::new(what) }
+        }
         other => Failure::new(other.to_string()),
     }
 }

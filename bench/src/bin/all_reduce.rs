@@ -11,6 +11,7 @@ use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::replicas::{buckets, nodes, shard, Bucket, BucketBytes, Columns};
 use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::task::{Branch, HandedOut, Outcome, Task};
+use pipeline::watch::Watch;
 use pipeline::{Cuts, LossSpec, Placement, Plan, ScheduleKind, TensorMeta};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
@@ -117,6 +118,7 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
         microbatches,
         reduction,
         update: None,
+        watch: Watch::default(),
         loss: Some(RoundLoss { spec: LossSpec::MSELoss, weights }),
         outputs: false,
         samples: None,

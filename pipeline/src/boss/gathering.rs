@@ -8,7 +8,8 @@ use crate::norm::{Square, Squares};
 use crate::plan::Plan;
 use crate::schedule::Action;
 use crate::task::LayerTimes;
-use layerspec::ValueId;
+use crate::watch::LayerHealth;
+use layerspec::{LayerId, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who has still to answer, and what is here.
@@ -31,6 +32,8 @@ pub(super) struct Gathering {
     norms: BTreeSet<WorkerId>,
     squares: Squares,
     scale: f64,
+    /// The layers of which workers may tell how they fare, where they are asked.
+    health: Option<BTreeSet<LayerId>>,
     /// Every replica gives norms, and all are here: each has all it needs to update its parameters.
     committed: bool,
     commits: bool,
@@ -62,6 +65,7 @@ impl Gathering {
             norms: unanswered.iter().copied().filter(gives_norms).collect(),
             squares: Squares::default(),
             scale: run.and_then(|run| run.update).map_or(1.0, |update| update.scale),
+            health: run.filter(|run| run.watch.health).map(|_| layers(plan)),
             unanswered,
             committed: false,
             commits: run.is_some_and(|run| commits(run, plan)),
@@ -138,6 +142,14 @@ impl Gathering {
                     return Err("sent digests that nobody asked for".into());
                 }
                 self.answer.digests.extend(digests.into_iter().map(|(stage, digest)| (from, stage, digest)));
+            }
+            Head::Health { layers, .. } => {
+                let known = |seen: &LayerHealth| self.health.as_ref().is_some_and(|known| known.contains(&seen.layer));
+                if !layers.iter().all(known) || !self.unanswered.contains(&from) {
+                    return Err("told unasked how layers fare".into());
+                }
+                let all = std::mem::take(&mut self.answer.health);
+                self.answer.health = LayerHealth::together(all.into_iter().chain(layers));
             }
             Head::Norms { squares, losses, .. } => {
                 self.answer.losses.extend(losses);
@@ -218,6 +230,10 @@ fn commits(run: &RunRequest, plan: &Plan) -> bool {
     // What is shared out is updated by one replica, without which the others are not done.
     let alone = plan.sharding.is_none() && plan.stages.iter().all(|stage| stage.borrowed.is_empty());
     alone && all.into_iter().all(finds)
+}
+
+fn layers(plan: &Plan) -> BTreeSet<LayerId> {
+    plan.stages.iter().flat_map(|stage| &stage.layers).map(|layer| layer.id).collect()
 }
 
 /// The outputs of the model that a round's forward passes make, each with its worker.

@@ -168,7 +168,7 @@ impl BossSession {
                 None => self.dismiss(from, &format!("it could not follow: {}", failure.message)),
             },
             Head::Aborted { id, .. } => self.answered_by(from, *id),
-            Head::Measured { .. } => {}
+            Head::Measured { .. } | Head::Health { .. } => {}
             _ => return false,
         }
         true

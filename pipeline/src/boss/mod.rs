@@ -380,7 +380,7 @@ impl BossSession {
         let id = *id;
         let of_job = match &head {
             Head::Done { id: of, .. } | Head::Norms { id: of, .. } | Head::Measured { id: of, .. } => *of == id,
-            Head::Digests { id: of, .. } => *of == id,
+            Head::Digests { id: of, .. } | Head::Health { id: of, .. } => *of == id,
             Head::State { id: of, .. } => *of == id,
             Head::Output { key, .. } => *batch == Some(key.batch),
             _ => false,
@@ -408,6 +408,7 @@ impl BossSession {
             | Head::Norms { .. }
             | Head::Measured { .. }
             | Head::Digests { .. }
+            | Head::Health { .. }
             | Head::State { .. }
             | Head::Output { .. } => {
                 self.drop_slots(slots);

@@ -11,6 +11,7 @@ use crate::replicas::{BucketBytes, Deal, Turns};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::LayerProbe;
+use crate::watch::Watch;
 use layerspec::ValueId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -135,6 +136,8 @@ pub struct RunRequest {
     pub reduction: Reduction,
     /// How parameters change, where an action of the round changes them.
     pub update: Option<RoundUpdate>,
+    /// What workers look out for.
+    pub watch: Watch,
     /// The loss, where the last stage computes it.
     pub loss: Option<RoundLoss>,
     /// Whether the model's outputs come back.
@@ -163,6 +166,7 @@ impl RunRequest {
             microbatches: 1,
             reduction,
             update: None,
+            watch: Watch::default(),
             loss: None,
             outputs: false,
             samples: None,
@@ -326,6 +330,7 @@ pub(super) fn round(run: &RunRequest, worker: WorkerId, reads: bool) -> Round {
         microbatches: run.microbatches,
         reduction: run.reduction,
         update: run.update,
+        watch: run.watch,
     }
 }
 

@@ -292,8 +292,8 @@ impl StageSession {
     /// The compute thread hands something out while it is at work.
     pub fn on_handed_out(&mut self, now: Micros, handed: HandedOut<Slot>) {
         self.now = now;
-        let (batch, reduction) = match &self.job {
-            Some(Job::Round(running)) if !running.failed => (running.round.batch, running.round.reduction),
+        let (id, batch, reduction) = match &self.job {
+            Some(Job::Round(running)) if !running.failed => (running.id, running.round.batch, running.round.reduction),
             _ => return self.drop_slots(handed.into_tensors()),
         };
         let key = MicrobatchKey { batch, index: 0 };
@@ -344,6 +344,7 @@ impl StageSession {
                 let to = others.map(|worker| self.links.to(worker, Head::Statistics { batch, stage })).collect();
                 self.effects.push_back(Effect::Send { to, slots: tensors });
             }
+            HandedOut::Health(layers) => self.tell_boss(Head::Health { id, layers }),
         }
         self.advance();
     }

@@ -222,7 +222,8 @@ impl Running {
                 let clip = self.norm.map_or(1.0, |norm| update.clip(norm));
                 let skip = self.skips(&update);
                 let update = Update { lr: update.lr, scale: update.scale, clip, skip };
-                Task::OptimStep { stage, update, tied: tied(needs(&self.round, spec, &action)) }
+                let health = self.round.watch.health;
+                Task::OptimStep { stage, update, tied: tied(needs(&self.round, spec, &action)), health }
             }
             Action::AllGather { .. } => {
                 let take = |item| inbox.take(key, stage, item);
@@ -245,10 +246,10 @@ impl Running {
         });
         let leaves = |o: &StageOutput| !o.to.is_empty() || (self.round.outputs && o.model_output.is_some());
         let export = (0..spec.outputs.len()).filter(|i| leaves(&spec.outputs[*i])).collect();
-        let Round { step, mode, cached, .. } = &self.round;
-        let (step, mode, cached) = (*step, *mode, cached.clone());
+        let Round { step, mode, cached, watch, .. } = &self.round;
+        let (step, mode, cached, finite) = (*step, *mode, cached.clone(), watch.finite);
         let apart = StageSession::keeps_apart(&self.round, spec);
-        Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart }
+        Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart, finite }
     }
 
     fn backward(

@@ -16,6 +16,7 @@ use pipeline::samples::{DataId, DataTask, Reading, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{HandedOut, LayerTimes, Outcome, Task};
+use pipeline::watch::Watch;
 use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::BTreeSet;
 
@@ -213,7 +214,8 @@ fn handed_out(random: &mut Random, slots: &mut Slots) -> HandedOut<Slot> {
     let mut some = |random: &mut Random| -> Vec<Slot> { (0..random.below(3)).map(|_| slots.hold()).collect() };
     match random.below(10) {
         0..2 => HandedOut::Statistics { stage, tensors: some(random) },
-        2..4 => HandedOut::Updated { stage, bucket: random.below(3) as u32, slices: some(random) },
+        2 => HandedOut::Health(Vec::new()),
+        3..5 => HandedOut::Updated { stage, bucket: random.below(3) as u32, slices: some(random) },
         _ => HandedOut::Sums {
             stage,
             bucket: random.below(3) as u32,
@@ -359,6 +361,7 @@ impl BossDriver {
             microbatches: 1,
             reduction: *random.pick(&[Reduction::Tree, Reduction::Fast, Reduction::Compressed(Compress::Int8)]),
             update: None,
+            watch: Watch { health: random.chance(50), ..Watch::default() },
             loss: (!backward).then_some(loss),
             outputs: random.chance(20),
             samples,

@@ -16,12 +16,13 @@ use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node, Sharding};
 use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
+use pipeline::watch::{Finite, LayerHealth, Watch};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
 use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 28;
+pub const KINDS: u64 = 29;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -54,6 +55,7 @@ pub fn kind(head: &Head) -> u64 {
         Head::ReplicaState { .. } => 25,
         Head::Updated { .. } => 26,
         Head::Weight { .. } => 27,
+        Head::Health { .. } => 28,
     }
 }
 
@@ -126,6 +128,17 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
             Head::Sum { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32, node: node(random) }
         }
         21 => Head::Reduced { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32 },
+        28 => Head::Health {
+            id,
+            layers: (0..random.below(3) as u32)
+                .map(|layer| LayerHealth {
+                    layer: LayerId(layer),
+                    finite: random.chance(50),
+                    has_gradient: random.chance(50),
+                    changed: random.chance(50),
+                })
+                .collect(),
+        },
         23 => Head::Digests { id, digests: (0..random.below(3)).map(|_| (stage(random), [1; 32])).collect() },
         24 => Head::Progress(Progress {
             step: random.below(3),
@@ -272,6 +285,10 @@ fn round(random: &mut Random) -> Round {
             max_norm: random.chance(50).then_some(1.0),
             skip_infinite: false,
         }),
+        watch: Watch {
+            finite: *random.pick(&[Finite::Nowhere, Finite::Loss, Finite::Everywhere]),
+            health: random.chance(50),
+        },
     }
 }
 
@@ -310,6 +327,7 @@ fn failure(random: &mut Random) -> Failure {
         microbatch: maybe(random, |random| random.below(3) as u32),
         step: maybe(random, Random::next),
         message: text(random),
+        not_finite: random.chance(50),
         refused: false,
         updating: false,
         passing: false,

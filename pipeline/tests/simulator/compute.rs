@@ -9,6 +9,7 @@ use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, Bucket, ShardId, Sharding};
 use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update};
+use pipeline::watch::LayerHealth;
 use pipeline::StateName;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -94,11 +95,17 @@ impl Compute {
             }
             Task::TiedGrads { stage } => return self.stage(stage).tied_grads(),
             Task::GradNorm { stage, tied } => return Ok(self.stage(stage).grad_norm(tied)),
-            Task::OptimStep { stage, update, tied } => {
+            Task::OptimStep { stage, update, tied, health } => {
                 let optimizer = self.optimizer.ok_or_else(|| Failure::new("there is no optimizer"))?;
                 let outcome = self.stage(stage).optim_step(&optimizer, update, tied);
                 if !self.stage(stage).gathers {
                     self.share(stage);
+                }
+                if health {
+                    let all = self.stage(stage).spec.layers.iter().map(|layer| layer.id);
+                    let fine = |layer| LayerHealth { layer, finite: true, has_gradient: true, changed: true };
+                    let handed = HandedOut::Health(all.map(fine).collect());
+                    self.handed.push(handed);
                 }
                 return Ok(outcome);
             }

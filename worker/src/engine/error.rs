@@ -27,6 +27,16 @@ pub enum EngineError {
         /// What libtorch or the check said.
         source: TensorError,
     },
+    /// A number is not finite where that is looked for.
+    #[error("layer {layer} ({kind}): {what}")]
+    NotFinite {
+        /// The layer's full name.
+        layer: String,
+        /// Its kind: `Linear`.
+        kind: &'static str,
+        /// Which numbers, and what of the rest is known.
+        what: String,
+    },
     /// A tensor could not be moved, summed or copied.
     #[error(transparent)]
     Tensor(#[from] TensorError),

@@ -7,7 +7,7 @@ use super::layout::plain;
 use super::modules::{Kept, Run};
 use super::stage::{Mode, Pass};
 use super::Engine;
-use layerspec::ValueId;
+use layerspec::{LayerKind, ValueId};
 use std::collections::HashMap;
 use tch::Tensor;
 use tensor::{Attempt, TensorError};
@@ -51,6 +51,8 @@ impl Engine {
         let mut values = self.arrived(inputs)?;
         if pass.keeps_apart() {
             self.statistics.expect(pass.key, &self.params)?;
+        } else if pass.mode == Mode::Train {
+            self.statistics.begin(pass.key.batch, &self.params)?;
         }
         let kept = tch::no_grad(|| {
             let layers = (0..self.layers.len()).map(|place| {
@@ -125,6 +127,7 @@ impl Engine {
             slots.push(Some(tensor.ok_or_else(|| EngineError::Unconnected { value: *value, by: by() })?));
         }
         let failed = || in_layer(spec, Doing::Forward);
+        let infinite_before = self.checks_numbers.then(|| self.check_before(place, &slots)).transpose()?;
         let backward = pass.mode == Mode::Train && layer.has_grad;
         let kept = match &layer.again {
             Some(again) if backward => {
@@ -148,9 +151,38 @@ impl Engine {
         }
         for (value, &slot) in spec.outputs.iter().zip(&layer.outputs) {
             let output = slots[slot].take().ok_or_else(|| failed()(no_slot(slot)))?;
-            values.insert(*value, plain(output).map_err(failed())?);
+            let output = plain(output).map_err(failed())?;
+            if let Some(infinite_before) = infinite_before {
+                check_made(spec, &output, infinite_before)?;
+            }
+            values.insert(*value, output);
         }
         Ok(kept)
+    }
+
+    /// That what goes into a layer is fine; whether there are infinities, as in masks.
+    fn check_before(&self, place: usize, slots: &[Option<Tensor>]) -> Result<bool, EngineError> {
+        let spec = &self.stage.layers[place];
+        let mut infinite = false;
+        for tensor in slots.iter().flatten() {
+            match numbers(spec, tensor)? {
+                Numbers::Nan => return Err(not_finite(spec, "what comes into it has NaN")),
+                Numbers::Infinite => infinite = true,
+                Numbers::Finite => {}
+            }
+        }
+        for binding in &self.params.bindings[place] {
+            let param = &self.params.all[binding.index];
+            match numbers(spec, &param.tensor)? {
+                Numbers::Nan => return Err(not_finite(spec, format!("`{}` has NaN; {OF_BEFORE}", param.name))),
+                Numbers::Infinite if param.trained => {
+                    return Err(not_finite(spec, format!("`{}` has infinities; {OF_BEFORE}", param.name)));
+                }
+                Numbers::Infinite => infinite = true,
+                Numbers::Finite => {}
+            }
+        }
+        Ok(infinite)
     }
 
     /// Runs a layer's ops one after the other. A slot is freed at its last use, unless it is to `stay`.
@@ -235,6 +267,45 @@ impl Engine {
         let (params, layer, leaves) = (&self.params.all, &spec.name, &[]);
         Call { params, node, pass, layer, seed, device, purpose, leaves, remembered, apart }
     }
+}
+
+/// Of weights that are no numbers.
+const OF_BEFORE: &str = "it was made so before this step, so go on from a checkpoint before that";
+
+/// What numbers a tensor has.
+enum Numbers {
+    Finite,
+    Infinite,
+    Nan,
+}
+
+fn numbers(layer: &layerspec::Layer, tensor: &Tensor) -> Result<Numbers, EngineError> {
+    let find = || -> Result<Numbers, tch::TchError> {
+        let any = |found: Tensor| Ok::<_, tch::TchError>(found.f_any()?.f_int64_value(&[])? != 0);
+        let tensor = tensor.f_detach()?;
+        Ok(match tensor.f_is_floating_point()? {
+            true if any(tensor.f_isnan()?)? => Numbers::Nan,
+            true if any(tensor.f_isinf()?)? => Numbers::Infinite,
+            _ => Numbers::Finite,
+        })
+    };
+    find().map_err(|e| in_layer(layer, Doing::Forward)(e.into()))
+}
+
+/// That what a layer makes is fine: infinities are where some came in, as in a mask, or are made on purpose.
+fn check_made(layer: &layerspec::Layer, made: &Tensor, infinite_before: bool) -> Result<(), EngineError> {
+    let on_purpose = infinite_before || matches!(layer.kind, LayerKind::MaskedFill(_));
+    let what = match numbers(layer, made)? {
+        Numbers::Nan if infinite_before => "what it makes has NaN; what goes into it has infinities",
+        Numbers::Nan => "what it makes has NaN; what goes into it is finite",
+        Numbers::Infinite if !on_purpose => "what it makes has infinities; what goes into it is finite",
+        Numbers::Infinite | Numbers::Finite => return Ok(()),
+    };
+    Err(not_finite(layer, what))
+}
+
+fn not_finite(layer: &layerspec::Layer, what: impl Into<String>) -> EngineError {
+    EngineError::NotFinite { layer: layer.name.clone(), kind: layer.kind.name(), what: what.into() }
 }
 
 fn no_slot(slot: usize) -> TensorError {

@@ -17,6 +17,7 @@ mod call;
 mod error;
 mod forward;
 mod gradient;
+mod health;
 mod held;
 mod layer;
 mod layout;
@@ -71,8 +72,7 @@ use weights::Halfway;
 /// A stage that computes.
 ///
 /// After an error in the forward or backward pass of a microbatch the step is void: call
-/// [`Engine::discard`] and [`Engine::zero_grad`], and the stage is ready for the next. (Running statistics of batch norm
-/// keep what forward passes of a void step added, unless it was kept apart.)
+/// [`Engine::discard`], [`Engine::undo_statistics`] and [`Engine::zero_grad`], and the stage is ready for the next.
 #[derive(Debug)]
 pub struct Engine {
     stage: StageModel,
@@ -95,6 +95,8 @@ pub struct Engine {
     /// How often the parameters have changed.
     version: u64,
     memory: Memory,
+    /// Forward passes find out where a number is not finite.
+    checks_numbers: bool,
 }
 
 impl Engine {
@@ -120,6 +122,7 @@ impl Engine {
             optimizer: None,
             version: 0,
             memory: Memory::default(),
+            checks_numbers: false,
         })
     }
 
@@ -151,11 +154,22 @@ impl Engine {
         self.memory.begin(cached, &self.stage)
     }
 
+    /// Whether the next forward passes look at every number and fail where one is not finite: at what comes in, at parameters
+    /// and at what each layer makes.
+    pub fn check_numbers(&mut self, check: bool) {
+        self.checks_numbers = check;
+    }
+
+    /// Has running statistics of norms forget what they learned of a batch, whose step is void, if it was the last.
+    pub fn undo_statistics(&mut self, batch: u64) {
+        self.statistics.undo(Some(batch), &self.params);
+    }
+
     /// Forgets what is kept of a batch's microbatches. Gradients that some of them have added stay
     /// until [`Engine::zero_grad`], unless they are summed along a tree.
     pub fn discard(&mut self, batch: u64) {
         self.trees.discard(batch);
-        self.statistics.discard(batch, &self.params);
+        self.statistics.discard(batch);
         self.saved.retain(|key, _| key.batch != batch);
         self.halfway.retain(|key, _| key.batch != batch);
     }

@@ -25,8 +25,8 @@ pub(super) struct Statistics {
     norms: Vec<Norm>,
     /// For each norm.
     seen: BTreeMap<MicrobatchKey, Vec<Seen>>,
-    /// The batch whose statistics were taken last, and what the running ones were before, by place: its step may still be
-    /// called off, and done again.
+    /// The batch whose statistics were taken last, or are being taken, and what the running ones were before, by place: its
+    /// step may still be called off, and done again.
     before: Option<(u64, Vec<(usize, Tensor)>)>,
 }
 
@@ -86,10 +86,23 @@ impl Statistics {
         self.seen.clear();
     }
 
-    /// Forgets what was seen of a batch, if it was taken too.
-    pub(super) fn discard(&mut self, batch: u64, params: &Params) {
+    /// Forgets what was seen of a batch.
+    pub(super) fn discard(&mut self, batch: u64) {
         self.seen.retain(|key, _| key.batch != batch);
-        let Some((_, before)) = self.before.take_if(|(of, _)| *of == batch) else { return };
+    }
+
+    /// Running statistics are about to take what they see of a batch, microbatch by microbatch.
+    pub(super) fn begin(&mut self, batch: u64, params: &Params) -> Result<(), TensorError> {
+        match &self.before {
+            Some((of, _)) if *of == batch => Ok(()),
+            _ if self.norms.is_empty() => Ok(()),
+            _ => self.remember(batch, params),
+        }
+    }
+
+    /// Running statistics become again what they were before this batch, or before whichever was the last.
+    pub(super) fn undo(&mut self, batch: Option<u64>, params: &Params) {
+        let Some((_, before)) = self.before.take_if(|(of, _)| batch.is_none_or(|batch| *of == batch)) else { return };
         for (index, before) in before {
             let mut running = params.all[index].tensor.shallow_clone();
             // The same tensor as it was: nothing is left that could fail.

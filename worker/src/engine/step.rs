@@ -1,12 +1,15 @@
 //! From gradients to new parameters.
 
 use super::error::EngineError;
+use super::health;
 use super::optimizer::Due;
 use super::shards::slice_of;
 use super::tied::ByStage;
 use super::Engine;
+use layerspec::LayerId;
 use pipeline::norm::{blocks, summed, Square, BLOCK};
 use pipeline::task::Update;
+use pipeline::watch::LayerHealth;
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
@@ -35,10 +38,22 @@ impl Engine {
     /// parameter without one is left alone, as in PyTorch, and so is what other replicas update. `tied` is as for [`Engine::grad_norm`], and empty where that has been. In the result, the new
     /// values of the parameters that the stage lends, for every stage that uses some, descending.
     pub fn optim_step(&mut self, update: &Update, tied: ByStage) -> Result<ByStage, EngineError> {
+        self.optim_step_watched(update, tied, None)
+    }
+
+    /// The same, and how the layers fare in it.
+    pub fn optim_step_watched(
+        &mut self,
+        update: &Update,
+        tied: ByStage,
+        health: Option<&mut Vec<LayerHealth>>,
+    ) -> Result<ByStage, EngineError> {
         if self.optimizer.is_none() {
             return Err(EngineError::NoOptimizer);
         }
         if update.skip {
+            // What they saw led to this.
+            self.statistics.undo(None, &self.params);
             self.zero_own_grad();
             return self.lent_values();
         }
@@ -59,10 +74,16 @@ impl Engine {
             };
             Some(tensor.map(|tensor| Due { index, tensor, grad }))
         });
-        let due = due.collect::<Result<_, _>>()?;
+        let due = due.collect::<Result<Vec<_>, _>>()?;
+        let before = health.as_ref().map(|_| health::before(&due, &self.params)).transpose()?;
+        let untouched = self.params.all.iter().zip(&totals).filter(|(param, grad)| param.trained && grad.is_none());
+        let without: Vec<LayerId> = untouched.filter(|(p, _)| p.lender.is_none()).map(|(p, _)| p.owner).collect();
         self.version += 1;
         if let Some(optimizer) = &mut self.optimizer {
             optimizer.step(due, update.lr)?;
+        }
+        if let Some((health, before)) = health.zip(before) {
+            *health = health::after(before, without)?;
         }
         self.zero_own_grad();
         // What was gathered is of the step before.

@@ -1,0 +1,46 @@
+//! How layers fare in an optimizer step: whether there is something to learn from, and whether they learn it.
+
+use super::optimizer::Due;
+use super::params::Params;
+use layerspec::LayerId;
+use pipeline::watch::LayerHealth;
+use tch::Tensor;
+use tensor::TensorError;
+
+/// A parameter before its update. One number of it is watched, that with the largest gradient, so that no copy is needed.
+pub(super) struct Before {
+    layer: LayerId,
+    param: Tensor,
+    at: i64,
+    value: f64,
+    largest: f64,
+}
+
+/// What is about to be updated, as it is.
+pub(super) fn before(due: &[Due<'_>], params: &Params) -> Result<Vec<Before>, TensorError> {
+    let some = due.iter().filter(|due| due.grad.numel() > 0);
+    some.map(|due| {
+        let sizes = due.grad.f_abs()?;
+        // Of numbers that are none, the first.
+        let at = sizes.f_argmax(None, false)?.f_int64_value(&[])?;
+        let (param, layer) = (due.tensor.shallow_clone(), params.all[due.index].owner);
+        Ok(Before { layer, at, value: number(&param, at)?, largest: number(&sizes, at)?, param })
+    })
+    .collect()
+}
+
+/// How the layers fared, now that they are updated; some have parameters `without` a gradient.
+pub(super) fn after(before: Vec<Before>, without: Vec<LayerId>) -> Result<Vec<LayerHealth>, TensorError> {
+    let seen = before.into_iter().map(|Before { layer, param, at, value, largest }| {
+        let changed = number(&param, at)?.to_bits() != value.to_bits();
+        Ok(LayerHealth { layer, finite: largest.is_finite(), has_gradient: largest != 0.0, changed })
+    });
+    let seen = seen.collect::<Result<Vec<_>, TensorError>>()?;
+    let none = |layer| LayerHealth { layer, finite: true, has_gradient: false, changed: false };
+    Ok(LayerHealth::together(seen.into_iter().chain(without.into_iter().map(none))))
+}
+
+/// An element, by its place in the order of rows.
+fn number(tensor: &Tensor, at: i64) -> Result<f64, TensorError> {
+    Ok(tensor.f_detach()?.f_reshape([-1])?.f_double_value(&[at])?)
+}
