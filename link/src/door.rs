@@ -5,13 +5,18 @@ use crate::endpoint::Callers;
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply};
 use quinn::{Endpoint, RecvStream, SendStream};
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::collections::hash_map::Entry;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, Semaphore};
 
 /// Handshakes at a time; more callers wait.
 const AT_A_TIME: usize = 64;
+/// Of one address; who is one too many is not heard, and calls again, so that a crowd in one place keeps nobody waiting who is
+/// elsewhere.
+const OF_ONE_ADDRESS: usize = 48;
 /// A caller that has not greeted after this long is turned away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -71,6 +76,7 @@ impl Door {
     pub(crate) fn open(endpoint: Endpoint, callers: Callers) -> Self {
         let (sender, knocks) = mpsc::channel(AT_A_TIME);
         let places = Arc::new(Semaphore::new(AT_A_TIME));
+        let by_address = ByAddress::default();
         let task = tokio::spawn(async move {
             while let Some(incoming) = endpoint.accept().await {
                 // Whoever names a false address never hears of this, and so takes no place.
@@ -78,9 +84,13 @@ impl Door {
                     incoming.retry().ok();
                     continue;
                 }
+                let address = incoming.remote_address();
+                let Some(of_address) = OfAddress::take(&by_address, address.ip()) else {
+                    incoming.ignore();
+                    continue;
+                };
                 let Ok(place) = places.clone().acquire_owned().await else { return };
                 let sender = sender.clone();
-                let address = incoming.remote_address();
                 let connecting = incoming.accept_with(callers.config(address));
                 tokio::spawn(async move {
                     let knock = match tokio::time::timeout(PATIENCE, greet(connecting)).await {
@@ -89,7 +99,7 @@ impl Door {
                         Err(_) => Knock::TurnedAway { address, reason: "it did not greet within 5 seconds".into() },
                     };
                     sender.send(knock).await.ok();
-                    drop(place);
+                    drop((place, of_address));
                 });
             }
         });
@@ -99,6 +109,37 @@ impl Door {
     /// The next caller. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Knock> {
         self.knocks.recv().await
+    }
+}
+
+/// How many handshakes there are of each address.
+type ByAddress = Arc<Mutex<HashMap<IpAddr, usize>>>;
+
+/// One of the handshakes of an address, until it is dropped.
+struct OfAddress(ByAddress, IpAddr);
+
+impl OfAddress {
+    /// Nothing where there are as many as may be.
+    fn take(all: &ByAddress, address: IpAddr) -> Option<Self> {
+        let mut counts = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_default();
+        if *count == OF_ONE_ADDRESS {
+            return None;
+        }
+        *count += 1;
+        Some(OfAddress(all.clone(), address))
+    }
+}
+
+impl Drop for OfAddress {
+    fn drop(&mut self) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut count) = counts.entry(self.1) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 }
 
@@ -125,5 +166,22 @@ async fn greet(connecting: Result<quinn::Connecting, quinn::ConnectionError>) ->
             quic.closed().await;
             Err(e)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crowd_of_one_address_leaves_places_for_others() {
+        let (all, crowd, other) = (ByAddress::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let mut here: Vec<_> = (0..AT_A_TIME).map_while(|_| OfAddress::take(&all, crowd)).collect();
+        assert_eq!(here.len(), OF_ONE_ADDRESS);
+        assert!(OF_ONE_ADDRESS < AT_A_TIME && OfAddress::take(&all, other).is_some());
+        here.pop();
+        assert!(OfAddress::take(&all, crowd).is_some());
+        here.clear();
+        assert!(all.lock().unwrap().is_empty());
     }
 }

@@ -20,11 +20,19 @@ mod join;
 mod lane;
 mod lobby;
 mod memory;
+#[cfg(test)]
+#[allow(unreachable_pub, reason = "other tests use it, too")]
+#[path = "../../pipeline/tests/support/mutate.rs"]
+mod mutate;
 mod outgoing;
 mod path;
 mod payload;
 mod pool;
 mod probe;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "other tests use it, too")]
+#[path = "../../pipeline/tests/support/random.rs"]
+mod random;
 mod report;
 mod residuals;
 mod sample_thread;

@@ -94,4 +94,17 @@ mod tests {
         assert_eq!("hello".parse::<Ticket>(), Err(TicketError::Prefix));
         assert_eq!(PREFIX.parse::<Ticket>(), Err(TicketError::Damaged));
     }
+
+    #[test]
+    fn a_text_of_any_content_is_a_ticket_or_refused() {
+        let whole = Ticket { secret: [7; 32], boss: [9; 32] }.to_string();
+        let pieces = [PREFIX, "", " ", "\n", "=", "1", "8", "A", "ı", "é", "İ", "\u{0}"];
+        let corpus = [whole.clone().into_bytes(), whole.to_uppercase().into_bytes(), Vec::new()];
+        crate::mutate::fuzz(&corpus, &pieces, |bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            if let Ok(ticket) = text.parse::<Ticket>() {
+                assert!(ticket.to_string() == whole, "{text} is a ticket");
+            }
+        });
+    }
 }

@@ -10,6 +10,7 @@ mod memory;
 pub mod programs;
 mod reference;
 mod sockets;
+pub mod strangers;
 mod training;
 
 pub use case::{Case, Steps};

@@ -47,6 +47,18 @@ async fn a_worker_that_is_killed_ends_the_run_and_the_other_worker_waits_for_the
 }
 
 #[tokio::test]
+async fn a_worker_whose_boss_is_lost_waits_no_longer_than_it_was_told() {
+    let place = Place::new();
+    let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
+    let mut worker = place.worker(&at.port, &["--orphan-timeout", "1"]);
+    boss.line("step 1/").await;
+    boss.signal("KILL");
+    worker.line("waiting for the boss").await;
+    let line = worker.end().await.error_line();
+    assert!(line.starts_with("worker: the boss was lost, and none was there for 1 s (--orphan-timeout): "), "{line}");
+}
+
+#[tokio::test]
 async fn a_boss_that_is_killed_takes_its_local_workers_along() {
     let place = Place::new();
     let mut boss = place.start("bossman", &["train", place.endless_run().to_str().unwrap(), "--local", "2"]);

@@ -9,10 +9,8 @@ use pipeline::frame::{encode, Envelope};
 use pipeline::message::{Head, PROTOCOL_VERSION};
 use pipeline::replicas::BucketBytes;
 use pipeline::{Cuts, Placement, Plan, TensorMeta};
-use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 use tests::programs::{Place, SOON};
 use tests::Case;
@@ -98,23 +96,9 @@ fn garbage(port: &str) {
     }
 }
 
-/// Dials as a QUIC client that takes the boss's key for good and shows none of its own; why that fails.
+/// Dials without the ticket; why that fails.
 async fn without_a_key(port: &str) -> String {
-    let crypto = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(trusting::Anybody))
-        .with_no_client_auth();
-    let mut crypto = crypto;
-    crypto.alpn_protocols = vec![b"bossman".to_vec()];
-    let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(crypto).unwrap()));
-    let endpoint = Endpoint::client(ANY.into()).unwrap();
-    match endpoint.connect_with(config, local(port), "bossman").unwrap().await {
-        Err(e) => e.to_string(),
-        // The client's side of the handshake may be done before the boss has said no.
-        Ok(quic) => quic.closed().await.to_string(),
-    }
+    tests::strangers::knock(&Endpoint::client(ANY.into()).unwrap(), local(port)).await
 }
 
 /// A boss with one honest worker, and a second one that holds the ticket and will misbehave.
@@ -274,50 +258,4 @@ fn keys_are_readable_by_their_owner_alone() {
     let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 2, "{files:?}");
     assert!(files.iter().all(|file| mode(file) == 0o600), "{files:?}");
-}
-
-mod trusting {
-    //! A verifier that takes any key.
-
-    use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-    use rustls::{DigitallySignedStruct, Error, SignatureScheme};
-
-    #[derive(Debug)]
-    pub(super) struct Anybody;
-
-    impl ServerCertVerifier for Anybody {
-        fn verify_server_cert(
-            &self,
-            _: &CertificateDer<'_>,
-            _: &[CertificateDer<'_>],
-            _: &ServerName<'_>,
-            _: &[u8],
-            _: UnixTime,
-        ) -> Result<ServerCertVerified, Error> {
-            Ok(ServerCertVerified::assertion())
-        }
-
-        fn verify_tls12_signature(
-            &self,
-            _: &[u8],
-            _: &CertificateDer<'_>,
-            _: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, Error> {
-            Ok(HandshakeSignatureValid::assertion())
-        }
-
-        fn verify_tls13_signature(
-            &self,
-            _: &[u8],
-            _: &CertificateDer<'_>,
-            _: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, Error> {
-            Ok(HandshakeSignatureValid::assertion())
-        }
-
-        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            vec![SignatureScheme::ED25519]
-        }
-    }
 }

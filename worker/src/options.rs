@@ -36,6 +36,9 @@ pub struct Options {
     /// the run file; the boss can have nothing else read.
     #[arg(long, env = "MODEL_DATA", value_name = "FOLDER")]
     pub data: Option<PathBuf>,
+    /// End where the boss was lost and none is there for so many seconds [default: wait as long as it takes]
+    #[arg(long, value_name = "SECONDS")]
+    pub orphan_timeout: Option<u64>,
     /// Run the TorchScript layers of the model, which are programs: they can read and write what this user can, so only
     /// for a boss whose user is trusted.
     #[arg(long)]

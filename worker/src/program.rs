@@ -11,7 +11,7 @@ use clap::Parser;
 use link::{ComputeThread, Farewell, LinkError, Ticket, WorkerInfo};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tch::Device;
 
 /// Waits between attempts to reach the boss grow from the first to the second.
@@ -94,6 +94,7 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
 
     let mut wait = FIRST_WAIT;
     let mut said = String::new();
+    let mut orphaned = None;
     loop {
         match work(options, device, &info, own.clone(), farewell).await {
             Ok(()) => {
@@ -105,12 +106,24 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
                 if worked {
                     wait = FIRST_WAIT;
                 }
+                // A boss that has no place for it is one.
+                if worked || (refused && orphaned.is_some()) {
+                    orphaned = Some(Instant::now());
+                }
+                let left = match (options.orphan_timeout, orphaned) {
+                    (Some(seconds), Some(since)) => Duration::from_secs(seconds).saturating_sub(since.elapsed()),
+                    _ => Duration::MAX,
+                };
+                if left.is_zero() {
+                    let seconds = options.orphan_timeout.unwrap_or(0);
+                    bail!("the boss was lost, and none was there for {seconds} s (--orphan-timeout): {reason}");
+                }
                 let line = format!("waiting for the boss at {}:{} ({reason})", options.model_host, options.model_port);
                 if line != said {
                     output::line(&line);
                     said = line;
                 }
-                tokio::time::sleep(if refused { SPARE_WAIT } else { wait }).await;
+                tokio::time::sleep(left.min(if refused { SPARE_WAIT } else { wait })).await;
                 wait = (wait * 2).min(LONGEST_WAIT);
             }
         }
