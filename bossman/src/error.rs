@@ -67,6 +67,13 @@ impl BossManError {
         matches!(self, BossManError::Worker(failure) if failure.refused)
     }
 
+    /// Whether a worker was lost, or a link between two, so that the same may succeed with who is left: drop the
+    /// [`crate::BossMan`], wait for workers again on the same port (they join by themselves), and give them the state of
+    /// training that there was ([`crate::BossMan::restore`]).
+    pub fn workers_were_lost(&self) -> bool {
+        matches!(self, BossManError::Worker(failure) if failure.passing)
+    }
+
     /// What the system refused to do with a file, and what may help.
     pub(crate) fn io(path: &std::path::Path, e: &std::io::Error) -> Self {
         DataError::io(path, e).into()

@@ -196,8 +196,7 @@ impl Host {
         let identity = Identity::load_or_create()?;
         let all_local = self.local == self.workers;
         let address = self.address(all_local && !self.open)?;
-        let patience = if again.is_some() { FOR_PORT } else { Duration::ZERO };
-        let mut lobby = self.lobby(&identity, address, patience).await?.transport(self.transport);
+        let mut lobby = self.lobby(&identity, address).await?.transport(self.transport);
         let listening = lobby.address();
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
         let mut local = match self.local {
@@ -305,11 +304,11 @@ impl Host {
     }
 
     /// Listens, once the port is free.
-    async fn lobby(&self, identity: &Identity, address: SocketAddr, patience: Duration) -> Result<Lobby, BossManError> {
+    async fn lobby(&self, identity: &Identity, address: SocketAddr) -> Result<Lobby, BossManError> {
         let began = Instant::now();
         loop {
             match Lobby::open(identity, address, self.workers) {
-                Err(LinkError::PortInUse { .. }) if began.elapsed() < patience => {
+                Err(LinkError::PortInUse { .. }) if began.elapsed() < FOR_PORT => {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 opened => return Ok(opened?),

@@ -45,6 +45,7 @@ mod fixed_batch;
 pub mod fleet;
 mod gathered;
 mod generate;
+mod guards;
 mod host;
 mod inputs;
 mod layer_file;
@@ -52,6 +53,10 @@ mod local;
 mod look;
 pub mod metrics;
 mod model;
+#[cfg(test)]
+#[allow(unreachable_pub, reason = "other tests use it, too")]
+#[path = "../../pipeline/tests/support/mutate.rs"]
+mod mutate;
 mod observed;
 mod open_data;
 pub mod output;
@@ -61,6 +66,10 @@ mod pool;
 mod predict;
 mod probing;
 mod progress;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "other tests use it, too")]
+#[path = "../../pipeline/tests/support/random.rs"]
+mod random;
 mod ready;
 mod recovery;
 pub mod rename;
@@ -86,6 +95,7 @@ pub use error::BossManError;
 pub use evaluate::Evaluation;
 pub use export::{export, ExportSettings};
 pub use generate::{Generated, Generation, Generator};
+pub use guards::{Guards, NonFinite};
 pub use host::{Host, Workers};
 pub use layerspec::{Precision, Recompute};
 pub use link::Transport;

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
+use bossman::checkpoint::Checkpoints;
+use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Variables};
+use link::Identity;
 use std::path::Path;
 use std::time::Duration;
-use tests::programs::{send_signal, Ended, Place};
+use tch::{Device, Kind, Tensor};
+use tests::programs::{free_port, send_signal, Ended, Place};
 
 /// Far more than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -147,4 +151,78 @@ async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
     boss.end_within(PATIENCE).await.well();
     spare.end().await.well();
     assert_same(&run.left(), &quiet);
+}
+
+/// Steps by hand and whole ones, in turn.
+async fn train(boss: &mut BossMan, step: u64) -> Result<(), BossManError> {
+    let x = (Tensor::arange(16 * 64, (Kind::Float, Device::Cpu)) * 0.1 + step as f64).sin().reshape([16, 64]);
+    let y = Tensor::arange(16, (Kind::Int64, Device::Cpu)).remainder(10);
+    if step.is_multiple_of(2) {
+        return boss.train_step(&Batch::new(&x, &y)).await.map(drop);
+    }
+    let logits = boss.forward(&x, Variables::new()).await?;
+    logits.cross_entropy_for_logits(&y).backward();
+    boss.backward(&logits.grad()).await?;
+    boss.optim_step().await
+}
+
+async fn start(host: Host) -> BossMan {
+    let builder = BossMan::builder(Model::from_yaml(MODEL).unwrap()).loss(Loss::cross_entropy()).microbatches(4);
+    let mut boss = builder.build(host.quiet().wait().await.unwrap()).unwrap();
+    boss.distribute_model().await.unwrap();
+    boss.send_optimizer(Optimizer::adam(0.01)).await.unwrap();
+    boss
+}
+
+async fn trained(boss: &mut BossMan) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("w.safetensors");
+    boss.state_dict().await.unwrap().save(&path).unwrap();
+    std::fs::read(path).unwrap()
+}
+
+#[tokio::test]
+async fn a_program_goes_on_from_a_state_in_memory_or_in_a_folder() {
+    let mut quiet = start(Host::new(1).local(1).threads(1)).await;
+    for step in 0..8 {
+        train(&mut quiet, step).await.unwrap();
+    }
+    let expected = trained(&mut quiet).await;
+    quiet.shutdown().await;
+
+    let place = Place::new();
+    let (port, ticket) = (free_port(), Identity::load_or_create().unwrap().ticket().to_string());
+    let host = |workers| Host::new(workers).port(port.parse().unwrap());
+    let worker = || {
+        let arguments = ["--port", &port, "--device", "cpu", "--threads", "1"];
+        place.start_with("worker", &arguments, &[("MODEL_TICKET", &ticket)])
+    };
+    let (stays, dies) = (worker(), worker());
+    let mut boss = start(host(2)).await;
+    for step in 0..4 {
+        train(&mut boss, step).await.unwrap();
+    }
+    let state = boss.checkpoint().await.unwrap();
+    let folder = Checkpoints::open(place.file("c").to_str().unwrap(), true).unwrap();
+    train(&mut boss, 4).await.unwrap();
+    dies.signal("KILL");
+    let error = loop {
+        if let Err(error) = train(&mut boss, 4).await {
+            break error;
+        }
+    };
+    assert!(error.workers_were_lost(), "{error}");
+    drop(boss);
+    let mut boss = start(host(1)).await;
+    boss.restore(&state).await.unwrap();
+    train(&mut boss, 4).await.unwrap();
+    train(&mut boss, 5).await.unwrap();
+    folder.save(boss.checkpoint().await.unwrap()).await.unwrap();
+    train(&mut boss, 6).await.unwrap();
+    boss.restore(&folder.last().await.unwrap().unwrap()).await.unwrap();
+    train(&mut boss, 6).await.unwrap();
+    train(&mut boss, 7).await.unwrap();
+    assert!(trained(&mut boss).await == expected, "other weights than those of a quiet run");
+    boss.shutdown().await;
+    stays.end().await.well();
 }

@@ -41,6 +41,52 @@ pub(crate) struct Snapshot {
 }
 
 impl BossMan {
+    /// All that training needs to go on from here to the bit, with any other workers: see [`BossMan::restore`].
+    /// [`crate::checkpoint::Checkpoints`] writes it to a folder or an object store.
+    ///
+    /// A program that goes on once, where one of three workers is lost:
+    ///
+    /// ```no_run
+    /// # use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer};
+    /// async fn start(workers: usize) -> Result<BossMan, BossManError> {
+    ///     // Workers that have lost their boss look for it on this port.
+    ///     let workers = Host::new(workers).port(1024).wait().await?;
+    ///     let builder = BossMan::builder(Model::from_file("model.yaml")?).loss(Loss::MSELoss).microbatches(8);
+    ///     let mut boss = builder.build(workers)?;
+    ///     boss.distribute_model().await?;
+    ///     boss.send_optimizer(Optimizer::adam(1e-3)).await?;
+    ///     Ok(boss)
+    /// }
+    ///
+    /// async fn train(batches: &[Batch]) -> Result<(), BossManError> {
+    ///     let mut boss = start(3).await?;
+    ///     let mut state = boss.checkpoint().await?;
+    ///     while let Some(batch) = batches.get(state.counters.step as usize) {
+    ///         let step = async {
+    ///             boss.train_step(batch).await?;
+    ///             boss.checkpoint().await
+    ///         };
+    ///         match step.await {
+    ///             Ok(now) => state = now,
+    ///             Err(error) if error.workers_were_lost() => {
+    ///                 drop(boss);
+    ///                 boss = start(2).await?;
+    ///                 boss.restore(&state).await?;
+    ///             }
+    ///             Err(error) => return Err(error),
+    ///         }
+    ///     }
+    ///     boss.shutdown().await;
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// Gradients were gathered that no update has used yet; a worker failed.
+    pub async fn checkpoint(&mut self) -> Result<State, BossManError> {
+        self.begin_snapshot().await?.finish().await
+    }
+
     /// Has workers copy their state as it is between two steps, which then travels while training goes on.
     ///
     /// # Errors
@@ -83,6 +129,7 @@ impl BossMan {
         let tensors = tensors.into_iter().map(hold).collect();
         self.loaded = true;
         self.call(Request::LoadState { tensors, optimizer: true }).await?;
+        self.watching.begin_anew();
         let Counters { step, updates, loss_scale } = state.counters;
         (self.step, self.updates) = (step, updates);
         if let (Some(now), Some(then)) = (&mut self.settings.loss_scale, loss_scale) {

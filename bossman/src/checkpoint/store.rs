@@ -74,6 +74,23 @@ impl Checkpoints {
         Ok(listed)
     }
 
+    /// Writes a state of training, as [`crate::BossMan::checkpoint`] gives it. One of the same step is replaced.
+    ///
+    /// # Errors
+    /// A file cannot be written; there is then no checkpoint of this step.
+    pub async fn save(&self, state: State) -> Result<(), BossManError> {
+        self.write(state, Run::default()).await.map(drop)
+    }
+
+    /// The last state that is whole, for [`crate::BossMan::restore`]; later ones that are not are named in warnings. Nothing
+    /// where there is none.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub async fn last(&self) -> Result<Option<State>, BossManError> {
+        Ok(self.last_whole().await?.map(|(state, _)| state))
+    }
+
     /// Writes a state, its manifest last. One of the same step is replaced.
     ///
     /// # Errors
@@ -222,7 +239,7 @@ impl Checkpoints {
 }
 
 /// A manifest, which may be of any content.
-fn parse(bytes: &[u8], name: &str) -> Result<Manifest, String> {
+pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Manifest, String> {
     let manifest: Manifest = serde_json::from_slice(bytes).map_err(|e| format!("is no manifest: {e}"))?;
     if manifest.version != VERSION {
         return Err(format!("is of version {}; this program reads version {VERSION}", manifest.version));

@@ -203,3 +203,47 @@ async fn what_cannot_be_written_leaves_what_was_there() {
     assert!(error.contains("step-00000003/"), "{error}");
     assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
 }
+
+/// What means something in a manifest.
+const PIECES: [&str; 14] = [
+    "0",
+    "-1",
+    "1e400",
+    "null",
+    "[]",
+    "{}",
+    "\"",
+    ",",
+    ":",
+    "../",
+    "/etc/passwd",
+    "18446744073709551616",
+    "\\u0000",
+    "\"a\":1,",
+];
+
+/// Whatever is read for one says where training stands, or is refused, also where its own SHA-256 is right.
+#[test]
+fn a_manifest_of_any_content_is_read_or_refused() {
+    let file = |name: &str| manifest::File { name: name.into(), bytes: 7, sha256: manifest::hash(b"x") };
+    let of = |step| {
+        let counters = Counters { step, updates: step, loss_scale: Some(Default::default()) };
+        manifest::Manifest::new(counters, run(), vec![file("weights/a"), file("optimizer/b")]).unwrap()
+    };
+    let corpus: Vec<_> = [0, 1, 300].into_iter().map(|step| serde_json::to_vec_pretty(&of(step)).unwrap()).collect();
+    let mut read = 0;
+    crate::mutate::fuzz(&corpus, &PIECES, |bytes| {
+        store::parse(bytes, "step-00000001").ok();
+        let Ok(broken) = serde_json::from_slice::<manifest::Manifest>(bytes) else { return };
+        let manifest::Manifest { counters, run, files, .. } = broken;
+        let Ok(signed) = manifest::Manifest::new(counters, run, files) else { return };
+        if let Ok(taken) = store::parse(&serde_json::to_vec(&signed).unwrap(), "step-00000001") {
+            assert!(
+                taken.counters.step == 1
+                    && taken.files.iter().all(|file| file.name.split('/').all(|part| part != ".."))
+            );
+            read += 1;
+        }
+    });
+    assert!(read > 0, "none was like one that is whole");
+}

@@ -2,13 +2,16 @@
 
 mod checkpoint;
 mod data;
+#[cfg(test)]
+mod fuzz;
+mod guards;
 mod learning;
 mod text;
 mod words;
 
 use crate::checkpoint::Policy;
 use crate::rename::Rename;
-use crate::{BossManError, Translating};
+use crate::{BossManError, Guards, Translating};
 pub use data::{Data, Validation};
 use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT};
 use layerspec::{Fault, Precision, Recompute};
@@ -77,6 +80,8 @@ pub struct RunFile {
     pub translate: Option<Translating>,
     /// Where checkpoints go, and when.
     pub checkpoint: Option<Policy>,
+    /// What is watched, and what is done where training only looks alive.
+    pub guards: Guards,
 }
 
 /// Weights to start from.
@@ -97,7 +102,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 26] = [
     "model",
     "data",
     "loss",
@@ -123,6 +128,7 @@ const KEYS: [&str; 25] = [
     "translate",
     "group_by_length",
     "checkpoint",
+    "guards",
 ];
 
 impl RunFile {
@@ -176,6 +182,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         group_by_length: group_by_length(&run)?,
         translate: translate(&run)?,
         checkpoint: checkpoint::checkpoint(&run, folder)?,
+        guards: guards::guards(&run)?,
     })
 }
 

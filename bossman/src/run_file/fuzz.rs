@@ -1,0 +1,57 @@
+//! Run files of any content: an error or a run, never a panic.
+
+use super::parse;
+use crate::mutate::fuzz;
+use std::path::Path;
+
+const PIECES: [&str; 30] = [
+    "0",
+    "-1",
+    "1e400",
+    ".nan",
+    "null",
+    "[]",
+    "{}",
+    "[1, 2]",
+    "\n",
+    "\n  ",
+    ": ",
+    "- ",
+    "#",
+    "&a ",
+    "*a",
+    "!t ",
+    "\u{0}",
+    "é",
+    "18446744073709551616",
+    "checkpoint: {dir: c, every: {minutes: 5}}\n",
+    "guards: {nonfinite: skip}\n",
+    "replicas: [2, 1]\n",
+    "shard: parameters\n",
+    "schedule: zb-v\n",
+    "chunks: 3\n",
+    "cuts: [a, b]\n",
+    "weights: {path: a, rename: {'{i}': b}}\n",
+    "translate: {beams: 4}\n",
+    "lr_schedule: {cosine: {total_steps: 5}}\n",
+    "s3://a@b/c",
+];
+
+fn examples(folder: &Path, found: &mut Vec<Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            examples(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "yaml") {
+            found.push(std::fs::read(path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_run_file_of_any_content_is_read_or_refused() {
+    let mut corpus = Vec::new();
+    examples(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples"), &mut corpus);
+    assert!(corpus.len() > 5);
+    fuzz(&corpus, &PIECES, |bytes| drop(parse(&String::from_utf8_lossy(bytes), Path::new(""))));
+}
