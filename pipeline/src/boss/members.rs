@@ -319,6 +319,7 @@ impl BossSession {
 
     /// Everybody who is here hears of the end.
     pub(super) fn stop(&mut self) -> Vec<Effect> {
+        self.stopping = true;
         let all = (0..self.setup.addresses.len() as u16).map(WorkerId).filter(|worker| self.alive(*worker));
         let to = all.map(|w| Destination { peer: Peer::Worker(w), route: None, head: Head::Stop });
         vec![Effect::Send { to: to.collect(), slots: Vec::new() }]

@@ -47,6 +47,8 @@ pub struct BossSession {
     copies: BTreeMap<u64, (u64, Gathering)>,
     /// Workers may come and go.
     open: bool,
+    /// Workers were told that the run is over, and take their links down.
+    stopping: bool,
     preparing: BTreeMap<WorkerId, Preparing>,
     followers: BTreeMap<WorkerId, Follower>,
     /// Those of them that the round at work waits for.
@@ -120,6 +122,7 @@ impl BossSession {
             links: BTreeMap::new(),
             copies: BTreeMap::new(),
             open: false,
+            stopping: false,
             preparing: BTreeMap::new(),
             followers: BTreeMap::new(),
             awaited: BTreeSet::new(),
@@ -164,6 +167,10 @@ impl BossSession {
     /// A frame arrived from a worker.
     pub fn on_frame(&mut self, now: Micros, from: WorkerId, frame: Frame) {
         let Frame { route, head, slots } = frame;
+        // It was on its way when its worker was given up; nobody waits for it any more.
+        if self.lost.contains_key(&from) {
+            return self.drop_slots(slots);
+        }
         if let Some(route) = route {
             if route.from != from || !head.is_data() {
                 return self.refuse(from, slots, "sent a frame in another worker's name");
@@ -489,6 +496,9 @@ impl BossSession {
     }
 
     fn link_failed(&mut self, from: WorkerId, peer: WorkerId, reason: &str, was_up: bool) {
+        if self.stopping {
+            return;
+        }
         if self.open && was_up {
             return self.link_broke(from, peer, reason);
         }

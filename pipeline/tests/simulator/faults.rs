@@ -19,6 +19,28 @@ pub struct Faults {
     pub fail_task: Option<u64>,
 }
 
+/// Workers that are lost at any moment.
+#[derive(Default)]
+pub struct Perils {
+    /// At one event of so many a worker is lost, or two are.
+    pub one_in: u64,
+    /// So often at most.
+    pub left: u64,
+    /// What has come of it.
+    pub losses: Vec<Loss>,
+}
+
+/// A moment at which workers were lost.
+#[derive(Copy, Clone)]
+pub struct Loss {
+    pub at: u64,
+    /// How many, and how many of them only fell silent.
+    pub workers: usize,
+    pub silent: usize,
+    /// How often a stage had updated its parameters.
+    pub updates: u64,
+}
+
 /// What has gone wrong so far.
 #[derive(Default)]
 pub struct Trouble {

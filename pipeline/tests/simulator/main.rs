@@ -23,6 +23,7 @@ mod pool;
 mod predicted;
 #[path = "../support/random.rs"]
 mod random;
+mod recovery;
 mod seeds;
 mod user;
 mod world;

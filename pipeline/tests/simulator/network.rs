@@ -75,6 +75,20 @@ pub enum Event {
     },
     /// The boss learns that a worker is gone.
     Lost(WorkerId),
+    /// A worker learns that the boss has given it up, and leaves.
+    Leaves(WorkerId),
+}
+
+impl Event {
+    /// The worker that it happens to.
+    fn at(&self) -> Option<WorkerId> {
+        match self {
+            Event::Arrives(Packet { to: Peer::Worker(worker), .. }) => Some(*worker),
+            Event::Computed(at) | Event::Summed(at, ..) | Event::Read(at, ..) => Some(*at),
+            Event::LinkUp { at, .. } | Event::LinkDown { at, .. } => Some(*at),
+            Event::Arrives(_) | Event::Lost(_) | Event::Leaves(_) => None,
+        }
+    }
 }
 
 /// The direct connections of two workers: one at a time, but the end of one may be learned after the
@@ -103,6 +117,8 @@ pub struct Network {
     links: BTreeMap<(WorkerId, WorkerId), Link>,
     /// Workers that are gone, and until when what they had sent still arrives, by receiver.
     gone: BTreeMap<WorkerId, BTreeMap<Peer, u64>>,
+    /// Workers that do nothing until then.
+    asleep: BTreeMap<WorkerId, u64>,
 }
 
 impl Network {
@@ -117,6 +133,7 @@ impl Network {
             reading: BTreeMap::new(),
             links: BTreeMap::new(),
             gone: BTreeMap::new(),
+            asleep: BTreeMap::new(),
         }
     }
 
@@ -129,8 +146,14 @@ impl Network {
         self.queue.keys().next().map(|(time, _)| *time)
     }
 
+    /// The next event, which does not happen yet where it happens to a worker that is asleep.
     pub fn next(&mut self) -> Option<Event> {
-        let ((time, _), event) = self.queue.pop_first()?;
+        let ((time, number), event) = self.queue.pop_first()?;
+        let until = event.at().and_then(|worker| self.asleep.get(&worker)).copied().unwrap_or(0);
+        if time < until {
+            self.queue.insert((until, number), event);
+            return None;
+        }
         self.now = self.now.max(time);
         Some(event)
     }
@@ -280,6 +303,20 @@ impl Network {
         let time = last + self.soon() - self.now;
         self.at(time, Event::Lost(worker));
         self.gone.insert(worker, until);
+    }
+
+    /// A worker falls silent until a time that is given back, before which the boss has given it up. What it has sent
+    /// arrives, and what it sends once it is awake again, until it learns of that.
+    pub fn silence(&mut self, worker: WorkerId) -> u64 {
+        let Conditions { delay, task, .. } = self.conditions;
+        let silent = 1 + self.random.below(40 * delay.max(task));
+        let given_up = self.now + self.random.below(silent);
+        self.at(given_up, Event::Lost(worker));
+        let until = self.now + silent;
+        self.asleep.insert(worker, until);
+        let leaves = self.soon() + silent;
+        self.at(leaves, Event::Leaves(worker));
+        until
     }
 }
 

@@ -36,7 +36,7 @@ pub struct User<'g> {
     own_data: bool,
     /// What the last `State` brought, for `Load`, and the last `Checkpoint`, for `Resume`.
     state: BTreeMap<String, u64>,
-    kept: BTreeMap<String, u64>,
+    pub kept: BTreeMap<String, u64>,
 }
 
 /// What a round brings with it and gives back.
@@ -191,8 +191,44 @@ impl<'g> User<'g> {
         let lists = stages
             .map(|[gather, _]| gather)
             .reduce(|all, of_stage| all.into_iter().zip(of_stage).map(|(all, list)| [all, list].concat()).collect())?;
+        Some(self.round(lists))
+    }
+
+    /// A round of these actions alone.
+    fn round(&mut self, lists: Vec<Vec<Action>>) -> Request {
         self.batch += 1;
-        Some(Request::Run(Box::new(RunRequest::of(self.batch, lists, self.reduction))))
+        Request::Run(Box::new(RunRequest::of(self.batch, lists, self.reduction)))
+    }
+
+    /// Has workers copy their state for a checkpoint; the replies to the requests that are given back bring it,
+    /// while others are carried out.
+    pub fn begin_copy(&mut self) -> Result<Vec<u64>, Failure> {
+        let layout = self.plan.layout();
+        let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
+        if !stages.iter().any(|stage| layout.gathers_first(*stage)) {
+            return Ok(vec![self.submit_alone(Call::Checkpoint)]);
+        }
+        let mut asked = Vec::new();
+        // Stage by stage, for no worker may have room for all.
+        for stage in stages {
+            let around = layout.whole(stage);
+            let done = self.carry_out(around.as_ref().map(|[gather, _]| gather)).and_then(|()| {
+                asked.push(self.world.submit(Request::SendState { stage: Some(stage), optimizer: true }));
+                self.carry_out(around.as_ref().map(|[_, let_go]| let_go))
+            });
+            if let Err(failure) = done {
+                self.gathers.extend(asked);
+                return Err(failure);
+            }
+        }
+        Ok(asked)
+    }
+
+    fn carry_out(&mut self, lists: Option<&Vec<Vec<Action>>>) -> Result<(), Failure> {
+        let Some(lists) = lists else { return Ok(()) };
+        let round = self.round(lists.clone());
+        let request = self.world.submit(round);
+        self.world.reply(request).result.map(drop)
     }
 
     /// Lists of passes with what gathers parameters for them.
@@ -375,7 +411,7 @@ impl<'g> User<'g> {
 }
 
 /// A state whose parts are put together: they are of one value here.
-fn together(state: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+pub fn together(state: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let mut whole: BTreeMap<String, u64> = BTreeMap::new();
     for (name, value) in state {
         let name = StateName { start: None, ..StateName::parse(&name) }.to_string();

@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::seeds::Log;
 use crate::{
     calls::Answered,
-    faults::{Faults, Trouble},
+    faults::{Faults, Loss, Perils, Trouble},
 };
 use layerspec::DType;
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
@@ -23,7 +23,7 @@ use pipeline::samples::{DataSpec, DataTask, Reading};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::{Plan, TensorMeta};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
 /// More events than any run here takes: the sessions talk without end.
@@ -70,6 +70,8 @@ struct Worker {
     /// Neither lost nor told to stop.
     alive: bool,
     finished: bool,
+    /// Until then it does nothing.
+    asleep: u64,
 }
 
 impl Worker {
@@ -85,6 +87,7 @@ impl Worker {
             ahead,
             alive: true,
             finished: false,
+            asleep: 0,
         }
     }
 
@@ -95,7 +98,7 @@ impl Worker {
 
     /// When its session wants to be called, on the common clock.
     fn timer(&self) -> Option<u64> {
-        self.session.poll_timeout().map(|timer| timer.0.saturating_sub(self.ahead))
+        self.session.poll_timeout().map(|timer| timer.0.saturating_sub(self.ahead).max(self.asleep))
     }
 }
 
@@ -120,11 +123,15 @@ pub struct World {
     pub ahead: (u64, u64),
     /// Who comes and goes, where workers may.
     pub churn: Option<Churn>,
+    /// What may befall workers at any event.
+    pub perils: Perils,
     /// The ways that weights to be loaded took, by name, each with the stage.
     pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
+    /// Those that the boss knows to be lost, where they may not come and go.
+    lost: BTreeSet<WorkerId>,
     requests: u64,
     /// When the last reply came.
     replied: u64,
@@ -149,6 +156,7 @@ impl World {
             behind: Vec::new(),
             ahead: (0, 0),
             churn: None,
+            perils: Perils::default(),
             weights: BTreeMap::new(),
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
@@ -160,6 +168,7 @@ impl World {
                 addresses,
                 most_waiting: MOST_WAITING,
             }),
+            lost: BTreeSet::new(),
             requests: 0,
             replied: 0,
             replies: BTreeMap::new(),
@@ -213,8 +222,16 @@ impl World {
         assert!(self.replies.is_empty(), "a reply nobody asked for: request {:?}", self.replies.keys());
     }
 
+    /// Lets so many events happen, if there are any; workers may be lost without.
+    pub fn linger(&mut self, events: u64) {
+        for _ in 0..events {
+            self.step();
+        }
+    }
+
     /// The next event, if any is left.
     fn step(&mut self) -> bool {
+        self.imperil();
         let timer = self.workers.iter().filter(|w| w.alive).filter_map(Worker::timer).min();
         let event = self.network.next_time();
         if timer.is_none() && event.is_none() {
@@ -249,6 +266,35 @@ impl World {
                 self.log.note(|| format!("{:>9} the link of {a} and {b} breaks", self.now()));
             }
         }
+    }
+
+    /// Loses a worker or two, if it is their time.
+    fn imperil(&mut self) {
+        if self.perils.left == 0 || self.network.random.below(self.perils.one_in) > 0 {
+            return;
+        }
+        self.perils.left -= 1;
+        let mut loss = Loss { at: self.now(), workers: 0, silent: 0, updates: self.trouble.updates };
+        for _ in 0..1 + u64::from(self.network.random.chance(25)) {
+            let awake = (0..).map(WorkerId).zip(&self.workers).filter(|(_, w)| w.alive && w.asleep == 0);
+            let awake: Vec<WorkerId> = awake.map(|(worker, _)| worker).collect();
+            if awake.is_empty() {
+                break;
+            }
+            let (worker, silent) = (*self.network.random.pick(&awake), self.network.random.chance(40));
+            match silent {
+                true => self.fall_silent(worker),
+                false => self.vanish(worker),
+            }
+            (loss.workers, loss.silent) = (loss.workers + 1, loss.silent + usize::from(silent));
+        }
+        self.perils.losses.push(loss);
+    }
+
+    fn fall_silent(&mut self, worker: WorkerId) {
+        let until = self.network.silence(worker);
+        self.workers[worker.0 as usize].asleep = until;
+        self.log.note(|| format!("{:>9} {worker} falls silent until {until}", self.now()));
     }
 
     fn come_and_go(&mut self) {
@@ -322,11 +368,15 @@ impl World {
                 self.log.note(|| format!("{:>9} boss: {worker} is lost", now.0));
                 match &mut self.churn {
                     Some(churn) => churn.gone.push(worker),
-                    None => self.trouble.known_lost = Some(now.0),
+                    None => {
+                        self.trouble.known_lost = Some(now.0);
+                        self.lost.insert(worker);
+                    }
                 }
                 self.boss.on_lost(now, worker, "the connection closed");
                 self.drain_boss();
             }
+            Event::Leaves(worker) => self.vanish(worker),
             Event::Computed(id) => {
                 let worker = &mut self.workers[id.0 as usize];
                 if !worker.alive {
@@ -428,13 +478,16 @@ impl World {
                 Effect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
                 Effect::Notice(text) => {
                     // With what follows a worker in a notice: worker 1 is not worker 10.
-                    let lost = self.lost_and_known().map(|lost| format!("{lost} "));
-                    assert!(lost.is_none_or(|lost| !text.contains(&lost)), "old news: {text}");
+                    let names = |lost: &WorkerId| text.contains(&format!("{lost} "));
+                    assert!(!self.lost.iter().any(names), "old news: {text}");
                     self.notices.push(text);
                 }
                 Effect::Reply { request, result } => {
                     let result = result.map(|answer| self.answered(answer));
-                    self.replied = self.now();
+                    // A copy comes while other requests are carried out.
+                    if !matches!(&result, Ok(answered) if !answered.state.is_empty()) {
+                        self.replied = self.now();
+                    }
                     self.log.note(|| format!("{:>9} reply {request}: {}", self.now(), short(&result)));
                     let replied = Replied { at: self.now(), result };
                     assert!(request <= self.requests, "a reply to no request");
@@ -553,14 +606,9 @@ impl World {
         }
     }
 
-    /// The lost worker, once the boss knows.
-    fn lost_and_known(&self) -> Option<WorkerId> {
-        self.trouble.lost.filter(|_| self.trouble.known_lost.is_some())
-    }
-
     fn send(&mut self, from: Peer, to: Vec<Destination>, tensors: Vec<Fake>) {
         for Destination { peer, route, head } in to {
-            if from == Peer::Boss && self.lost_and_known().map(Peer::Worker) == Some(peer) {
+            if from == Peer::Boss && matches!(peer, Peer::Worker(worker) if self.lost.contains(&worker)) {
                 assert_eq!(head, Head::Stop, "the boss sends to {peer}, which is lost");
             }
             self.note_weight(from, peer, route, &head);

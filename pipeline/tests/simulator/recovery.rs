@@ -1,0 +1,248 @@
+//! Workers are lost again and again, at every moment of a run that goes on each time with who is left and its last
+//! whole copy, as `bossman train` does; the result is that of a run in which nothing was lost.
+
+use crate::calls::{Answered, Call};
+use crate::faults::{Faults, Loss, Perils};
+use crate::network::Conditions;
+use crate::oracle::Oracle;
+use crate::random::Random;
+use crate::seeds::{each_seed, Log};
+use crate::user::{together, User};
+use crate::{models, user, Setting};
+use layerspec::LayerGraph;
+use pipeline::message::Failure;
+use std::collections::BTreeMap;
+
+/// Copies begin after every so many steps.
+const MOST_BETWEEN: u64 = 4;
+
+type State = BTreeMap<String, u64>;
+
+/// How often what happened.
+type Counts = BTreeMap<&'static str, u64>;
+
+/// All that happens at some seed, if there are many.
+const ALL: [&str; 16] = [
+    "a loss while stages are assigned",
+    "a loss while weights are loaded",
+    "a loss while the optimizer is sent",
+    "a loss while state is restored",
+    "a loss in a step",
+    "a loss between the updates of a step",
+    "a loss between steps",
+    "a loss while a copy is begun",
+    "a loss while a copy travels",
+    "a loss after the last step",
+    "a loss of several at once",
+    "a loss of one that only fell silent",
+    "a loss before anything new was done",
+    "a copy that came after a loss",
+    "a copy that was lost",
+    "a broken link alone",
+];
+
+/// What a run is to come to.
+struct Reference {
+    /// The weights that it begins with are changed by this.
+    salt: Option<u64>,
+    /// What each step answers, and the whole state after it.
+    steps: Vec<(Answered, State)>,
+}
+
+impl Reference {
+    fn new(graph: &LayerGraph, setting: &Setting, salt: Option<u64>, steps: u64) -> Self {
+        let mut oracle = Oracle::new(graph, setting);
+        let begin = [Call::Distribute].into_iter().chain(salt.map(Call::Load)).chain([Call::Optimizer(1)]);
+        begin.for_each(|call| drop(oracle.call(call)));
+        let step = |step| (oracle.call(Call::Train(step)), oracle.call(Call::Checkpoint).state);
+        Reference { salt, steps: (1..=steps).map(step).collect() }
+    }
+
+    fn last(&self) -> u64 {
+        self.steps.len() as u64
+    }
+
+    fn after(&self, step: u64) -> &(Answered, State) {
+        &self.steps[step as usize - 1]
+    }
+}
+
+/// A copy on its way: of which step, since when, and the requests that bring it.
+struct Travelling {
+    step: u64,
+    since: u64,
+    requests: Vec<u64>,
+}
+
+/// A run, over all its memberships.
+struct Run<'a> {
+    reference: &'a Reference,
+    every: u64,
+    /// The last copy that came whole, and of which step it is; nothing at first.
+    kept: (u64, State),
+    travelling: Option<Travelling>,
+    /// The last step that was done.
+    furthest: u64,
+    counts: &'a mut Counts,
+}
+
+impl Run<'_> {
+    /// Trains to the end, or until something fails, from the beginning or from the last copy.
+    fn attempt(&mut self, user: &mut User<'_>, random: &mut Random) -> Result<(), Failure> {
+        let from = self.kept.0;
+        self.call(user, Call::Distribute, "a loss while stages are assigned")?;
+        if from == 0 {
+            if let Some(salt) = self.reference.salt {
+                self.call(user, Call::Load(salt), "a loss while weights are loaded")?;
+            }
+            self.call(user, Call::Optimizer(1), "a loss while the optimizer is sent")?;
+        } else {
+            user.kept.clone_from(&self.kept.1);
+            self.call(user, Call::Resume(1), "a loss while state is restored")?;
+        }
+        for step in from + 1..=self.reference.last() {
+            let pause = random.below(3) * random.below(30);
+            self.during(user, "a loss between steps", |user| user.world.linger(pause));
+            let answered = self.call(user, Call::Train(step), "a loss in a step")?;
+            assert_eq!(answered, self.reference.after(step).0, "step {step}");
+            self.furthest = self.furthest.max(step);
+            if step.is_multiple_of(self.every) || step == self.reference.last() {
+                // One travels at a time.
+                self.take_note(user);
+                self.begin_copy(user, step);
+            }
+        }
+        self.take_note(user);
+        self.call(user, Call::Digest, "a loss after the last step")?;
+        let state = self.call(user, Call::Checkpoint, "a loss after the last step")?.state;
+        assert_eq!(state, self.reference.after(self.reference.last()).1, "the state after the last step");
+        Ok(())
+    }
+
+    fn call(&mut self, user: &mut User<'_>, call: Call, moment: &'static str) -> Result<Answered, Failure> {
+        self.during(user, moment, |user| user.call(call))
+    }
+
+    /// Counts the losses at this moment.
+    fn during<T>(&mut self, user: &mut User<'_>, moment: &'static str, act: impl FnOnce(&mut User<'_>) -> T) -> T {
+        let (before, updates) = (user.world.perils.losses.len(), user.world.trouble.updates);
+        let all: usize = user.plan.homes.iter().map(|(_, replicas)| replicas.len()).sum();
+        let result = act(user);
+        for loss in &user.world.perils.losses[before..] {
+            let updated = (1..all as u64).contains(&(loss.updates - updates));
+            self.count(if updated { "a loss between the updates of a step" } else { moment });
+        }
+        result
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    fn begin_copy(&mut self, user: &mut User<'_>, step: u64) {
+        let since = user.world.now();
+        // Where none can be made, training goes on without.
+        match self.during(user, "a loss while a copy is begun", |user| user.begin_copy()) {
+            Ok(requests) => self.travelling = Some(Travelling { step, since, requests }),
+            Err(failure) => check(user, &failure),
+        }
+    }
+
+    /// Waits for the copy that is on its way, and keeps it if all of it comes.
+    fn take_note(&mut self, user: &mut User<'_>) {
+        let Some(Travelling { step, since, requests }) = self.travelling.take() else { return };
+        let replies: Vec<_> = requests.into_iter().map(|request| user.world.reply(request)).collect();
+        let until = replies.iter().map(|reply| reply.at).max().unwrap_or(since);
+        let losses = user.world.perils.losses.iter().filter(|loss| (since..until).contains(&loss.at)).count();
+        (0..losses).for_each(|_| self.count("a loss while a copy travels"));
+        let parts: Result<Vec<Answered>, Failure> = replies.into_iter().map(|reply| reply.result).collect();
+        match parts {
+            Ok(parts) => {
+                let state = together(parts.into_iter().flat_map(|part| part.state).collect());
+                assert_eq!(state, self.reference.after(step).1, "the copy of step {step}");
+                self.kept = (step, state);
+                if losses > 0 {
+                    self.count("a copy that came after a loss");
+                }
+            }
+            Err(failure) => {
+                check(user, &failure);
+                self.count("a copy that was lost");
+            }
+        }
+    }
+}
+
+/// What fails has a cause, and is such that a run goes on after it.
+fn check(user: &User<'_>, failure: &Failure) {
+    let befell = !user.world.perils.losses.is_empty() || user.world.trouble.broken.is_some();
+    assert!(befell, "an error without a cause: {failure}");
+    assert!(failure.passing, "a run would not go on after: {failure}");
+}
+
+/// Another way to run the same on as many workers or fewer.
+fn another(random: &mut Random, graph: &LayerGraph, run: &Setting, workers: usize) -> Setting {
+    loop {
+        let drawn = Setting::random(random, graph);
+        if drawn.workers() <= workers && (run.tree || !drawn.tree) {
+            let Setting { microbatches, max_norm, tree, own_data, .. } = *run;
+            return Setting { microbatches, max_norm, tree, own_data, ..drawn };
+        }
+    }
+}
+
+/// A run with as many losses as come; how often what happened is added up.
+fn run(graph: &LayerGraph, random: &mut Random, log: Log, counts: &mut Counts) {
+    let (first, steps) = (Setting::random(random, graph), 6 + random.below(5));
+    let reference = Reference::new(graph, &first, random.chance(50).then_some(7), steps);
+    let every = 1 + random.below(MOST_BETWEEN);
+    let mut run = Run { reference: &reference, every, kept: (0, State::new()), travelling: None, furthest: 0, counts };
+    let mut here = first.workers() + random.below(3) as usize;
+    let (mut setting, mut left) = (first.clone(), 1 + random.below(6));
+    loop {
+        let conditions = Conditions::random(random);
+        let broken = random.chance(20) && left > 0;
+        let faults = Faults { break_link: broken.then(|| random.below(1000)), ..Faults::default() };
+        let from = run.kept.0;
+        log.note(|| format!("{}: from {from} of {steps}, {here} here: {setting:?}, {conditions:?}", graph.name()));
+        let mut user = user(graph, &setting, random.next(), conditions, faults, log);
+        user.world.perils = Perils { one_in: *random.pick(&[20, 100, 400, 1000]), left, losses: Vec::new() };
+        let furthest = run.furthest;
+        let result = run.attempt(&mut user, random);
+        // What was copied before still comes.
+        run.take_note(&mut user);
+        left = std::mem::take(&mut user.world.perils.left);
+        user.stop();
+        let lost = |of: fn(&Loss) -> usize| user.world.perils.losses.iter().map(of).sum::<usize>();
+        let (workers, silent) = (lost(|loss| loss.workers), lost(|loss| loss.silent));
+        let Err(failure) = result else { return };
+        check(&user, &failure);
+        for (what, happened) in [
+            ("a loss of several at once", user.world.perils.losses.iter().any(|loss| loss.workers > 1)),
+            ("a loss of one that only fell silent", silent > 0),
+            ("a loss before anything new was done", furthest > 0 && run.furthest == furthest && workers > 0),
+            ("a broken link alone", workers == 0),
+        ] {
+            *run.counts.entry(what).or_default() += u64::from(happened);
+        }
+        // Some come again, and at least one does.
+        here = (here.saturating_sub(workers) + random.below(2) as usize).max(1);
+        if setting.workers() > here || random.chance(70) {
+            setting = another(random, graph, &first, here);
+        }
+    }
+}
+
+#[test]
+fn simulator_a_run_goes_on_where_workers_are_lost() {
+    let models = models::all();
+    let (mut counts, mut runs) = (Counts::new(), 0);
+    each_seed(300, |seed, log| {
+        let mut random = Random::new(seed);
+        let graph = random.pick(&models);
+        run(graph, &mut random, log, &mut counts);
+        runs += 1;
+    });
+    let never: Vec<_> = ALL.into_iter().filter(|what| counts.get(what).is_none_or(|count| *count == 0)).collect();
+    assert!(runs < 2000 || never.is_empty(), "{never:?} never happened: {counts:?}");
+}
