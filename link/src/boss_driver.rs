@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE};
 use crate::door::{Arrival, Door, Knock};
 use crate::hello::{Hello, WorkerInfo};
+use crate::listening::Listening;
 use crate::lobby::Reception;
 use crate::outgoing;
 use crate::payload::{Payload, Slots};
@@ -11,7 +12,6 @@ use pipeline::boss::{BossSession, Request, Setup};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Peer};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, Progress};
-use quinn::Endpoint;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -137,7 +137,7 @@ impl Handle {
 pub(crate) fn drive(
     setup: Setup,
     members: Vec<Member>,
-    endpoint: Endpoint,
+    listening: Listening,
     door: Door,
     (reception, events): (Reception, mpsc::Receiver<Event>),
     notice: Box<dyn FnMut(String) + Send>,
@@ -158,7 +158,7 @@ pub(crate) fn drive(
         pool: None,
         status: status.clone(),
     };
-    tokio::spawn(driver.run(endpoint, door, events, requests));
+    tokio::spawn(driver.run(listening, door, events, requests));
     Handle { inputs, slots, workers, status }
 }
 
@@ -179,7 +179,7 @@ struct Driver {
 impl Driver {
     async fn run(
         mut self,
-        endpoint: Endpoint,
+        listening: Listening,
         mut door: Door,
         mut events: mpsc::Receiver<Event>,
         mut inputs: mpsc::UnboundedReceiver<Input>,
@@ -210,7 +210,8 @@ impl Driver {
                         for connection in &self.connections {
                             connection.close(DONE, "the boss left the run");
                         }
-                        break;
+                        drop(door);
+                        return listening.keep();
                     }
                 },
                 Some(knock) = door.next() => {
@@ -223,8 +224,8 @@ impl Driver {
             }
         }
         drop(door);
-        endpoint.close(DONE, b"the boss left the run");
-        tokio::time::timeout(FAREWELL, endpoint.wait_idle()).await.ok();
+        listening.endpoint.close(DONE, b"the boss left the run");
+        tokio::time::timeout(FAREWELL, listening.endpoint.wait_idle()).await.ok();
     }
 
     /// Lets a worker in where workers may come and go.

@@ -18,6 +18,7 @@ mod hello;
 mod identity;
 mod join;
 mod lane;
+mod listening;
 mod lobby;
 mod memory;
 #[cfg(test)]

@@ -3,13 +3,13 @@
 use crate::boss_driver::{drive, Handle, Member};
 use crate::connection::{Connection, Event, DONE};
 use crate::door::{Arrival, Door, Knock};
-use crate::endpoint::{listen, Callers};
+use crate::endpoint::Callers;
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply, WorkerInfo};
 use crate::identity::Identity;
 use crate::join::EVENTS;
+use crate::listening::Listening;
 use crate::memory::Transport;
-use crate::socket::SmallBuffers;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use pipeline::boss::Setup;
 use pipeline::effect::Peer;
@@ -22,9 +22,8 @@ use tokio::sync::mpsc;
 
 /// An endpoint that waits for workers.
 pub struct Lobby {
-    endpoint: CloseOnDrop,
+    listening: CloseOnDrop,
     address: SocketAddr,
-    small_buffers: Option<SmallBuffers>,
     run: u64,
     door: Door,
     sender: mpsc::Sender<Event>,
@@ -64,16 +63,15 @@ pub enum LobbyEvent {
 impl Lobby {
     /// Listens with places for `workers` workers. Must be called within a tokio runtime.
     pub fn open(identity: &Identity, address: SocketAddr, workers: usize) -> Result<Self, LinkError> {
-        let (endpoint, small_buffers) = listen(identity, address)?;
-        let address = endpoint.local_addr().map_err(|e| LinkError::Socket { address, reason: e.to_string() })?;
+        let listening = Listening::at(identity, address)?;
+        let address = listening.address;
         let mut run = [0; 8];
         SystemRandom::new().fill(&mut run).map_err(|_| LinkError::tls("no randomness from the system"))?;
         let (sender, events) = mpsc::channel(EVENTS);
         Ok(Lobby {
-            door: Door::open(endpoint.clone(), Callers::of_boss(identity)?),
-            endpoint: CloseOnDrop(Some(endpoint)),
+            door: Door::open(listening.endpoint.clone(), Callers::of_boss(identity)?),
+            listening: CloseOnDrop(Some(listening)),
             address,
-            small_buffers,
             run: u64::from_le_bytes(run),
             sender,
             events,
@@ -165,7 +163,7 @@ impl Lobby {
     /// The first worker's connection, without a run: for tests.
     pub(crate) fn into_first(mut self) -> Option<(Member, mpsc::Receiver<Event>, Endpoint, Door)> {
         let member = self.places.first_mut()?.take()?;
-        Some((member, self.events, self.endpoint.0.take()?, self.door))
+        Some((member, self.events, self.listening.0.take()?.endpoint, self.door))
     }
 
     /// Begins the run with the first workers that are here, one for each that the plan has; others wait for a place. At most `most_waiting` batches
@@ -180,7 +178,7 @@ impl Lobby {
         mut notice: impl FnMut(String) + Send + 'static,
     ) -> Result<Handle, LinkError> {
         let reception = self.reception();
-        let Lobby { mut endpoint, door, events, places, small_buffers, .. } = self;
+        let Lobby { mut listening, door, events, places, .. } = self;
         let mut members: Vec<Member> = places.into_iter().flatten().collect();
         for spare in members.drain(plan.workers().min(members.len())..) {
             spare.connection.close(DONE, "the run goes on without it until it has a place");
@@ -189,13 +187,13 @@ impl Lobby {
             let reason = format!("the plan is for {} workers, {} are here", plan.workers(), members.len());
             return Err(LinkError::Refused { reason, retry: false });
         }
-        let Some(endpoint) = endpoint.0.take() else { return Err(LinkError::tls("the endpoint is closed")) };
-        if let Some(small) = small_buffers {
+        let Some(listening) = listening.0.take() else { return Err(LinkError::tls("the endpoint is closed")) };
+        if let Some(small) = &listening.small_buffers {
             notice(small.to_string());
         }
         let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
         let setup = Setup { plan, buckets, seed, addresses, most_waiting };
-        Ok(drive(setup, members, endpoint, door, (reception, events), Box::new(notice)))
+        Ok(drive(setup, members, listening, door, (reception, events), Box::new(notice)))
     }
 }
 
@@ -220,12 +218,12 @@ impl Reception {
 
 /// A lobby that is left before its run began closes its connections, so that workers wait for the next
 /// boss and not for this one.
-struct CloseOnDrop(Option<Endpoint>);
+struct CloseOnDrop(Option<Listening>);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        if let Some(endpoint) = &self.0 {
-            endpoint.close(DONE, b"the boss left before the run began");
+        if let Some(listening) = &self.0 {
+            listening.endpoint.close(DONE, b"the boss left before the run began");
         }
     }
 }
