@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo test oracle bench lint fmt doc fuzz clean
+.PHONY: help tools setup build demo test oracle bench chaos lint fmt doc fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in yo
 bench: build ## Measure beside PyTorch and write docs/performance.md (half an hour on a machine that does nothing else)
 	cargo build --release --package link --example transport_bench
 	"$$(python3 tools/pytorch.py)" bench/run.py
+
+chaos: build ## Kill, stop, cut off and slow down boss and workers 200 times, and compare all weights with a quiet run's (half an hour)
+	cargo build --release -p bench --bin delay
+	target/release/bossman data fetch sotu --to examples/gpt-sotu/data
+	python3 bench/chaos.py
 
 lint: setup ## Check format, lints, documentation and which crate may use which
 	cargo fmt --all --check

@@ -22,14 +22,14 @@ import threading
 import time
 from pathlib import Path
 
-from programs import CHECKOUT, target
+from programs import CHECKOUT, profile, target
 
 MOST = 4
 
 
 def release(name):
     """One of our programs, as `make build` makes it."""
-    return target() / "release" / name
+    return target() / profile() / name
 
 
 def run_file(place, steps):

@@ -20,9 +20,14 @@ def target():
     return Path(os.environ.get("CARGO_TARGET_DIR") or CHECKOUT / "target").resolve()
 
 
+def profile():
+    """Which build: of release, unless somebody wants what the tests use."""
+    return os.environ.get("BOSSMAN_BENCH_PROFILE") or "release"
+
+
 def built(name):
     """A program of the release build."""
-    path = target() / "release" / name
+    path = target() / profile() / name
     if not path.is_file():
         raise Problem(f"{path.name} is not built; `make bench` does")
     return path

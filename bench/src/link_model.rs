@@ -1,5 +1,6 @@
-//! A network link in one direction: a bounded queue in front of a line of a given rate and length.
+//! A network link in one direction: a bounded queue in front of a line of a given rate and length, which may have troubles.
 
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// When packets handed to a link come out at its other end.
@@ -14,21 +15,95 @@ pub struct Link {
     queue: Duration,
     /// When the line is free again.
     free: Instant,
+    trouble: Trouble,
+    dice: Dice,
+}
+
+/// What may happen to a link while it is in use, as a line of text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Trouble {
+    /// `clear`: none.
+    None,
+    /// `loss 0.05`: that share of the packets is lost.
+    Loss(f64),
+    /// `cut`: all of them are.
+    Cut,
+    /// `mbit 1`: so many megabits a second, and not the link's own rate.
+    Mbit(f64),
+}
+
+impl FromStr for Trouble {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse::<f64>().map_err(|e| format!("`{line}`: {e}"));
+        match line.split_whitespace().collect::<Vec<_>>()[..] {
+            ["clear"] => Ok(Trouble::None),
+            ["cut"] => Ok(Trouble::Cut),
+            ["loss", share] => match number(share)? {
+                share if (0.0..=1.0).contains(&share) => Ok(Trouble::Loss(share)),
+                _ => Err(format!("`{line}`: expected a share from 0 to 1")),
+            },
+            ["mbit", rate] => match number(rate)? {
+                rate if rate > 0.0 && rate.is_finite() => Ok(Trouble::Mbit(rate)),
+                _ => Err(format!("`{line}`: expected a rate above 0")),
+            },
+            _ => Err(format!("`{line}`: expected `loss SHARE`, `cut`, `mbit RATE` or `clear`")),
+        }
+    }
+}
+
+/// Numbers that look random and depend on the seed alone: SplitMix64 (Steele, Lea and Flood 2014).
+#[derive(Debug, Clone)]
+struct Dice(u64);
+
+impl Dice {
+    /// From 0 to below 1.
+    fn roll(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
 }
 
 impl Link {
     /// A link with nothing on its way.
     pub fn new(delay: Duration, bits_per_second: f64, queue: Duration, now: Instant) -> Self {
-        Link { delay, bits_per_second, queue, free: now }
+        Link { delay, bits_per_second, queue, free: now, trouble: Trouble::None, dice: Dice(0) }
+    }
+
+    /// The same, which draws the packets that it loses from this seed.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        Link { dice: Dice(seed), ..self }
+    }
+
+    /// The one in the other direction: alike, but what it loses is drawn anew.
+    #[must_use]
+    pub fn other_way(self) -> Self {
+        Link { dice: Dice(!self.dice.0), ..self }
+    }
+
+    /// From now on it has this trouble, in place of the one before.
+    pub fn trouble(&mut self, trouble: Trouble) {
+        self.trouble = trouble;
     }
 
     /// When a packet of so many bytes that is handed over now comes out; None where it is dropped.
     pub fn send(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
+        let (lost, rate) = match self.trouble {
+            Trouble::None => (false, self.bits_per_second),
+            Trouble::Loss(share) => (self.dice.roll() < share, self.bits_per_second),
+            Trouble::Cut => (true, self.bits_per_second),
+            Trouble::Mbit(rate) => (false, rate * 1e6),
+        };
         let begins = self.free.max(now);
-        if begins - now > self.queue {
+        if lost || begins - now > self.queue {
             return None;
         }
-        self.free = begins + Duration::from_secs_f64(bytes as f64 * 8.0 / self.bits_per_second);
+        self.free = begins + Duration::from_secs_f64(bytes as f64 * 8.0 / rate);
         Some(self.free + self.delay)
     }
 }
@@ -57,5 +132,51 @@ mod tests {
         assert_eq!(sent, 6); // one on the line, five milliseconds of them waiting
         assert_eq!(link.send(start, 125), None);
         assert_eq!(link.send(start + MS, 125), Some(start + 7 * MS));
+    }
+
+    #[test]
+    fn a_link_has_the_rate_it_was_given_while_it_is_given() {
+        let start = Instant::now();
+        let mut link = Link::new(Duration::ZERO, 1e6, 100 * MS, start);
+        link.trouble(Trouble::Mbit(0.5));
+        assert_eq!(link.send(start, 125), Some(start + 2 * MS));
+        link.trouble(Trouble::None);
+        assert_eq!(link.send(start, 125), Some(start + 3 * MS));
+    }
+
+    #[test]
+    fn a_cut_link_loses_all_and_what_it_loses_takes_no_time() {
+        let start = Instant::now();
+        let mut link = Link::new(Duration::ZERO, 1e6, 100 * MS, start);
+        link.trouble(Trouble::Cut);
+        assert_eq!((0..9).filter_map(|_| link.send(start, 125)).count(), 0);
+        link.trouble(Trouble::None);
+        assert_eq!(link.send(start, 125), Some(start + MS));
+    }
+
+    #[test]
+    fn a_share_of_the_packets_is_lost_and_a_seed_says_which() {
+        let start = Instant::now();
+        let arrived = |seed| {
+            let mut link = Link::new(Duration::ZERO, 1e12, 100 * MS, start).seed(seed);
+            link.trouble(Trouble::Loss(0.2));
+            (0..10_000).map(|_| link.send(start, 125).is_some()).collect::<Vec<_>>()
+        };
+        let lost = arrived(7).iter().filter(|here| !**here).count();
+        assert!((1800..2200).contains(&lost), "{lost}");
+        assert_eq!(arrived(7), arrived(7));
+        assert_ne!(arrived(7), arrived(8));
+    }
+
+    #[test]
+    fn troubles_are_read_and_others_refused() {
+        let read = |line: &str| line.parse::<Trouble>();
+        assert_eq!(read("clear"), Ok(Trouble::None));
+        assert_eq!(read("cut\n"), Ok(Trouble::Cut));
+        assert_eq!(read("loss 0.05"), Ok(Trouble::Loss(0.05)));
+        assert_eq!(read("mbit 1"), Ok(Trouble::Mbit(1.0)));
+        for wrong in ["", "loss", "loss 5", "loss NaN", "mbit 0", "mbit inf", "cut 1", "rain"] {
+            assert!(read(wrong).unwrap_err().starts_with(&format!("`{wrong}`: ")));
+        }
     }
 }

