@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// Steps in a trace: the last ones.
 const TRACED: usize = 8;
 
+/// In place of a checkpoint's name: the last, and the beginning where there is none.
+const IF_ANY: &str = "if-any";
+
 /// What `bossman train` is told beside the run file.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -35,7 +38,7 @@ pub struct Settings {
     pub weights: Option<PathBuf>,
     /// Where weights go after each epoch; those of the best one go beside them, to [`crate::best_path`].
     pub save: Option<PathBuf>,
-    /// Go on with a checkpoint of the run: the last, or that of this name.
+    /// Go on with a checkpoint of the run: the last, or that of this name; `if-any`: the last, or begin where there is none.
     pub resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     pub no_shuffle: bool,
@@ -112,6 +115,8 @@ struct Training<'a> {
     checkpoints: Option<(Checkpoints, Policy)>,
     /// What it goes on with.
     resumed: Option<(State, Run)>,
+    /// It did not begin at the beginning.
+    went_on: bool,
     workers: usize,
     /// As many took part last.
     here: usize,
@@ -180,6 +185,7 @@ impl<'a> Training<'a> {
             fixed,
             run,
             checkpoints,
+            went_on: resumed.is_some(),
             resumed,
             workers,
             here: workers,
@@ -248,7 +254,7 @@ impl<'a> Training<'a> {
         // Not both in memory.
         self.resumed = None;
         self.resumed = self.last_checkpoint().await?;
-        if self.resumed.is_none() && self.settings.resume.is_some() {
+        if self.resumed.is_none() && self.went_on {
             // What it began with is not known any more.
             return Err(BossManError::Usage("recovery: there is no whole checkpoint left to go on from".into()));
         }
@@ -409,10 +415,12 @@ async fn checkpoints(
     if policy.keep_best == Some(KeepBest::Accuracy) && file.loss.classes().is_none() {
         return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
     }
-    let checkpoints = Checkpoints::open(&policy.dir, settings.resume.is_none())?;
-    let Some(name) = &settings.resume else {
+    let if_any = settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY));
+    let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
+    let listed = checkpoints.list().await?;
+    let begins = if_any && listed.iter().all(|listed| listed.is_begun);
+    let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
         // Else it could not be told later which checkpoint is of which run.
-        let listed = checkpoints.list().await?;
         return match listed.iter().rfind(|listed| !listed.is_begun) {
             Some(last) => Err(BossManError::Usage(format!(
                 "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
@@ -421,7 +429,7 @@ async fn checkpoints(
             None => Ok((Some((checkpoints, policy.clone())), None)),
         };
     };
-    let (state, manifest) = checkpoints.resume(name.as_deref()).await?;
+    let (state, manifest) = checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
     let microbatches = if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
     if let Some(problem) = manifest.run.differs(&Run { microbatches, ..run.clone() }) {
         return Err(BossManError::Usage(format!(

@@ -97,23 +97,31 @@ impl BossMan {
         }
         let layout = self.plan.layout();
         let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
-        let mut replies: Vec<Reply> = Vec::new();
+        let counters = Counters { step: self.step, updates: self.updates, loss_scale: self.settings.loss_scale };
+        let (replies, slots) = (Vec::new(), self.handle.slots.clone());
+        let mut snapshot = Snapshot { replies, slots, counters, sizes: sizes(self.model.graph()) };
         let ask = |boss: &BossMan, stage| -> Reply {
             Box::pin(boss.handle.call(Request::SendState { stage, optimizer: true }))
         };
         if stages.iter().all(|stage| !layout.gathers_first(*stage)) {
-            replies.push(ask(self, None));
-        } else {
-            // Stage by stage, for no worker may have room for all. Requests are carried out in their order.
-            for stage in stages {
-                let [gather, let_go] = layout.whole(stage).unwrap_or_default();
-                self.all_do(gather).await?;
-                replies.push(ask(self, Some(stage)));
-                self.all_do(let_go).await?;
+            snapshot.replies.push(ask(self, None));
+            return Ok(snapshot);
+        }
+        // Stage by stage, for no worker may have room for all. Requests are carried out in their order.
+        for stage in stages {
+            let [gather, let_go] = layout.whole(stage).unwrap_or_default();
+            let gathered = self.all_do(gather).await;
+            if gathered.is_ok() {
+                snapshot.replies.push(ask(self, Some(stage)));
+            }
+            let let_go = if gathered.is_ok() { self.all_do(let_go).await } else { gathered };
+            if let Err(error) = let_go {
+                // What has come of it is not left in its slots.
+                snapshot.finish().await.ok();
+                return Err(error);
             }
         }
-        let counters = Counters { step: self.step, updates: self.updates, loss_scale: self.settings.loss_scale };
-        Ok(Snapshot { replies, slots: self.handle.slots.clone(), counters, sizes: sizes(self.model.graph()) })
+        Ok(snapshot)
     }
 
     /// Gives workers the state of a run, in place of their own: training goes on from there, to the bit. The optimizer must

@@ -29,7 +29,8 @@ pub(crate) struct Train {
     /// Write the weights after each epoch; those with the lowest validation loss beside it, as NAME.best.safetensors.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Go on with the last checkpoint of the run that is whole, or with the one of this name (`bossman checkpoint ls`).
+    /// Go on with the last checkpoint of the run that is whole, or with the one of this name (`bossman checkpoint ls`);
+    /// --resume=if-any begins where there is none yet.
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, conflicts_with = "weights")]
     resume: Option<Option<String>>,
     /// Take samples in the order of the file.
