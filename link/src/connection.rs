@@ -2,6 +2,7 @@
 //! other tensor frame, so that a large tensor holds nothing up. Between processes of one machine large
 //! tensors go through shared memory and only their heads over the stream.
 
+use crate::endpoint::{IDLE_BETWEEN_WORKERS, KEEP_ALIVE};
 use crate::ends::{Ends, ANSWERS};
 use crate::lane::Lane;
 use crate::memory::{Memory, Transport};
@@ -17,15 +18,22 @@ use pipeline::effect::Peer;
 use pipeline::frame::Envelope;
 use quinn::{RecvStream, SendStream, VarInt};
 use shm::Address;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
 
 /// Tensors up to this size go behind their head on the ordered stream: a stream of their own, or shared
 /// memory, would cost more than it gains.
 const SMALL: usize = 8 << 10;
 /// Shared memory is agreed upon within this long or not used.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often is looked whether something has come, which should be as often as the other end says that it is there.
+const LOOK: Duration = KEEP_ALIVE;
+/// Why a connection ended on which nothing came.
+const SILENT: &str = "silent for more than 3 seconds";
 
 /// Close codes.
 pub(crate) const DONE: VarInt = VarInt::from_u32(0);
@@ -80,10 +88,12 @@ impl Connection {
             pool: Pool::of_process(),
             answers: Mutex::default(),
             report: Mutex::default(),
+            silent: AtomicBool::new(false),
         });
         let (data, large) = mpsc::unbounded_channel();
         tokio::spawn(write_large(ends.clone(), large));
         tokio::spawn(read(ends.clone(), recv, events.clone()));
+        tokio::spawn(end_in_silence(ends.clone()));
         Connection { ends, data, events: events.clone() }
     }
 
@@ -164,6 +174,26 @@ async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiv
     events.send(Event::Measured { from: ends.peer, report }).await.ok();
 }
 
+/// Closes a connection on which nothing comes any more. quinn does so, too, but after three times as long as an answer may take,
+/// and that is long once a machine or a line has stood still. Looks are counted and not time, for this process may have stood
+/// still itself, with all that came meanwhile still to be read.
+async fn end_in_silence(ends: Arc<Ends>) {
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut heard, mut in_vain) = (0, 0);
+    while in_vain * LOOK < IDLE_BETWEEN_WORKERS {
+        tokio::select! {
+            _ = ends.quic.closed() => return,
+            _ = looks.tick() => {}
+        }
+        let now = ends.quic.stats().udp_rx.datagrams;
+        in_vain = if now == heard { in_vain + 1 } else { 0 };
+        heard = now;
+    }
+    ends.silent.store(true, Ordering::Relaxed);
+    ends.quic.close(DONE, SILENT.as_bytes());
+}
+
 /// Reads every stream until the connection ends, and says how it ended.
 async fn read(ends: Arc<Ends>, mut control: RecvStream, events: mpsc::Sender<Event>) {
     let (control_ends, control_events) = (ends.clone(), events.clone());
@@ -174,6 +204,7 @@ async fn read(ends: Arc<Ends>, mut control: RecvStream, events: mpsc::Sender<Eve
                 let (ends, events) = (ends.clone(), events.clone());
                 tokio::spawn(async move { while forward(&ends, &mut stream, &events).await {} });
             }
+            Err(_) if ends.silent.load(Ordering::Relaxed) => break SILENT.into(),
             Err(e) => break close_reason(&e),
         }
     };
@@ -243,7 +274,7 @@ pub(crate) fn close_reason(e: &quinn::ConnectionError) -> String {
             "it closed the connection".into()
         }
         quinn::ConnectionError::ApplicationClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
-        quinn::ConnectionError::TimedOut => "silent for more than 3 seconds".into(),
+        quinn::ConnectionError::TimedOut => SILENT.into(),
         quinn::ConnectionError::LocallyClosed => "closed here".into(),
         quinn::ConnectionError::Reset => "it was restarted".into(),
         other => other.to_string(),

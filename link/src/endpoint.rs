@@ -20,9 +20,9 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 const IDLE: Duration = Duration::from_secs(3);
 /// The same between workers: longer, so that the boss is the first to miss a worker and can say which
 /// one is lost, rather than hear of a broken link.
-const IDLE_BETWEEN_WORKERS: Duration = Duration::from_secs(4);
+pub(crate) const IDLE_BETWEEN_WORKERS: Duration = Duration::from_secs(4);
 /// An idle connection says that it is alive this often.
-const KEEP_ALIVE: Duration = Duration::from_millis(500);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// Bytes on their way before the first acknowledgement: 32 usual packets, as others on the web do. The first
 /// tensor of 256 KiB arrives after 80 instead of 140 ms on a path of 40 ms; and a search for packets of up to
 /// 65,000 bytes holds nothing up where the first of them, of half that size, is lost.

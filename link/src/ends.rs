@@ -7,6 +7,7 @@ use crate::pool::Pool;
 use crate::report::PathReport;
 use crate::word::Word;
 use pipeline::effect::Peer;
+use std::sync::atomic::AtomicBool;
 use std::sync::Mutex;
 use tokio::sync::mpsc;
 
@@ -23,6 +24,8 @@ pub(crate) struct Ends {
     /// Set at the end that dialled, which asks: where answers to its words go.
     pub(crate) answers: Mutex<Option<mpsc::Sender<Word>>>,
     pub(crate) report: Mutex<Option<PathReport>>,
+    /// Nothing came any more.
+    pub(crate) silent: AtomicBool,
 }
 
 /// Words that wait for whoever asked for them, or for the network; more are dropped.
