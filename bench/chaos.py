@@ -28,7 +28,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import namespaces
 import programs
 import star
 from faults import BORNE, NETWORK, SECONDS, drawn, table
@@ -37,6 +36,7 @@ from programs import CHECKOUT, Problem
 from world import PATIENCE, World, bound
 
 NEVER = 1_000_000_000  # steps
+SHORT = 1.5  # seconds that a program may be stopped without being missed
 LEFT = 30  # steps that are done after the last fault
 DIGITS = """\
 model: {examples}/digits/digits.yaml
@@ -136,7 +136,7 @@ def chaos(preset, asked, kinds):
         took, steps = time.monotonic() - world.began, world.step
         wrong = list(world.surprises)
         for outcome in outcomes:
-            if outcome.strike.name in BORNE and outcome.recoveries:
+            if outcome.strike.name in BORNE and outcome.recoveries and outcome.stood < SHORT:
                 wrong.append(f"{outcome.strike.name} took a recovery, and should have been borne")
         world.end()
         print(f"\n{preset}, {steps} steps in {took:.0f} s; now the quiet run", flush=True)
@@ -172,8 +172,9 @@ def options():
 
 def kinds_of(asked):
     """The faults that can be given here."""
-    kinds, problem = asked.only or list(SECONDS), namespaces.possible()
-    if problem and any(kind in NETWORK for kind in kinds):
+    kinds = asked.only or list(SECONDS)
+    problem = star.problem() if any(kind in NETWORK for kind in kinds) else None
+    if problem:
         print(f"no faults of the network here: {problem}", flush=True)
         kinds = [kind for kind in kinds if kind not in NETWORK]
     return kinds or sys.exit(f"bench/chaos.py: {problem}")
@@ -186,7 +187,10 @@ def main():
         signal.signal(how, lambda *_: sys.exit("bench/chaos.py: told to end"))
     if asked.preset != "digits" and not (CHECKOUT / "examples" / "gpt-sotu" / "data" / "sotu.txt").exists():
         sys.exit("bench/chaos.py: no text yet: bossman data fetch sotu --to examples/gpt-sotu/data")
-    kinds, wrong = kinds_of(asked), []
+    try:
+        kinds, wrong = kinds_of(asked), []
+    except Problem as problem:
+        sys.exit(f"bench/chaos.py: {problem}")
     for preset in ("digits", "gpt") if asked.preset == "all" else (asked.preset,):
         try:
             wrong += [f"{preset}: {text}" for text in chaos(preset, asked, kinds)]

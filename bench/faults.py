@@ -51,6 +51,7 @@ class Outcome:
     strike: Strike
     still: float
     recoveries: int
+    stood: float = 0.0  # for so long a program that was stopped really was
 
 
 def drawn(seed, kinds, two):

@@ -5,19 +5,23 @@ each other through the middle, by two of them. It takes what `namespaces.possibl
 """
 
 import contextlib
+import os
+import re
 import subprocess
+from pathlib import Path
 
 import namespaces
 from namespaces import ip, remove
 from programs import Problem, built
 
-MIDDLE = "bossmanchaos"
+OURS = "bmc"
+MIDDLE = f"{OURS}{os.getpid()}"  # so that two runs do not meet; a device has 15 letters at most
 MS, MBIT = 1, 1000  # of a line where nothing is wrong with it
 
 
 def end(number):
     """The namespace at the end of this line, and the name of its device."""
-    return f"{MIDDLE}{number}"
+    return f"{MIDDLE}x{number}"
 
 
 def addresses(number):
@@ -57,12 +61,32 @@ class Line:
         self.process.stdin.flush()
 
 
+def problem():
+    """None where lines can be made here, else why not; that the program for it is missing is no such reason."""
+    built("delay")
+    try:
+        why = namespaces.possible()
+        if why is None:
+            with lines(1, 0):
+                pass
+        return why
+    except (Problem, OSError, subprocess.SubprocessError) as error:
+        return str(error)
+
+
+def sweep():
+    """Takes away what runs have left that were killed."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    for name, process in re.findall(rf"(?m)^({OURS}(\d+)\S*)", listed):
+        if not Path(f"/proc/{process}").exists():
+            remove(name)
+
+
 @contextlib.contextmanager
 def lines(count, seed):
     """While it lasts, so many lines are there, with a namespace at the end of each."""
     with contextlib.ExitStack() as undo:
-        for name in (MIDDLE, *map(end, range(count))):
-            remove(name)  # left by a run that was killed
+        sweep()
         undo.callback(remove, MIDDLE)
         ip("netns", "add", MIDDLE)
         ip("-n", MIDDLE, "link", "set", "lo", "up")

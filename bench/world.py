@@ -89,7 +89,7 @@ class World:
         self.began, self.log = time.monotonic(), (folder / "log").open("w", encoding="utf-8")
         self.step, self.moved = 0, time.monotonic()
         # Since the last strike: when it came, and the longest time without a step that had not been done before.
-        self.struck, self.still = 0.0, 0.0
+        self.struck, self.still, self.stood = 0.0, 0.0, 0.0
         self.losses, self.bosses, self.making_good = 0, 0, False
         ticket = subprocess.run(
             [release("bossman"), "ticket"], env=self.bosss(), stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE
@@ -154,15 +154,16 @@ class World:
             self.due.remove(entry)
             entry[1]()
         self.see_off()
+        # Before it is judged who has ended: workers may where all steps are done.
+        step = last_step(self.folder / "metrics.jsonl")
+        if step > self.step:
+            self.still = max(self.still, now - max(self.moved, self.struck))
+            self.step, self.moved = step, now
         for place in self.places:
             if place.program and not place.program.runs():
                 self.lost_worker(place)
         if self.boss and not self.boss.runs():
             self.lost_boss()
-        step = last_step(self.folder / "metrics.jsonl")
-        if step > self.step:
-            self.still = max(self.still, now - max(self.moved, self.struck))
-            self.step, self.moved = step, now
         if not self.due and not self.over and now - self.moved > PATIENCE:
             raise Problem(f"the run has hung for {PATIENCE} s, {self.step} steps done")
 
@@ -231,7 +232,7 @@ class World:
     def strike(self, strike):
         """Strikes, and waits until the run has gone on: how it went."""
         self.passing(strike.wait)
-        self.said, self.still, self.struck, first = [], 0.0, time.monotonic(), self.step
+        self.said, self.still, self.stood, self.struck, first = [], 0.0, 0.0, time.monotonic(), self.step
         losses, bosses = self.losses, self.bosses
         whom = [self.give(strike.faults[0])]
         for fault in strike.faults[1:]:
@@ -241,7 +242,7 @@ class World:
         # One step may have had all it needed of whoever is lost.
         settled = self.step
         self.until(lambda: self.settled() and self.step >= settled + 2, 2 * PATIENCE)
-        outcome = Outcome(strike, self.still, self.losses - losses + self.bosses - bosses)
+        outcome = Outcome(strike, self.still, self.losses - losses + self.bosses - bosses, self.stood)
         said = "; ".join(line.removeprefix("warning: ") for line in self.said) or "nothing was said"
         at = self.struck - self.began
         print(f"{at:7.1f} s  step {first}: {' and '.join(whom)}: {outcome.still:.2f} s without a step; {said}", flush=True)
@@ -265,7 +266,7 @@ class World:
             what = f"{HOW[kind].name} of {name}, which is not there"
         elif HOW[kind] == signal.SIGSTOP:
             program.send(HOW[kind])
-            self.later(seconds, lambda: program.send(signal.SIGCONT))
+            self.later(seconds, lambda stopped=time.monotonic(): self.wake(program, stopped))
             what = f"{HOW[kind].name} of {name} for {seconds:.1f} s"
         else:
             what = f"{HOW[kind].name} of {name}, away for {seconds:.1f} s"
@@ -279,6 +280,11 @@ class World:
                 self.later(seconds, lambda: self.start_worker(place))
         self.note("fault", what)
         return what
+
+    def wake(self, program, stopped):
+        """A program goes on that was stopped at this time."""
+        program.send(signal.SIGCONT)
+        self.stood = max(self.stood, time.monotonic() - stopped)
 
     def mend(self, place, fault):
         """A line's fault is over, unless another came since."""

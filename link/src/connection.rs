@@ -2,7 +2,7 @@
 //! other tensor frame, so that a large tensor holds nothing up. Between processes of one machine large
 //! tensors go through shared memory and only their heads over the stream.
 
-use crate::endpoint::{IDLE_BETWEEN_WORKERS, KEEP_ALIVE};
+use crate::endpoint::KEEP_ALIVE;
 use crate::ends::{Ends, ANSWERS};
 use crate::lane::Lane;
 use crate::memory::{Memory, Transport};
@@ -32,6 +32,16 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often is looked whether something has come, which should be as often as the other end says that it is there.
 const LOOK: Duration = KEEP_ALIVE;
+/// After so many looks in vain a connection is taken for dead: a little later than quinn does where nothing has stood still.
+pub(crate) struct Silence(u32);
+
+impl Silence {
+    /// Of boss and worker.
+    pub(crate) const WITH_BOSS: Silence = Silence(8);
+    /// Longer, so that the boss is the first to miss a worker here, too.
+    pub(crate) const BETWEEN_WORKERS: Silence = Silence(12);
+}
+
 /// Why a connection ended on which nothing came.
 const SILENT: &str = "silent for more than 3 seconds";
 
@@ -75,6 +85,7 @@ impl Connection {
         (send, recv): (SendStream, RecvStream),
         events: &mpsc::Sender<Event>,
         transport: Transport,
+        patience: Silence,
     ) -> Self {
         // What is small goes before large tensors when both wait for the network.
         send.set_priority(1).ok();
@@ -93,7 +104,7 @@ impl Connection {
         let (data, large) = mpsc::unbounded_channel();
         tokio::spawn(write_large(ends.clone(), large));
         tokio::spawn(read(ends.clone(), recv, events.clone()));
-        tokio::spawn(end_in_silence(ends.clone()));
+        tokio::spawn(end_in_silence(ends.clone(), patience));
         Connection { ends, data, events: events.clone() }
     }
 
@@ -177,11 +188,11 @@ async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiv
 /// Closes a connection on which nothing comes any more. quinn does so, too, but after three times as long as an answer may take,
 /// and that is long once a machine or a line has stood still. Looks are counted and not time, for this process may have stood
 /// still itself, with all that came meanwhile still to be read.
-async fn end_in_silence(ends: Arc<Ends>) {
+async fn end_in_silence(ends: Arc<Ends>, Silence(most): Silence) {
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut heard, mut in_vain) = (0, 0);
-    while in_vain * LOOK < IDLE_BETWEEN_WORKERS {
+    while in_vain < most {
         tokio::select! {
             _ = ends.quic.closed() => return,
             _ = looks.tick() => {}

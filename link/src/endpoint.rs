@@ -20,7 +20,7 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 const IDLE: Duration = Duration::from_secs(3);
 /// The same between workers: longer, so that the boss is the first to miss a worker and can say which
 /// one is lost, rather than hear of a broken link.
-pub(crate) const IDLE_BETWEEN_WORKERS: Duration = Duration::from_secs(4);
+const IDLE_BETWEEN_WORKERS: Duration = Duration::from_secs(4);
 /// An idle connection says that it is alive this often.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// Bytes on their way before the first acknowledgement: 32 usual packets, as others on the web do. The first

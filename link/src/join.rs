@@ -1,6 +1,6 @@
 //! A worker's way in: dial the boss, greet, get a place.
 
-use crate::connection::{close_reason, Connection, Event, DONE};
+use crate::connection::{close_reason, Connection, Event, Silence, DONE};
 use crate::endpoint::{client_to_boss, client_to_worker};
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply, WorkerInfo};
@@ -59,7 +59,7 @@ pub async fn join(
     match reply {
         Reply::Welcome { worker, run, transport } => {
             let (sender, events) = mpsc::channel(EVENTS);
-            let boss = Connection::start(Peer::Boss, quic, (send, recv), &sender, transport);
+            let boss = Connection::start(Peer::Boss, quic, (send, recv), &sender, transport, Silence::WITH_BOSS);
             Ok(Membership { worker, run, boss, boss_address: address, sender, events, transport })
         }
         Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),

@@ -1,7 +1,7 @@
 //! The boss's side of joining: workers come in until every place is taken.
 
 use crate::boss_driver::{drive, Handle, Member};
-use crate::connection::{Connection, Event, DONE};
+use crate::connection::{Connection, Event, Silence, DONE};
 use crate::door::{Arrival, Door, Knock};
 use crate::endpoint::Callers;
 use crate::error::LinkError;
@@ -210,7 +210,14 @@ impl Reception {
         let welcome = hello::encode(&Reply::Welcome { worker, run: self.run, transport: self.transport }).ok()?;
         let address = arrival.quic.remote_address();
         let control = (arrival.send, arrival.recv);
-        let connection = Connection::start(Peer::Worker(worker), arrival.quic, control, &self.sender, self.transport);
+        let connection = Connection::start(
+            Peer::Worker(worker),
+            arrival.quic,
+            control,
+            &self.sender,
+            self.transport,
+            Silence::WITH_BOSS,
+        );
         connection.send(false, welcome, Vec::new());
         Some(Member { info, address, connection })
     }

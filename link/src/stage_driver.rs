@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::compute::{ComputeThread, Report};
-use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE};
+use crate::connection::{Connection, Event, Silence, BROKE_PROTOCOL, DONE};
 use crate::door::{Door, Knock};
 use crate::endpoint::Callers;
 use crate::error::LinkError;
@@ -253,7 +253,14 @@ impl Driver {
         control: (SendStream, RecvStream),
         greeting: Option<Vec<u8>>,
     ) {
-        let connection = Connection::start(Peer::Worker(peer), quic, control, &self.events, self.transport);
+        let connection = Connection::start(
+            Peer::Worker(peer),
+            quic,
+            control,
+            &self.events,
+            self.transport,
+            Silence::BETWEEN_WORKERS,
+        );
         match greeting {
             Some(greeting) => connection.send(false, greeting, Vec::new()),
             None => {

@@ -189,6 +189,29 @@ fn steps_with_broken_numbers_are_skipped_where_that_is_asked_for_and_not_for_eve
     });
 }
 
+#[test]
+fn a_skipped_update_takes_back_what_norms_learned_in_all_steps_that_were_gathered_for_it() {
+    soon(async {
+        let guards = Guards { nonfinite: NonFinite::Skip, ..Guards::default() };
+        for builder in [builder(), builder().replicas(Replicas::Each(2))] {
+            let mut boss = started(builder.guards(guards).accumulate(3), 2).await;
+            for step in 1..=3 {
+                boss.train_step(&batch(step, None)).await.unwrap();
+            }
+            let before = boss.state_dict().await.unwrap();
+            for (step, broken) in [(4, Some(NAN)), (5, None), (6, None)] {
+                assert!(boss.train_step(&batch(step, broken)).await.unwrap().lr.is_none());
+            }
+            assert!(same(&before, &boss.state_dict().await.unwrap()));
+            for step in 7..=9 {
+                boss.train_step(&batch(step, None)).await.unwrap();
+            }
+            assert!(!same(&before, &boss.state_dict().await.unwrap()));
+            boss.shutdown().await;
+        }
+    });
+}
+
 #[tokio::test]
 async fn layers_that_learn_nothing_and_a_loss_of_guessing_are_warned_of_by_name() {
     let model = "

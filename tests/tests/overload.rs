@@ -32,12 +32,9 @@ async fn pool(place: &Place) -> (Process, Process, SocketAddr, Ticket) {
 }
 
 /// Has everybody of a crowd call, so many at a time; each says whether it went otherwise than it should; how many did.
-async fn crowd<F: std::future::Future<Output = bool> + Send>(
-    size: u32,
-    call: impl Fn() -> F + Send + Sync + 'static,
-) -> u32
+async fn crowd<F>(size: u32, call: impl Fn() -> F + Send + Sync + 'static) -> u32
 where
-    F: 'static,
+    F: std::future::Future<Output = bool> + Send + 'static,
 {
     let (next, wrong, call) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)), Arc::new(call));
     let callers = (0..AT_A_TIME).map(|_| {

@@ -167,10 +167,6 @@ impl BossSession {
     /// A frame arrived from a worker.
     pub fn on_frame(&mut self, now: Micros, from: WorkerId, frame: Frame) {
         let Frame { route, head, slots } = frame;
-        // It was on its way when its worker was given up; nobody waits for it any more.
-        if self.lost.contains_key(&from) {
-            return self.drop_slots(slots);
-        }
         if let Some(route) = route {
             if route.from != from || !head.is_data() {
                 return self.refuse(from, slots, "sent a frame in another worker's name");
@@ -179,6 +175,10 @@ impl BossSession {
             let alive = self.alive(route.to);
             self.effects.push_back(if alive { Effect::Send { to, slots } } else { Effect::Drop(slots) });
             return;
+        }
+        // It was on its way when its worker was given up. What was for another worker has gone on: that one may wait for it.
+        if self.lost.contains_key(&from) {
+            return self.drop_slots(slots);
         }
         match head {
             head if self.is_apart(from) && self.of_apart(from, &head) => self.drop_slots(slots),

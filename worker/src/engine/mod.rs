@@ -162,7 +162,7 @@ impl Engine {
 
     /// Has running statistics of norms forget what they learned of a batch, whose step is void, if it was the last.
     pub fn undo_statistics(&mut self, batch: u64) {
-        self.statistics.undo(Some(batch), &self.params);
+        self.statistics.undo(batch, &self.params);
     }
 
     /// Forgets what is kept of a batch's microbatches. Gradients that some of them have added stay

@@ -106,6 +106,7 @@ impl Engine {
     pub fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
         let fitting = self.fit(state)?;
         self.version += 1;
+        self.statistics.replaced();
         self.reshard()?;
         tch::no_grad(|| {
             for (index, (param, new)) in self.params.all.iter().zip(&fitting).enumerate() {

@@ -27,8 +27,13 @@ pub(super) struct Statistics {
     seen: BTreeMap<MicrobatchKey, Vec<Seen>>,
     /// The batch whose statistics were taken last, or are being taken, and what the running ones were before, by place: its
     /// step may still be called off, and done again.
-    before: Option<(u64, Vec<(usize, Tensor)>)>,
+    before: Option<(u64, Values)>,
+    /// What they were before the first batch since parameters were last updated, or were to be.
+    before_update: Option<Values>,
 }
+
+/// Tensors by their place among the stage's parameters and buffers.
+type Values = Vec<(usize, Tensor)>;
 
 /// A layer that keeps running statistics.
 #[derive(Debug)]
@@ -57,7 +62,7 @@ impl Statistics {
             Some(Norm { layer, running: [of("running_mean")?, of("running_var")?], count, momentum })
         };
         let norms = stage.layers.iter().enumerate().filter_map(norm).collect();
-        Statistics { norms, seen: BTreeMap::new(), before: None }
+        Statistics { norms, seen: BTreeMap::new(), before: None, before_update: None }
     }
 
     /// Makes room for what the norms will see of a microbatch.
@@ -100,20 +105,35 @@ impl Statistics {
         }
     }
 
-    /// Running statistics become again what they were before this batch, or before whichever was the last.
-    pub(super) fn undo(&mut self, batch: Option<u64>, params: &Params) {
-        let Some((_, before)) = self.before.take_if(|(of, _)| batch.is_none_or(|batch| *of == batch)) else { return };
-        for (index, before) in before {
-            let mut running = params.all[index].tensor.shallow_clone();
-            // The same tensor as it was: nothing is left that could fail.
-            tch::no_grad(|| drop(running.f_copy_(&before)));
+    /// Running statistics become again what they were before this batch, if it was the last.
+    pub(super) fn undo(&mut self, batch: u64, params: &Params) {
+        if let Some((_, before)) = self.before.take_if(|(of, _)| *of == batch) {
+            restore(before, params);
         }
+    }
+
+    /// Parameters were updated by what has come since they last were; or that was skipped, and running statistics become again
+    /// what they were then.
+    pub(super) fn updated(&mut self, skipped: bool, params: &Params) {
+        if let Some(before) = self.before_update.take().filter(|_| skipped) {
+            restore(before, params);
+        }
+    }
+
+    /// There are others, to which nothing leads back.
+    pub(super) fn replaced(&mut self) {
+        (self.before, self.before_update) = (None, None);
     }
 
     fn remember(&mut self, batch: u64, params: &Params) -> Result<(), TensorError> {
         let places = self.norms.iter().flat_map(|norm| norm.running.into_iter().chain(norm.count));
         let before = places.map(|index| Ok((index, copy(&params.all[index].tensor)?)));
-        self.before = Some((batch, before.collect::<Result<_, TensorError>>()?));
+        let before: Values = before.collect::<Result<_, TensorError>>()?;
+        if self.before_update.is_none() {
+            // Nobody writes to these copies.
+            self.before_update = Some(before.iter().map(|(index, tensor)| (*index, tensor.shallow_clone())).collect());
+        }
+        self.before = Some((batch, before));
         Ok(())
     }
 
@@ -178,6 +198,14 @@ impl Statistics {
             }
         }
         Ok(())
+    }
+}
+
+/// The same tensors as they were: nothing is left that could fail.
+fn restore(values: Values, params: &Params) {
+    for (index, before) in values {
+        let mut running = params.all[index].tensor.shallow_clone();
+        tch::no_grad(|| drop(running.f_copy_(&before)));
     }
 }
 

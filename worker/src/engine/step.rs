@@ -53,7 +53,7 @@ impl Engine {
         }
         if update.skip {
             // What they saw led to this.
-            self.statistics.undo(None, &self.params);
+            self.statistics.updated(true, &self.params);
             self.zero_own_grad();
             return self.lent_values();
         }
@@ -78,6 +78,7 @@ impl Engine {
         let before = health.as_ref().map(|_| health::before(&due, &self.params)).transpose()?;
         let untouched = self.params.all.iter().zip(&totals).filter(|(param, grad)| param.trained && grad.is_none());
         let without: Vec<LayerId> = untouched.filter(|(p, _)| p.lender.is_none()).map(|(p, _)| p.owner).collect();
+        self.statistics.updated(false, &self.params);
         self.version += 1;
         if let Some(optimizer) = &mut self.optimizer {
             optimizer.step(due, update.lr)?;
