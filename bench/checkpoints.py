@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""K: what checkpoints cost a run that makes them.
+"""K: what checkpoints, or copies at neighbours, cost a run that makes them.
 
     bossman data fetch sotu --to examples/gpt-sotu/data
     bench/checkpoints.py
+    bench/checkpoints.py --neighbour --every 10
 
-Trains the small GPT on two local workers, alternately without and with a checkpoint every 20 steps, and compares the time of
-a run from its first step to its last.
+Trains the small GPT on two workers, alternately without and with a checkpoint (or a copy at a neighbour) every 20 steps, and
+compares the time of a run from its first step to its last.
 """
 
 import argparse
+import os
 import re
 import subprocess
 import tempfile
@@ -22,15 +24,30 @@ from recovery import run_file
 
 def seconds(place, run, steps):
     """From the end of the first step to the end of the run, the last checkpoint written."""
-    train = [release("bossman"), "train", run, "--local", "2", "--threads", "1"]
-    boss = subprocess.Popen(train, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    began = None
+    own = dict(os.environ, BOSSMAN_CONFIG_DIR=str(place / "config"))
+    train = [release("bossman"), "train", run, "--workers", "2", "--port", "0"]
+    boss = subprocess.Popen(train, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=own)
+    began, workers = None, []
     for line in boss.stdout:
+        if not workers and (port := re.search(r"MODEL_PORT=(\d+)", line)):
+            command = [release("worker"), "--port", port[1], "--device", "cpu", "--threads", "1"]
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": own}
+            workers = [subprocess.Popen(command, **quiet) for _ in range(2)]
         if began is None and re.match(r"step 1/", line):
             began = time.monotonic()
+    took = time.monotonic() - (began or 0)
+    for worker in workers:
+        worker.wait()
     if boss.wait() != 0 or began is None:
         raise SystemExit(f"bench/checkpoints.py: a run of {steps} steps in {place} ended with {boss.returncode}")
-    return time.monotonic() - began
+    return took
+
+
+def with_copies(run, every):
+    """The same run with copies at neighbours."""
+    with run.open("a", encoding="utf-8") as file:
+        file.write(f"redundancy: {{neighbour: {every}}}\n")
+    return run
 
 
 def main():
@@ -38,17 +55,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--every", type=int, default=20, help="steps between them")
+    parser.add_argument("--neighbour", action="store_true", help="copies at neighbours instead of checkpoints")
     asked = parser.parse_args()
     without, having = [], []
     for number in range(asked.pairs):
         for every, times in ((0, without), (asked.every, having)):
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder)
-                times.append(seconds(place, run_file(place, asked.steps, every), asked.steps))
+                run = run_file(place, asked.steps, 0 if asked.neighbour else every)
+                run = with_copies(run, every) if asked.neighbour and every else run
+                times.append(seconds(place, run, asked.steps))
         print(f"pair {number + 1}: {without[-1]:.2f} s without, {having[-1]:.2f} s with", flush=True)
     low, high = spread([b / a for a, b in zip(without, having, strict=True)])
-    print(f"with a checkpoint every {asked.every} steps: {ratio(having, without):.3f} of the time without ({low:.3f} to {high:.3f})")
+    what = "copy at a neighbour" if asked.neighbour else "checkpoint"
+    print(f"with a {what} every {asked.every} steps: {ratio(having, without):.3f} of the time without ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":

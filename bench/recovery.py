@@ -3,8 +3,9 @@
 
     bossman data fetch sotu --to examples/gpt-sotu/data
     bench/recovery.py --kills 100
+    bench/recovery.py --example attention-is-all-you-need --kills 10 --steps 120
 
-Trains the small GPT twice with the release programs on two local workers: left alone, and with a worker that is killed
+Trains the small GPT, or another example's `small.yaml`, twice with the release programs on two local workers: left alone, and with a worker that is killed
 (SIGKILL) or, every fifth time, only falls silent (SIGSTOP) at a random moment, again and again. Then all weights are compared.
 How long it took until training stood where it had stood goes to standard output, with its parts; it ends with an error where
 a bit differs.
@@ -28,17 +29,19 @@ from statistics import median
 from pool import release, weights
 from programs import CHECKOUT
 
-EXAMPLE = CHECKOUT / "examples" / "gpt-sotu"
+EXAMPLES = CHECKOUT / "examples"
+NEEDED = {"gpt-sotu": "sotu.txt", "attention-is-all-you-need": "tokenizer.json"}
 PATIENCE = 120  # seconds until a line that must come
 DONE = re.compile(r"recovery: (\d+) steps were done again; ([\d.]+) s lost: ([\d.]+) s .*, ([\d.]+) s .*, ([\d.]+) s")
 PARTS = ("notice", "workers", "state", "redo")
 
 
-def run_file(place, steps, every):
-    """The small GPT with so many steps, and checkpoints."""
-    text = (EXAMPLE / "small.yaml").read_text(encoding="utf-8")
-    text = text.replace("gpt-small.yaml", str(EXAMPLE / "gpt-small.yaml")).replace("data/sotu.txt", str(EXAMPLE / "data" / "sotu.txt"))
-    text = re.sub(r"(?m)^steps: .*$", f"steps: {steps}", text)
+def run_file(place, steps, every, name="gpt-sotu"):
+    """An example's small run with so many steps, and checkpoints."""
+    example = EXAMPLES / name
+    text = (example / "small.yaml").read_text(encoding="utf-8")
+    text = text.replace("data/", f"{example}/data/").replace("model: ", f"model: {example}/")
+    text = re.sub(r"(?m)^(steps|epochs): .*$", f"steps: {steps}", text)
     path = place / f"every-{every}.yaml"
     path.write_text(text + (f"checkpoint: {{dir: checkpoints, every: {every}, keep: 2}}\n" if every else ""), encoding="utf-8")
     return path
@@ -112,15 +115,17 @@ def main():
     parser.add_argument("--steps", type=int, default=350)
     parser.add_argument("--every", type=int, default=3, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--example", choices=sorted(NEEDED), default="gpt-sotu")
     asked = parser.parse_args()
-    if not (EXAMPLE / "data" / "sotu.txt").exists():
-        sys.exit("bench/recovery.py: no text yet: bossman data fetch sotu --to examples/gpt-sotu/data")
+    needed = EXAMPLES / asked.example / "data" / NEEDED[asked.example]
+    if not needed.exists():
+        sys.exit(f"bench/recovery.py: there is no {needed} yet: see examples/{asked.example}/README.md")
     with tempfile.TemporaryDirectory() as folder:
         place, chosen = Path(folder), random.Random(asked.seed)
-        quiet, began = Run(run_file(place, asked.steps, 0), place / "quiet.safetensors"), time.monotonic()
+        quiet, began = Run(run_file(place, asked.steps, 0, asked.example), place / "quiet.safetensors"), time.monotonic()
         quiet.end()
         print(f"quiet: {asked.steps} steps in {time.monotonic() - began:.0f} s", flush=True)
-        run, began, found = Run(run_file(place, asked.steps, asked.every), place / "lost.safetensors"), time.monotonic(), {}
+        run, began, found = Run(run_file(place, asked.steps, asked.every, asked.example), place / "lost.safetensors"), time.monotonic(), {}
         run.line("checkpoint of step")
         for kill in range(asked.kills):
             time.sleep(chosen.uniform(0.5, 2.0))

@@ -72,13 +72,13 @@ impl Recovery {
         }
     }
 
-    /// With how many workers, of how many at first, and how many steps that are done, the run goes on.
-    pub(crate) fn goes_on(&mut self, workers: usize, at_first: usize, from: u64) {
+    /// With how many workers, of how many at first, and after which step, as what says, the run goes on.
+    pub(crate) fn goes_on(&mut self, workers: usize, at_first: usize, from: Option<(u64, &str)>) {
         let Some(lost) = &mut self.lost else { return };
-        lost.from = from;
+        lost.from = from.map_or(0, |(step, _)| step);
         let state = match from {
-            0 => "from the beginning, for there is no checkpoint yet".to_string(),
-            from => format!("from the checkpoint of step {from}"),
+            None => "from the beginning, for nothing has been kept yet".to_string(),
+            Some((step, name)) => format!("from {name} of step {step}"),
         };
         output::warn(&format!("recovery: going on with {workers} of {at_first} workers, {state}"));
     }
@@ -135,7 +135,7 @@ mod tests {
         recovery.done(4, &progress);
         for error in [lost(true), ended, lost(true)] {
             assert!(recovery.may_go_on(&error, now));
-            recovery.goes_on(1, 2, 2);
+            recovery.goes_on(1, 2, Some((2, "the checkpoint")));
             recovery.restored(&progress);
             // What had been done before is done again, and that is no progress.
             recovery.done(3, &progress);
@@ -147,7 +147,7 @@ mod tests {
         recovery.done(5, &progress);
         assert!(recovery.may_go_on(&lost(true), now));
         // Nothing has to be done again.
-        recovery.goes_on(2, 2, 5);
+        recovery.goes_on(2, 2, Some((5, "the checkpoint")));
         recovery.restored(&progress);
         assert!(recovery.lost.is_none());
     }

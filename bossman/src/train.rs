@@ -1,6 +1,6 @@
 //! What `bossman train` does: data in, steps, a look at the model after each epoch, and out come metrics, weights and a test.
 
-use crate::checkpoint::{Best, Checkpoints, KeepBest, Policy, Run, State, Writing};
+use crate::checkpoint::{Best, Checkpoints, Policy, Run, Writing};
 use crate::data::{Batches, Dataset, Part, Parts};
 use crate::epochs::{best_path, look_with_who_is_here, Epochs};
 use crate::fixed_batch::FixedBatch;
@@ -12,18 +12,17 @@ use crate::output;
 use crate::progress::Progress;
 use crate::ready::Initial;
 use crate::recovery::{self, Recovery};
+use crate::redundancy::{number, Copies};
+use crate::resume::{self, Found};
 use crate::run_file::{Length, RunFile};
 use crate::trace::Trace;
 use crate::translate::Translator;
-use crate::{BossManError, Builder, Model, Replicas, StateDict, StepReport, Timelines};
+use crate::{BossMan, BossManError, Builder, Model, Redundancy, Replicas, StateDict, StepReport, Timelines};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Steps in a trace: the last ones.
 const TRACED: usize = 8;
-
-/// In place of a checkpoint's name: the last, and the beginning where there is none.
-const IF_ANY: &str = "if-any";
 
 /// What `bossman train` is told beside the run file.
 #[derive(Clone, Debug, Default)]
@@ -92,7 +91,7 @@ pub async fn run_with(
         if settings.pool {
             return Err(error);
         }
-        if training.checkpoints.is_none() {
+        if file.redundancy == Redundancy::None {
             return Err(recovery::without_checkpoints(error));
         }
         if !recovery.may_go_on(&error, training.failed_at.take().unwrap_or_else(Instant::now)) {
@@ -114,7 +113,7 @@ struct Training<'a> {
     run: Run,
     checkpoints: Option<(Checkpoints, Policy)>,
     /// What it goes on with.
-    resumed: Option<(State, Run)>,
+    resumed: Option<Found>,
     /// It did not begin at the beginning.
     went_on: bool,
     workers: usize,
@@ -149,7 +148,7 @@ impl<'a> Training<'a> {
                 part.as_ref().map_or(Ok(()), |part| fixed.check_whole(what, part.samples()))?;
             }
         }
-        let run = Run {
+        let mut run = Run {
             seed: file.seed,
             optimizer: file.optimizer.name().into(),
             shuffled: !settings.no_shuffle,
@@ -160,7 +159,7 @@ impl<'a> Training<'a> {
             samples: train.samples(),
             ..Run::default()
         };
-        let (checkpoints, resumed) = checkpoints(file, settings, &run).await?;
+        let (checkpoints, resumed) = resume::checkpoints(file, settings, &run).await?;
         if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
             Translator::new(&model, texts)?;
         }
@@ -170,9 +169,14 @@ impl<'a> Training<'a> {
         };
         let weights = match &resumed {
             // That they fit is known before any worker is waited for.
-            Some((state, _)) => state.weights.fitting(model.graph()).map(|_| None)?,
-            None => file.initial(settings.weights.as_deref(), &model)?,
+            Some(Found::Checkpoint(state, _)) => state.weights.fitting(model.graph()).map(|_| None)?,
+            _ => file.initial(settings.weights.as_deref(), &model)?,
         };
+        if let Redundancy::Neighbour(_) = file.redundancy {
+            check_neighbours(settings, workers)?;
+            let before = resumed.as_ref().and_then(|found| found.run().number);
+            run.number = before.or_else(|| Some(number()));
+        }
         let left = steps % u64::from(file.accumulate);
         let training = Training {
             file,
@@ -217,7 +221,7 @@ impl<'a> Training<'a> {
             builder = builder.replicas(file.replicas.clone().unwrap_or(Replicas::Of(vec![self.workers as u16])));
         }
         // Where nothing is said they depend on how many workers there were.
-        let before = self.resumed.as_ref().map_or(self.run.microbatches, |(_, before)| before.microbatches);
+        let before = self.resumed.as_ref().map_or(self.run.microbatches, |found| found.run().microbatches);
         match before {
             0 if pool => builder.microbatches(MICROBATCHES_OF_POOL),
             before => builder.microbatches(before),
@@ -227,13 +231,13 @@ impl<'a> Training<'a> {
     /// The metrics, to which those of a run that goes on are added.
     fn metrics(&self) -> Result<Option<Metrics>, BossManError> {
         let Some(path) = self.settings.metrics.as_deref() else { return Ok(None) };
-        match self.resumed.as_ref().and_then(|(_, run)| run.metrics) {
+        match self.resumed.as_ref().and_then(|found| found.run().metrics) {
             Some(bytes) if bytes > 0 => Metrics::resume(path, bytes).map(Some),
             _ => Metrics::create(path).map(Some),
         }
     }
 
-    /// Waits for workers, where some were lost for those that are left, and then finds what to go on with.
+    /// Waits for workers, where some were lost for those that are left.
     async fn gather(&mut self, recovery: &mut Recovery) -> Result<Workers, BossManError> {
         let Settings { fleet, quiet, pool, .. } = self.settings;
         let host = fleet.host_of(self.workers, self.file).on_stderr(*quiet).open(*pool);
@@ -251,35 +255,27 @@ impl<'a> Training<'a> {
         let workers = host.wait_again(again).await?;
         recovery.here();
         (self.port, self.here) = (Some(workers.port()), workers.count);
-        // Not both in memory.
-        self.resumed = None;
-        self.resumed = self.last_checkpoint().await?;
+        Ok(workers)
+    }
+
+    /// Finds what the run goes on with, where workers were lost or the boss was.
+    async fn find(&mut self, boss: &mut BossMan, again: bool, recovery: &mut Recovery) -> Result<(), BossManError> {
+        if !again && self.resumed.is_none() {
+            return Ok(());
+        }
+        let at_hand = self.resumed.take();
+        let checkpoints = self.checkpoints.as_ref().map(|(checkpoints, _)| checkpoints);
+        let at_hand = (at_hand, self.settings.metrics.as_deref());
+        self.resumed = resume::newest(boss, self.run.number, checkpoints, at_hand).await?;
         if self.resumed.is_none() && self.went_on {
             // What it began with is not known any more.
             return Err(BossManError::Usage("recovery: there is no whole checkpoint left to go on from".into()));
         }
-        let from = self.resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
-        recovery.goes_on(self.here, self.workers, from);
-        Ok(workers)
-    }
-
-    /// The last one that is whole; nothing where there is none yet.
-    async fn last_checkpoint(&self) -> Result<Option<(State, Run)>, BossManError> {
-        let Some((checkpoints, _)) = &self.checkpoints else { return Ok(None) };
-        // Whatever cut workers off may do so with a store, too.
-        let mut waits = [1, 4, 16].into_iter();
-        loop {
-            match checkpoints.last_whole().await {
-                Ok(found) => return Ok(found.map(|(state, manifest)| (state, manifest.run))),
-                Err(error) => match waits.next() {
-                    None => return Err(error),
-                    Some(seconds) => {
-                        output::warn(&format!("warning: {error}; trying again in {seconds} s"));
-                        tokio::time::sleep(Duration::from_secs(seconds)).await;
-                    }
-                },
-            }
+        if again {
+            let from = self.resumed.as_ref().map(|found| (found.counters().step, found.name()));
+            recovery.goes_on(self.here, self.workers, from);
         }
+        Ok(())
     }
 
     /// Trains to the end, or until something fails, from the beginning or from what the run goes on with.
@@ -289,15 +285,18 @@ impl<'a> Training<'a> {
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<Outcome, BossManError> {
         let (file, settings, steps) = (self.file, self.settings, self.steps);
-        // At first before workers are waited for, and then when it is known with what the run goes on.
-        let at_first = if self.port.is_none() { self.metrics()? } else { None };
+        let again = self.port.is_some();
+        // Before workers are waited for, where it is known with what the run goes on.
+        let known = !again && (self.resumed.is_none() || self.run.number.is_none());
+        let at_first = if known { self.metrics()? } else { None };
         let workers = self.gather(recovery).await?;
-        let mut metrics = if at_first.is_some() { at_first } else { self.metrics()? };
-        let done = self.resumed.as_ref().map_or(0, |(state, _)| state.counters.step);
-        let metrics_before = self.resumed.as_ref().map(|(_, run)| run.metrics.unwrap_or(0));
         let mut boss = self.builder().build(workers)?;
         self.run.microbatches = boss.settings.microbatches;
         boss.distribute_model().await?;
+        self.find(&mut boss, again, recovery).await?;
+        let mut metrics = if at_first.is_some() { at_first } else { self.metrics()? };
+        let done = self.resumed.as_ref().map_or(0, |found| found.counters().step);
+        let metrics_before = self.resumed.as_ref().map(|found| found.run().metrics.unwrap_or(0));
         if let Some(weights) = self.weights.as_ref().filter(|_| self.resumed.is_none()) {
             weights.load(&mut boss).await?;
         }
@@ -314,25 +313,28 @@ impl<'a> Training<'a> {
         let mut batches = batches.grouped_by_length(file.group_by_length).ahead()?;
         let mut next = None;
         let mut best = None;
-        if let Some((state, run)) = self.resumed.take() {
+        let mut progress = Progress::start(steps, done, settings.quiet);
+        let mut copies = None;
+        if let (Redundancy::Neighbour(every), Some(run)) = (file.redundancy, self.run.number) {
+            let from = self.resumed.as_ref().and_then(Found::kept);
+            copies = Some(Copies::new(run, every, from));
+        }
+        if let Some(found) = self.resumed.take() {
             if done < steps && !settings.pool {
                 // Stages find their places before they get what they go on with.
                 let first = batches.next_batch().await?;
                 boss.settle(&first).await?;
                 next = Some(first);
             }
-            boss.restore(&state).await?;
-            best = run.best.map(|best| (best.step, best.score()));
+            found.restore(&mut boss).await?;
+            progress.line(&format!("going on after step {done}, with {} of it", found.name()));
+            best = found.run().best.map(|best| (best.step, best.score()));
         }
         if settings.pool {
             boss.open_pool().await?;
         }
         let mut writing = self.checkpoints.clone().map(|(checkpoints, policy)| Writing::new(checkpoints, policy));
         let mut epochs = Epochs::new(file, self.validation.clone(), settings.save.as_deref(), best);
-        let mut progress = Progress::start(steps, done, settings.quiet);
-        if done > 0 {
-            progress.line(&format!("going on after step {done}, with the checkpoint of it"));
-        }
         recovery.restored(&progress);
         let trained = async {
             for step in done + 1..=steps {
@@ -356,16 +358,21 @@ impl<'a> Training<'a> {
                 if step.is_multiple_of(per_epoch) || step == steps {
                     epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
                 }
-                if let Some(writing) = &mut writing {
+                if writing.is_some() || copies.is_some() {
                     let now = Run {
                         metrics: metrics.as_ref().map(Metrics::bytes).or(metrics_before),
                         best: epochs.best.as_ref().map(|(step, look)| Best::of(*step, &look.score)),
                         look: epochs.last.as_ref().map(|(step, score)| Best::of(*step, score)),
                         ..self.run.clone()
                     };
+                    if let Some(copies) = copies.as_mut().filter(|_| step < steps) {
+                        copies.after_step(&mut boss, step, &now, &progress).await;
+                    }
                     let looked = epochs.last.is_some_and(|(of, _)| of == step);
                     let ended = (step == steps, looked);
-                    writing.after_step(&mut boss, step, ended, (now, metrics.as_ref()), &progress).await;
+                    if let Some(writing) = &mut writing {
+                        writing.after_step(&mut boss, step, ended, (now, metrics.as_ref()), &progress).await;
+                    }
                 }
             }
             Ok::<_, BossManError>(())
@@ -392,51 +399,17 @@ impl<'a> Training<'a> {
     }
 }
 
-/// What makes the run's checkpoints, and the one that it goes on with.
-async fn checkpoints(
-    file: &RunFile,
-    settings: &Settings,
-    run: &Run,
-) -> Result<(Option<(Checkpoints, Policy)>, Option<(State, Run)>), BossManError> {
-    let Some(policy) = &file.checkpoint else {
-        return match settings.resume {
-            Some(_) => Err(BossManError::Usage(
-                "--resume: the run file does not say where checkpoints are; set `checkpoint: {dir: .., every: ..}`"
-                    .into(),
-            )),
-            None => Ok((None, None)),
-        };
+/// Whether a worker can have a neighbour that is there when it is not.
+fn check_neighbours(settings: &Settings, workers: usize) -> Result<(), BossManError> {
+    let problem = match workers {
+        _ if settings.pool => "a pool's replicas have each other's state; leave it out",
+        1 => "one worker has no neighbour; take `checkpoint`",
+        workers if workers == settings.fleet.local => {
+            "all workers are local ones, which are started afresh where one is lost; take `checkpoint`"
+        }
+        _ => return Ok(()),
     };
-    if policy.keep_best.is_some() && file.data.validation.is_none() {
-        return Err(BossManError::Usage(
-            "`keep_best`: the run's `data` has no `validation` to tell the best by".into(),
-        ));
-    }
-    if policy.keep_best == Some(KeepBest::Accuracy) && file.loss.classes().is_none() {
-        return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
-    }
-    let if_any = settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY));
-    let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
-    let listed = checkpoints.list().await?;
-    let begins = if_any && listed.iter().all(|listed| listed.is_begun);
-    let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
-        // Else it could not be told later which checkpoint is of which run.
-        return match listed.iter().rfind(|listed| !listed.is_begun) {
-            Some(last) => Err(BossManError::Usage(format!(
-                "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
-                policy.dir, last.step
-            ))),
-            None => Ok((Some((checkpoints, policy.clone())), None)),
-        };
-    };
-    let (state, manifest) = checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
-    let microbatches = if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
-    if let Some(problem) = manifest.run.differs(&Run { microbatches, ..run.clone() }) {
-        return Err(BossManError::Usage(format!(
-            "--resume: {problem}, so the run would not go on as it was; restore that, or begin anew in another folder"
-        )));
-    }
-    Ok((Some((checkpoints, policy.clone())), Some((state, manifest.run))))
+    Err(BossManError::Usage(format!("`redundancy: neighbour`: {problem}")))
 }
 
 fn steps(file: &RunFile, samples: u64) -> u64 {

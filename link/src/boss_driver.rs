@@ -326,6 +326,9 @@ impl Driver {
                 | Effect::Data { .. }
                 | Effect::ReadAhead(_)
                 | Effect::Residuals(_)
+                | Effect::Keep { .. }
+                | Effect::SendKept { .. }
+                | Effect::KeepOnly(_)
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }
                 | Effect::Progress(_)

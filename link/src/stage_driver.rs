@@ -8,6 +8,7 @@ use crate::endpoint::Callers;
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply};
 use crate::join::{dial_peer, Membership};
+use crate::kept::Kept;
 use crate::memory::Transport;
 use crate::outgoing;
 use crate::payload::{Payload, Slots};
@@ -33,20 +34,21 @@ type Dialled = Result<(quinn::Connection, SendStream, RecvStream), LinkError>;
 /// Works for a boss until it ends the run (`Ok`) or the connection to it is lost (`Err`).
 ///
 /// Other workers are let in, and dialled, as the boss's assignment says. Without `samples` a boss that wants some read breaks
-/// the protocol.
+/// the protocol. `kept` is what the worker keeps for the boss that comes next, should it lose this one.
 pub async fn serve(
     membership: Membership,
     endpoint: &Endpoint,
     ticket: &Ticket,
     compute: ComputeThread,
     samples: Option<Box<dyn ReadSamples>>,
+    kept: Kept,
 ) -> Result<(), LinkError> {
     let Membership { worker, run, boss, boss_address, sender, mut events, transport } = membership;
     boss.settle(transport);
     let (dial_sender, mut dials) = mpsc::channel::<(WorkerId, Dialled)>(16);
     let mut door = Door::open(endpoint.clone(), Callers::of_worker(ticket)?);
     let mut driver = Driver {
-        session: StageSession::new(),
+        session: StageSession::with_kept(kept.list()),
         me: worker,
         run,
         transport,
@@ -58,6 +60,7 @@ pub async fn serve(
         compute,
         sums: SumThread::default(),
         samples: SampleThread::new(samples),
+        kept,
         endpoint: endpoint.clone(),
         ticket: ticket.clone(),
         events: sender,
@@ -113,6 +116,7 @@ struct Driver {
     compute: ComputeThread,
     sums: SumThread,
     samples: SampleThread,
+    kept: Kept,
     endpoint: Endpoint,
     ticket: Ticket,
     events: mpsc::Sender<Event>,
@@ -155,6 +159,24 @@ impl Driver {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
+                Effect::Keep { copy, note, part, tensors, came } => {
+                    let (names, slots): (Vec<String>, Vec<Slot>) = tensors.into_iter().unzip();
+                    match outgoing::take(&self.slots, &slots) {
+                        Ok(tensors) => self.kept.put((copy, part), note, names.into_iter().zip(tensors).collect()),
+                        Err(reason) => return ControlFlow::Break(Err(broken("this worker", reason))),
+                    }
+                    if came {
+                        let kept = self.kept.clone();
+                        tokio::task::spawn_blocking(move || kept.take_over(copy, part));
+                    }
+                }
+                Effect::SendKept { to, copy, part, name } => {
+                    let kept = self.kept.get((copy, part), &name).ok_or_else(|| format!("`{name}` is not kept"));
+                    if let Err(reason) = kept.and_then(|tensor| self.send(&to, vec![tensor])) {
+                        return ControlFlow::Break(Err(broken("this worker", reason)));
+                    }
+                }
+                Effect::KeepOnly(copies) => self.kept.keep_only(&copies),
                 Effect::Residuals(residuals) => self.sums.settle(residuals),
                 Effect::Dial { peer, address } => self.dial(peer, address),
                 Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),

@@ -3,6 +3,7 @@
 
 use crate::frame::Route;
 use crate::ids::{Slot, StageId, Ticket, WorkerId};
+use crate::kept::{CopyId, CopyNote, KeptCopy};
 use crate::message::{Failure, Head, LinkReport, Progress};
 use crate::replicas::{Compress, Node};
 use crate::samples::{DataTask, Reading};
@@ -93,6 +94,32 @@ pub enum Effect {
     ReadAhead(Vec<Reading>),
     /// What becomes of what was lost when sums were compressed, once all that was asked for before is summed.
     Residuals(Residuals),
+    /// A stage session only: keep these tensors beyond the run, under the part's number and their names.
+    Keep {
+        /// As part of which copy.
+        copy: CopyId,
+        /// What is kept with the copy.
+        note: CopyNote,
+        /// Which part.
+        part: u32,
+        /// The tensors by name.
+        tensors: Vec<(String, Slot)>,
+        /// They came from another worker.
+        came: bool,
+    },
+    /// A stage session only: send a tensor that is kept.
+    SendKept {
+        /// The receivers.
+        to: Vec<Destination>,
+        /// Of which copy.
+        copy: CopyId,
+        /// Of which part.
+        part: u32,
+        /// Under which name.
+        name: String,
+    },
+    /// A stage session only: let go of all copies but these.
+    KeepOnly(Vec<CopyId>),
     /// Connect to a worker, and say how it went with `on_link_up` or `on_link_down`.
     Dial {
         /// Which worker.
@@ -184,6 +211,8 @@ pub struct Answer {
     pub measured: Vec<(WorkerId, Vec<LayerTimes>)>,
     /// A SHA-256 of the trained parameters of each stage of each worker.
     pub digests: Vec<(WorkerId, StageId, [u8; 32])>,
+    /// What each worker keeps of the run's copies.
+    pub copies: Vec<(WorkerId, KeptCopy)>,
     /// What each worker said last of its links: to another worker, or to the boss.
     pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
     /// For each follower how many commands it has still to carry out.

@@ -15,6 +15,7 @@ mod evaluation;
 pub mod fleet;
 pub mod frame;
 pub mod ids;
+pub mod kept;
 pub mod loss;
 pub mod loss_scale;
 pub mod lr_schedule;

@@ -2,6 +2,7 @@
 
 use crate::cached::Cached;
 use crate::ids::{MicrobatchKey, StageId, WorkerId};
+use crate::kept::{Keep, KeptCopy, Recall};
 use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::norm::Square;
@@ -18,7 +19,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 14;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -95,6 +96,20 @@ pub enum Head {
         id: u64,
         /// By stage.
         digests: Vec<(StageId, [u8; 32])>,
+    },
+    /// Worker to boss: a part of a copy is kept here, which [`Command::Keep`] said.
+    Kept {
+        /// Which command.
+        id: u64,
+        /// Which part.
+        part: u32,
+    },
+    /// Worker to boss, before the answer to [`Command::Copies`]: what it keeps of the run's copies.
+    Copies {
+        /// Which command.
+        id: u64,
+        /// By copy.
+        copies: Vec<KeptCopy>,
     },
     /// Worker to boss: how layers fared in an optimizer step of a round that [asks](Watch::health) for it.
     Health {
@@ -249,6 +264,17 @@ pub enum Head {
         /// How many come in all.
         of: u32,
     },
+    /// Worker to worker, one tensor, or none of a part that has none: part of a copy, which the receiver keeps.
+    Keeping {
+        /// The command, which both have got.
+        id: u64,
+        /// Of which part.
+        part: u32,
+        /// Its [name](crate::StateName).
+        name: String,
+        /// How many come in all.
+        of: u32,
+    },
     /// Worker to boss, one tensor: an output of the model.
     Output {
         /// Which microbatch.
@@ -256,8 +282,8 @@ pub enum Head {
         /// Which variable.
         value: layerspec::ValueId,
     },
-    /// One tensor: a parameter or buffer, part of [`Command::LoadState`], from the boss to the first replica of a stage, and
-    /// from replica to replica as [`Homes::takers`](crate::replicas::Homes::takers) says.
+    /// One tensor: a parameter or buffer, part of [`Command::LoadState`] or [`Command::Restore`], from the boss or who keeps it
+    /// to the first replica of a stage, and from replica to replica as [`Homes::takers`](crate::replicas::Homes::takers) says.
     Weight {
         /// Which command.
         id: u64,
@@ -286,6 +312,7 @@ impl Head {
             | Head::Weight { .. }
             | Head::File { .. }
             | Head::ReplicaState { .. } => (1, 1),
+            Head::Keeping { .. } => (0, 1),
             Head::Gradient { .. }
             | Head::TiedGrads { .. }
             | Head::TiedValues { .. }
@@ -337,6 +364,21 @@ pub enum Command {
         tensors: u32,
         /// What the optimizer keeps is among them; what is not begins anew.
         optimizer: bool,
+    },
+    /// Copy state, keep it, and exchange copies with other workers; each part that is kept is told with [`Head::Kept`].
+    Keep(Box<Keep>),
+    /// Say with [`Head::Copies`] what is kept of a run's copies.
+    Copies {
+        /// Which run.
+        run: u64,
+    },
+    /// Take parameters, buffers and what the optimizer keeps, which come as [`Head::Weight`] from who keeps a copy, pass them
+    /// on, and give out what is kept here.
+    Restore {
+        /// How many come.
+        tensors: u32,
+        /// What this worker gives out.
+        recall: Box<Recall>,
     },
     /// Open a data set among this worker's own files, and see that it is the one that is meant.
     OpenData(Box<DataSpec>),

@@ -72,7 +72,7 @@ async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach) {
         tensor::threads::set_count(1);
         StageCompute::new(Device::Cpu)
     });
-    link::serve(membership, &endpoint, &ticket, compute.unwrap(), None).await.unwrap();
+    link::serve(membership, &endpoint, &ticket, compute.unwrap(), None, link::Kept::default()).await.unwrap();
 }
 
 impl Fleet for Sockets {

@@ -137,6 +137,60 @@ async fn who_is_left_takes_over() {
 }
 
 #[tokio::test]
+async fn workers_go_on_from_what_they_keep_for_each_other() {
+    let quiet = Run::quiet("replicas: 1").await;
+    for replicas in ["replicas: 1", "replicas: [1, 2]\nshard: optimizer", "replicas: [1, 2]\nshard: parameters"] {
+        let run = Run::new(&format!("{replicas}\nredundancy: {{neighbour: 3}}"));
+        let more = run.arguments();
+        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 3, &more).await;
+        let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
+        let mut spares = Vec::new();
+        for victim in [1, 0] {
+            boss.line("workers keep the state of step").await;
+            workers[victim].signal("KILL");
+            spares.push(run.0.worker(&at.port, &[]));
+            boss.line("recovery: going on with 3 of 3 workers, from the workers' copy of step").await;
+            boss.line("steps were done again").await;
+        }
+        boss.end_within(PATIENCE).await.well();
+        assert_same(&run.left(), &quiet);
+    }
+}
+
+#[tokio::test]
+async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
+    let quiet = Run::quiet("").await;
+    let run = Run::new("checkpoint: {dir: c, every: 50}\nredundancy: {neighbour: 1}");
+    let more = run.arguments();
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 2, &more).await;
+    let workers: Vec<_> = (0..2).map(|_| run.0.worker(&at.port, &[])).collect();
+    boss.line("checkpoint of").await;
+    boss.signal("KILL");
+    drop(boss.end().await);
+    let file = run.0.file("run.yaml");
+    let again = ["train", file.to_str().unwrap(), "--workers", "2", "--port", &at.port, "--resume"];
+    let boss = run.0.start("bossman", &[&again[..], &more].concat());
+    let ended = boss.end_within(PATIENCE).await.well();
+    let line = said(&ended, "going on after step").first().map(|line| (*line).clone()).unwrap();
+    assert!(line.ends_with("with the workers' copy of it"), "{line}");
+    for worker in workers {
+        worker.end().await.well();
+    }
+    assert_same(&run.left(), &quiet);
+}
+
+#[tokio::test]
+async fn what_cannot_have_neighbours_is_told_so() {
+    let run = Run::new("redundancy: neighbour");
+    for (workers, problem) in [(1, "one worker has no neighbour"), (2, "all workers are local ones")] {
+        let line = run.local(workers).end().await.error_line();
+        assert!(line.contains(&format!("`redundancy: neighbour`: {problem}")), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
     let quiet = Run::quiet("replicas: 1").await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nreplicas: [1, 2]");

@@ -144,7 +144,7 @@ impl Rogue {
             let endpoint = link::worker_endpoint(&ticket, address).unwrap();
             let membership = link::join(&endpoint, address, &ticket, info()).await.unwrap();
             let compute = ComputeThread::start(|| StageCompute::new(tch::Device::Cpu)).unwrap();
-            link::serve(membership, &endpoint, &ticket, compute, None).await
+            link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await
         });
         assert!(matches!(lobby.next().await, LobbyEvent::Joined { .. }));
         let plan = Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2, Placement::Plain).unwrap();

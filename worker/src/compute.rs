@@ -16,6 +16,7 @@ use pipeline::StateName;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
+use tensor::parts::joined;
 
 /// Takes what is handed out.
 type Out<'a> = &'a mut dyn FnMut(HandedOut<Payload>);
@@ -139,14 +140,28 @@ impl StageCompute {
             tensors.into_iter().partition(|(name, _)| StateName::parse(name).optimizer);
         self.load(&state)?;
         let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
+        let mut parts: BTreeMap<(StageId, &str), BTreeMap<u64, Tensor>> = BTreeMap::new();
         for (name, payload) in &kept {
-            let StateName { name, .. } = StateName::parse(name);
+            let StateName { name, start, .. } = StateName::parse(name);
             let of_param = name.rsplit_once('.').map_or("", |(param, _)| param);
             let owner = self.stages.iter().find(|(_, engine)| engine.trained().any(|(own, _)| own == of_param));
             let Some((stage, _)) = owner else {
                 return Err(Failure::new(format!("optimizer state of `{of_param}`, which is not trained here")));
             };
-            by_stage.entry(*stage).or_default().push((name.to_string(), tensor(payload).map_err(plain)?));
+            let tensor = tensor(payload).map_err(plain)?;
+            match start {
+                None => by_stage.entry(*stage).or_default().push((name.to_string(), tensor)),
+                // Of what replicas shared out each kept its part.
+                Some(start) => drop(parts.entry((*stage, name)).or_default().insert(start, tensor)),
+            }
+        }
+        for ((stage, name), parts) in parts {
+            let of_param = name.rsplit_once('.').map_or("", |(param, _)| param);
+            let trained = self.stages.get(&stage).into_iter().flat_map(Engine::trained);
+            let sizes = trained.into_iter().find(|(own, _)| *own == of_param).map(|(_, param)| param.size());
+            let whole = joined(parts, &sizes.unwrap_or_default());
+            let whole = whole.map_err(|problem| Failure::new(format!("optimizer state `{name}`: {problem}")))?;
+            by_stage.entry(stage).or_default().push((name.to_string(), whole));
         }
         for (stage, engine) in &mut self.stages {
             engine.load_optimizer_state(by_stage.remove(stage).unwrap_or_default()).map_err(explain)?;

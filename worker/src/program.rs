@@ -8,7 +8,7 @@ use crate::output;
 use crate::samples::OwnSamples;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
-use link::{ComputeThread, Farewell, LinkError, Ticket, WorkerInfo};
+use link::{ComputeThread, Farewell, Kept, LinkError, Ticket, WorkerInfo};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -95,8 +95,10 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
     let mut wait = FIRST_WAIT;
     let mut said = String::new();
     let mut orphaned = None;
+    // Whatever becomes of a boss, the next finds it here.
+    let kept = Kept::default();
     loop {
-        match work(options, device, &info, own.clone(), farewell).await {
+        match work(options, device, &info, own.clone(), (farewell, &kept)).await {
             Ok(()) => {
                 output::line("the run is over");
                 return Ok(());
@@ -148,7 +150,7 @@ async fn work(
     device: Device,
     info: &WorkerInfo,
     own: OwnLayers,
-    farewell: &OnLeaving,
+    (farewell, kept): (&OnLeaving, &Kept),
 ) -> Result<(), Trouble> {
     let trouble = |worked: bool| {
         move |e: LinkError| {
@@ -172,7 +174,8 @@ async fn work(
     let compute =
         ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");
     let samples = Box::new(OwnSamples::below(options.data.clone()));
-    let result = link::serve(membership, &endpoint, &ticket, compute.map_err(Trouble::Fatal)?, Some(samples)).await;
+    let compute = compute.map_err(Trouble::Fatal)?;
+    let result = link::serve(membership, &endpoint, &ticket, compute, Some(samples), kept.clone()).await;
     // Lets the last words out; bounded, for the network may be gone.
     tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();
     result.map_err(|e| match e {

@@ -150,7 +150,7 @@ async fn work(number: u16, boss: SocketAddr, transport: Transport) -> Result<()>
     };
     let membership = link::join(&endpoint, boss, &ticket, info).await?.transport(transport);
     let compute = ComputeThread::start(move || Gradients { number, ..Gradients::default() })?;
-    Ok(link::serve(membership, &endpoint, &ticket, compute, None).await?)
+    Ok(link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await?)
 }
 
 /// What a compute thread hands out and takes in, without layers.

@@ -36,6 +36,9 @@ pub struct Counters {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Run {
+    /// What copies that workers keep of it are told apart by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) number: Option<u64>,
     pub(crate) seed: u64,
     /// What keeps the state that is in the checkpoint.
     pub(crate) optimizer: String,

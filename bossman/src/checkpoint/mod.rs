@@ -19,6 +19,7 @@ mod writing;
 use crate::BossManError;
 pub use manifest::Counters;
 pub(crate) use manifest::{Best, Run};
+pub(crate) use policy::Due;
 pub use policy::{Every, KeepBest, Policy};
 pub use snapshot::State;
 pub(crate) use store::{is_one, weights_of};

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use tch::Tensor;
-use tensor::TensorError;
+use tensor::parts::joined;
 
 /// All of a run's state that is not in its files.
 #[derive(Debug)]
@@ -29,7 +29,8 @@ pub struct State {
     pub counters: Counters,
 }
 
-type Reply = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
+/// What a worker's copy comes with.
+pub(crate) type Reply = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
 
 /// A state that workers have copied, or will copy before they train on, and that is on its way.
 pub(crate) struct Snapshot {
@@ -95,33 +96,65 @@ impl BossMan {
         if self.gathered.steps > 0 {
             return Err(BossManError::Usage("a checkpoint is made after an optimizer step, not between two".into()));
         }
+        let (counters, sizes, slots) = (self.counters(), sizes(self.model.graph()), self.handle.slots.clone());
+        let ask = |boss: &BossMan, stage| boss.handle.call(Request::SendState { stage, optimizer: true });
+        let (replies, asked) = self.ask_for_copies(ask).await;
+        let snapshot = Snapshot { replies, slots, counters, sizes };
+        if let Err(error) = asked {
+            // What has come of it is not left in its slots.
+            snapshot.finish().await.ok();
+            return Err(error);
+        }
+        Ok(snapshot)
+    }
+
+    /// Asks for copies of all stages at once; or stage by stage, where no worker may have room for all. Requests are carried
+    /// out in their order.
+    pub(crate) async fn ask_for_copies<F>(
+        &mut self,
+        mut ask: impl FnMut(&BossMan, Option<StageId>) -> F,
+    ) -> (Vec<Reply>, Result<(), BossManError>)
+    where
+        F: Future<Output = Result<Answer, Failure>> + Send + 'static,
+    {
+        if !self.copies_stage_by_stage() {
+            return (vec![Box::pin(ask(self, None))], Ok(()));
+        }
         let layout = self.plan.layout();
         let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
-        let counters = Counters { step: self.step, updates: self.updates, loss_scale: self.settings.loss_scale };
-        let (replies, slots) = (Vec::new(), self.handle.slots.clone());
-        let mut snapshot = Snapshot { replies, slots, counters, sizes: sizes(self.model.graph()) };
-        let ask = |boss: &BossMan, stage| -> Reply {
-            Box::pin(boss.handle.call(Request::SendState { stage, optimizer: true }))
-        };
-        if stages.iter().all(|stage| !layout.gathers_first(*stage)) {
-            snapshot.replies.push(ask(self, None));
-            return Ok(snapshot);
-        }
-        // Stage by stage, for no worker may have room for all. Requests are carried out in their order.
+        let mut replies: Vec<Reply> = Vec::new();
         for stage in stages {
             let [gather, let_go] = layout.whole(stage).unwrap_or_default();
             let gathered = self.all_do(gather).await;
             if gathered.is_ok() {
-                snapshot.replies.push(ask(self, Some(stage)));
+                replies.push(Box::pin(ask(self, Some(stage))));
             }
             let let_go = if gathered.is_ok() { self.all_do(let_go).await } else { gathered };
-            if let Err(error) = let_go {
-                // What has come of it is not left in its slots.
-                snapshot.finish().await.ok();
-                return Err(error);
+            if let_go.is_err() {
+                return (replies, let_go);
             }
         }
-        Ok(snapshot)
+        (replies, Ok(()))
+    }
+
+    /// Whether workers copy one stage after the other.
+    pub(crate) fn copies_stage_by_stage(&self) -> bool {
+        let layout = self.plan.layout();
+        self.plan.stages.iter().any(|spec| layout.gathers_first(spec.stage))
+    }
+
+    /// Where training stands.
+    pub(crate) fn counters(&self) -> Counters {
+        Counters { step: self.step, updates: self.updates, loss_scale: self.settings.loss_scale }
+    }
+
+    /// Training stands there from now on.
+    pub(crate) fn go_on_from(&mut self, Counters { step, updates, loss_scale }: Counters) {
+        self.watching.begin_anew();
+        (self.step, self.updates) = (step, updates);
+        if let (Some(now), Some(then)) = (&mut self.settings.loss_scale, loss_scale) {
+            *now = then;
+        }
     }
 
     /// Gives workers the state of a run, in place of their own: training goes on from there, to the bit. The optimizer must
@@ -137,12 +170,7 @@ impl BossMan {
         let tensors = tensors.into_iter().map(hold).collect();
         self.loaded = true;
         self.call(Request::LoadState { tensors, optimizer: true }).await?;
-        self.watching.begin_anew();
-        let Counters { step, updates, loss_scale } = state.counters;
-        (self.step, self.updates) = (step, updates);
-        if let (Some(now), Some(then)) = (&mut self.settings.loss_scale, loss_scale) {
-            *now = then;
-        }
+        self.go_on_from(state.counters);
         Ok(())
     }
 
@@ -192,41 +220,14 @@ impl Snapshot {
             }
         }
         for (name, parts) in parts {
-            let whole = joined(&name, parts, &sizes)?;
+            let wrong = |problem: String| BossManError::StateDict(vec![format!("`{name}`: {problem}")]);
+            let of = name.rsplit_once('.').and_then(|(parameter, _)| sizes.get(parameter));
+            let sizes = of.ok_or_else(|| wrong("the model has no such parameter".into()))?;
+            let whole = joined(parts, sizes).map_err(|problem| wrong(problem.to_string()))?;
             optimizer.insert(name, whole);
         }
         Ok(State { weights, optimizer, counters })
     }
-}
-
-/// What several replicas have parts of.
-fn joined(
-    name: &str,
-    parts: BTreeMap<u64, Tensor>,
-    sizes: &BTreeMap<String, Vec<i64>>,
-) -> Result<Tensor, BossManError> {
-    let wrong = |problem: String| BossManError::StateDict(vec![format!("`{name}`: {problem}")]);
-    let of = name.rsplit_once('.').and_then(|(parameter, _)| sizes.get(parameter));
-    let sizes = of.ok_or_else(|| wrong("the model has no such parameter".into()))?;
-    let mut flat: Vec<Tensor> = Vec::new();
-    let mut next = 0;
-    for (start, part) in parts {
-        // A number of its own, as that of steps, is with each part.
-        if part.dim() == 0 {
-            return Ok(part);
-        }
-        if start != next {
-            return Err(wrong(format!("elements {next} to {start} are with no replica")));
-        }
-        next = start + part.numel() as u64;
-        flat.push(part);
-    }
-    let expected = sizes.iter().product::<i64>().unsigned_abs();
-    if next != expected {
-        return Err(wrong(format!("{next} of {expected} elements came")));
-    }
-    let whole = Tensor::f_cat(&flat, 0).and_then(|flat| flat.f_reshape(sizes));
-    Ok(whole.map_err(TensorError::from)?)
 }
 
 fn sizes(graph: &LayerGraph) -> BTreeMap<String, Vec<i64>> {

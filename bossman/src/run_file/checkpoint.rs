@@ -31,23 +31,23 @@ pub(super) fn checkpoint(run: &Mapping<'_>, folder: &Path) -> Result<Option<Poli
     let keep = keys.optional("keep", &SIZE)?.unwrap_or(KEEP);
     Ok(Some(Policy {
         dir,
-        every: every(keys.need("every")?)?,
+        every: every("`every`", keys.need("every")?)?,
         keep: usize::try_from(keep).unwrap_or(usize::MAX),
         keep_best: keys.optional("keep_best", &BEST)?,
     }))
 }
 
 /// A number of steps, or `{minutes: 5}`.
-fn every(node: &Node) -> Result<Every, Fault> {
+pub(super) fn every(what: &str, node: &Node) -> Result<Every, Fault> {
     match &node.kind {
         Kind::Map(_) => {
-            let every = node.mapping("`every`", "key", &["steps", "minutes"])?;
+            let every = node.mapping(what, "key", &["steps", "minutes"])?;
             match (every.optional("steps", &SIZE)?, every.optional("minutes", &MINUTES)?) {
                 (Some(steps), None) => Ok(Every::Steps(steps)),
                 (None, Some(minutes)) => Ok(Every::Minutes(minutes)),
-                _ => Err(Fault::new(node.place, "`every`: give `steps` or `minutes`")),
+                _ => Err(Fault::new(node.place, format!("{what}: give `steps` or `minutes`"))),
             }
         }
-        _ => Ok(Every::Steps(node.read("`every`", &SIZE)?)),
+        _ => Ok(Every::Steps(node.read(what, &SIZE)?)),
     }
 }

@@ -4,7 +4,7 @@ use super::parse;
 use crate::mutate::fuzz;
 use std::path::Path;
 
-const PIECES: [&str; 30] = [
+const PIECES: [&str; 31] = [
     "0",
     "-1",
     "1e400",
@@ -26,6 +26,7 @@ const PIECES: [&str; 30] = [
     "18446744073709551616",
     "checkpoint: {dir: c, every: {minutes: 5}}\n",
     "guards: {nonfinite: skip}\n",
+    "redundancy: {neighbour: {minutes: 1}}\n",
     "replicas: [2, 1]\n",
     "shard: parameters\n",
     "schedule: zb-v\n",

@@ -6,12 +6,13 @@ mod data;
 mod fuzz;
 mod guards;
 mod learning;
+mod redundancy;
 mod text;
 mod words;
 
 use crate::checkpoint::Policy;
 use crate::rename::Rename;
-use crate::{BossManError, Guards, Translating};
+use crate::{BossManError, Guards, Redundancy, Translating};
 pub use data::{Data, Validation};
 use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT};
 use layerspec::{Fault, Precision, Recompute};
@@ -80,6 +81,8 @@ pub struct RunFile {
     pub translate: Option<Translating>,
     /// Where checkpoints go, and when.
     pub checkpoint: Option<Policy>,
+    /// Where the state comes from that the run goes on with where workers are lost.
+    pub redundancy: Redundancy,
     /// What is watched, and what is done where training only looks alive.
     pub guards: Guards,
 }
@@ -102,7 +105,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 26] = [
+const KEYS: [&str; 27] = [
     "model",
     "data",
     "loss",
@@ -128,6 +131,7 @@ const KEYS: [&str; 26] = [
     "translate",
     "group_by_length",
     "checkpoint",
+    "redundancy",
     "guards",
 ];
 
@@ -182,6 +186,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         group_by_length: group_by_length(&run)?,
         translate: translate(&run)?,
         checkpoint: checkpoint::checkpoint(&run, folder)?,
+        redundancy: redundancy::redundancy(&run)?,
         guards: guards::guards(&run)?,
     })
 }

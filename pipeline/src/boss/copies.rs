@@ -1,9 +1,9 @@
 //! Copies of parameters that travel to the boss while the next request is carried out.
 
 use super::{BossSession, Job, Phase, Work};
-use crate::effect::{Effect, Micros};
+use crate::effect::{Destination, Effect, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
-use crate::message::Head;
+use crate::message::{Failure, Head};
 
 impl BossSession {
     /// Sets a request aside that only waits for what workers have copied; the next one begins.
@@ -19,12 +19,12 @@ impl BossSession {
 
     /// Whether a frame is part of what was set aside.
     pub(super) fn is_copy(&self, head: &Head) -> bool {
-        matches!(head, Head::State { id, .. } if self.copies.contains_key(id))
+        matches!(head, Head::State { id, .. } | Head::Kept { id, .. } if self.copies.contains_key(id))
     }
 
     /// Takes a part in of what was set aside, and replies where it was the last.
     pub(super) fn copy_arrives(&mut self, now: Micros, from: WorkerId, head: Head, slots: Vec<Slot>) {
-        let Head::State { id, .. } = head else { return self.drop_slots(slots) };
+        let (Head::State { id, .. } | Head::Kept { id, .. }) = head else { return self.drop_slots(slots) };
         let Some((_, copies)) = self.copies.get_mut(&id) else { return self.drop_slots(slots) };
         if let Err(reason) = copies.take(now, from, head, &slots) {
             return self.refuse(from, slots, &reason);
@@ -41,11 +41,32 @@ impl BossSession {
         let of_worker = |(id, (_, copies)): (&u64, &(u64, super::Gathering))| copies.misses(worker).then_some(*id);
         let lost: Vec<u64> = self.copies.iter().filter_map(of_worker).collect();
         for id in lost {
-            let Some((request, mut copies)) = self.copies.remove(&id) else { continue };
-            let slots = copies.give_up();
-            self.drop_slots(slots);
-            let result = Err(self.lost_failure(worker, reason));
-            self.effects.push_back(Effect::Reply { request, result });
+            self.give_up_copies(id, self.lost_failure(worker, reason));
         }
+    }
+
+    /// A link between workers broke, and whatever they sent each other to keep may be lost.
+    pub(super) fn copies_broken(&mut self) {
+        let kept = |(id, (_, copies)): (&u64, &(u64, super::Gathering))| copies.is_kept().then_some(*id);
+        for id in self.copies.iter().filter_map(kept).collect::<Vec<_>>() {
+            self.give_up_copies(id, Failure { passing: true, ..Failure::new("a link between workers broke") });
+        }
+    }
+
+    fn give_up_copies(&mut self, id: u64, failure: Failure) {
+        let Some((request, mut copies)) = self.copies.remove(&id) else { return };
+        let slots = copies.give_up();
+        self.drop_slots(slots);
+        if copies.is_kept() {
+            // What has come of it is of no use.
+            let abort = |worker| Destination {
+                peer: Peer::Worker(worker),
+                route: None,
+                head: Head::Abort { id, batch: None, gradients: false },
+            };
+            let to = self.living().into_iter().map(abort).collect();
+            self.effects.push_back(Effect::Send { to, slots: Vec::new() });
+        }
+        self.effects.push_back(Effect::Reply { request, result: Err(failure) });
     }
 }

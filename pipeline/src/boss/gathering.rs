@@ -23,6 +23,10 @@ pub(super) struct Gathering {
     outputs: BTreeMap<(u32, ValueId), WorkerId>,
     /// Whether tensors by name are asked for, and those that came.
     names: Option<BTreeSet<String>>,
+    /// Parts of copies that have still to be kept: by whom, and whose they are. Nothing where none are asked for.
+    keeps: Option<BTreeMap<(WorkerId, u32), WorkerId>>,
+    /// Workers that have still to say what they keep.
+    uncounted: BTreeSet<WorkerId>,
     /// How many layers each worker measures.
     probes: Option<usize>,
     unmeasured: BTreeSet<WorkerId>,
@@ -59,6 +63,11 @@ impl Gathering {
             missing: BTreeMap::new(),
             outputs: run.filter(|run| run.outputs).map(|run| outputs(run, plan)).unwrap_or_default(),
             names: matches!(request, Request::SendState { .. }).then(BTreeSet::new),
+            keeps: match request {
+                Request::Keep(keeping) => Some(kept_by(keeping.parts(plan))),
+                _ => None,
+            },
+            uncounted: if matches!(request, Request::Copies { .. }) { unanswered.clone() } else { BTreeSet::new() },
             probes,
             unmeasured: if probes.is_some() { unanswered.clone() } else { BTreeSet::new() },
             undigested: if matches!(request, Request::Digest) { unanswered.clone() } else { BTreeSet::new() },
@@ -100,7 +109,10 @@ impl Gathering {
                 if !self.unanswered.remove(&from) {
                     return Err("answered twice".into());
                 }
-                if [&self.unmeasured, &self.norms, &self.undigested].iter().any(|owed| owed.contains(&from)) {
+                if [&self.unmeasured, &self.norms, &self.undigested, &self.uncounted]
+                    .iter()
+                    .any(|owed| owed.contains(&from))
+                {
                     return Err("answered without what it was asked for".into());
                 }
                 self.answer.losses.extend(losses);
@@ -130,6 +142,17 @@ impl Gathering {
                 }
                 self.arrives(from)?;
                 self.answer.state.push((name, *slot));
+            }
+            Head::Kept { part, .. } => {
+                if self.keeps.as_mut().is_none_or(|keeps| keeps.remove(&(from, part)).is_none()) {
+                    return Err("keeps what nobody asked it to".into());
+                }
+            }
+            Head::Copies { copies, .. } => {
+                if !self.uncounted.remove(&from) {
+                    return Err("told unasked what it keeps".into());
+                }
+                self.answer.copies.extend(copies.into_iter().map(|copy| (from, copy)));
             }
             Head::Measured { times, .. } => {
                 if self.probes != Some(times.len()) || !self.unmeasured.remove(&from) {
@@ -196,11 +219,18 @@ impl Gathering {
 
     /// Whether something of a worker's is still on its way.
     pub(super) fn misses(&self, worker: WorkerId) -> bool {
-        self.missing.get(&worker).is_some_and(|missing| *missing != 0)
+        let keeps = self.keeps.iter().flatten().any(|((keeper, _), owner)| *keeper == worker || *owner == worker);
+        keeps || self.missing.get(&worker).is_some_and(|missing| *missing != 0)
+    }
+
+    /// Whether it is of copies that workers keep.
+    pub(super) fn is_kept(&self) -> bool {
+        self.keeps.is_some()
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.unanswered.is_empty() && self.missing.values().all(|missing| *missing == 0)
+        let kept = self.keeps.as_ref().is_none_or(BTreeMap::is_empty);
+        kept && self.unanswered.is_empty() && self.missing.values().all(|missing| *missing == 0)
     }
 
     pub(super) fn into_answer(self) -> Answer {
@@ -234,6 +264,12 @@ fn commits(run: &RunRequest, plan: &Plan) -> bool {
 
 fn layers(plan: &Plan) -> BTreeSet<LayerId> {
     plan.stages.iter().flat_map(|stage| &stage.layers).map(|layer| layer.id).collect()
+}
+
+/// Who keeps each part: whoever copies it and its neighbour.
+fn kept_by(parts: BTreeMap<u32, (WorkerId, WorkerId)>) -> BTreeMap<(WorkerId, u32), WorkerId> {
+    let both = |(part, (owner, with)): (u32, (WorkerId, WorkerId))| [((owner, part), owner), ((with, part), owner)];
+    parts.into_iter().flat_map(both).collect()
 }
 
 /// The outputs of the model that a round's forward passes make, each with its worker.

@@ -9,7 +9,7 @@ mod members;
 mod request;
 mod round;
 
-pub use request::{Prepare, Regrouping, Request, RunRequest, Setup, MOST_WAITING};
+pub use request::{speakers, Keeping, Prepare, Regrouping, Request, RunRequest, Setup, MOST_WAITING};
 
 use crate::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
@@ -89,7 +89,7 @@ enum Work {
     Training,
     /// Others share the stages.
     Regrouping,
-    /// Workers hand out parameters.
+    /// Workers hand out parameters, or copy them for each other.
     Sending,
     Other,
 }
@@ -275,11 +275,11 @@ impl BossSession {
             return Err(Failure::new("the workers have no layers yet: call distribute_model() first"));
         }
         match (self.torn, request) {
-            (Some(Torn { step, .. }), Request::Run(_) | Request::SendState { .. }) => Err(Failure::new(format!(
+            (Some(Torn { step, .. }), Request::Run(_) | Request::SendState { .. } | Request::Keep(_)) => Err(Failure::new(format!(
                 "step {step} failed after some stages had already updated their parameters; load a state_dict and send the \
                  optimizer again to go on"
             ))),
-            (None, Request::Run(_) | Request::SendState { .. }) if self.half_loaded => Err(Failure::new(
+            (None, Request::Run(_) | Request::SendState { .. } | Request::Keep(_)) if self.half_loaded => Err(Failure::new(
                 "loading parameters failed on some workers, so they may not belong together: load a state_dict again to go on",
             )),
             (None, Request::Run(run)) if self.cancelled.contains(&run.batch) => Err(Failure::new(
@@ -333,8 +333,8 @@ impl BossSession {
         };
         let work = match &request {
             Request::Distribute => Work::Distributing,
-            Request::LoadState { .. } => Work::Loading,
-            Request::SendState { .. } => Work::Sending,
+            Request::LoadState { .. } | Request::Restore { .. } => Work::Loading,
+            Request::SendState { .. } | Request::Keep(_) => Work::Sending,
             Request::SetOptimizer(_) => Work::SettingOptimizer,
             Request::Run(run) if run.mode == Mode::Train => Work::Training,
             Request::Regroup(_) => Work::Regrouping,
@@ -388,7 +388,7 @@ impl BossSession {
         let of_job = match &head {
             Head::Done { id: of, .. } | Head::Norms { id: of, .. } | Head::Measured { id: of, .. } => *of == id,
             Head::Digests { id: of, .. } | Head::Health { id: of, .. } => *of == id,
-            Head::State { id: of, .. } => *of == id,
+            Head::State { id: of, .. } | Head::Kept { id: of, .. } | Head::Copies { id: of, .. } => *of == id,
             Head::Output { key, .. } => *batch == Some(key.batch),
             _ => false,
         };
@@ -417,6 +417,8 @@ impl BossSession {
             | Head::Digests { .. }
             | Head::Health { .. }
             | Head::State { .. }
+            | Head::Kept { .. }
+            | Head::Copies { .. }
             | Head::Output { .. } => {
                 self.drop_slots(slots);
             }
@@ -506,6 +508,9 @@ impl BossSession {
         // arrived there, so nothing more can be lost.
         if !self.alive(peer) || !self.relayed.insert((from.min(peer), from.max(peer))) {
             return;
+        }
+        if was_up {
+            self.copies_broken();
         }
         let relay = |to, peer| Destination { peer: Peer::Worker(to), route: None, head: Head::UseRelay { peer } };
         let to = vec![relay(from, peer), relay(peer, from)];

@@ -4,6 +4,7 @@ use super::command;
 use crate::cached::Cached;
 use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
+use crate::kept::{CopyId, CopyNote, Keep, Recall, Recalled};
 use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
@@ -76,6 +77,20 @@ pub enum Request {
         /// And what the optimizer keeps for them.
         optimizer: bool,
     },
+    /// Have workers copy state for each other. They go on with the next request while the copies travel.
+    Keep(Box<Keeping>),
+    /// Gather what workers keep of a run's copies.
+    Copies {
+        /// Which run.
+        run: u64,
+    },
+    /// Replace parameters, buffers and what the optimizer keeps by what workers keep.
+    Restore {
+        /// Of which copy.
+        copy: CopyId,
+        /// Every tensor, for each stage that gets it.
+        tensors: Vec<Recalled>,
+    },
     /// Gather what the trained parameters of every stage of every worker come to.
     Digest,
     /// Replace parameters and buffers.
@@ -87,6 +102,36 @@ pub enum Request {
     },
     /// End the run on every worker.
     Stop,
+}
+
+/// A copy of state that workers keep, or the part of it that is of one stage.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Keeping {
+    /// Which copy.
+    pub copy: CopyId,
+    /// What is kept with it.
+    pub note: CopyNote,
+    /// The last copy that is whole; what is older is let go.
+    pub last: Option<CopyId>,
+    /// Of which stage; nothing for all.
+    pub stage: Option<StageId>,
+    /// Of how many parts others have been asked before.
+    pub before: u32,
+    /// For each worker who keeps its copies, too; where nobody is named, the next one does.
+    pub neighbours: BTreeMap<WorkerId, WorkerId>,
+}
+
+impl Keeping {
+    /// For each part who copies it and who keeps it, too.
+    pub(super) fn parts(&self, plan: &Plan) -> BTreeMap<u32, (WorkerId, WorkerId)> {
+        let members = plan.homes.members();
+        let next = |worker: WorkerId| {
+            let after = members.iter().find(|other| **other > worker).or(members.first());
+            after.copied().unwrap_or(worker)
+        };
+        let pair = |worker| (worker, self.neighbours.get(&worker).copied().unwrap_or_else(|| next(worker)));
+        (self.before..).zip(speakers(plan, self.stage, true).into_iter().map(pair)).collect()
+    }
 }
 
 /// What a worker needs that came while others train.
@@ -215,6 +260,9 @@ impl Request {
             | Request::Digest
             | Request::OpenData(_)
             | Request::SendState { .. }
+            | Request::Keep(_)
+            | Request::Copies { .. }
+            | Request::Restore { .. }
             | Request::Stop => Vec::new(),
         }
     }
@@ -233,6 +281,33 @@ impl Request {
             }
             Request::SetOptimizer(spec) => vec![to_all(&|_| Command::SetOptimizer(spec))],
             Request::Digest => vec![to_all(&|_| Command::Digest)],
+            Request::Keep(keeping) => {
+                let parts = keeping.parts(plan);
+                let Keeping { copy, note, last, stage, .. } = *keeping;
+                let keep = |worker: WorkerId| {
+                    let mine = parts.iter().find(|(_, (owner, _))| *owner == worker);
+                    let of_others = parts.iter().filter(|(_, (owner, with))| *with == worker && *owner != worker);
+                    Keep {
+                        copy,
+                        note: note.clone(),
+                        last,
+                        stage,
+                        give: mine.map(|(part, (_, with))| (*part, *with)),
+                        take: of_others.map(|(part, (owner, _))| (*part, *owner)).collect(),
+                    }
+                };
+                vec![to_all(&|w| Command::Keep(Box::new(keep(w))))]
+            }
+            Request::Copies { run } => vec![to_all(&|_| Command::Copies { run })],
+            Request::Restore { copy, tensors } => {
+                let restore = |worker| {
+                    let comes = tensors.iter().filter(|tensor| plan.homes.has(tensor.stage, worker)).count() as u32;
+                    let kept = tensors.iter().filter(|tensor| tensor.keeper == worker);
+                    let kept = kept.map(|tensor| (tensor.part, tensor.name.clone(), tensor.stage)).collect();
+                    Command::Restore { tensors: comes, recall: Box::new(Recall { copy, tensors: kept }) }
+                };
+                vec![to_all(&restore)]
+            }
             Request::Discard { batch } => vec![to_all(&|_| Command::Discard { batch })],
             Request::Measure(probes) => vec![to_all(&|_| Command::Measure(probes.clone()))],
             // Answered without the workers, or seen to by `members`.
@@ -287,7 +362,7 @@ pub(super) fn send_files(id: u64, files: Vec<(String, Slot)>, workers: &[WorkerI
 
 /// The workers that hand out parameters: the first replica of each stage, or of this one. Where replicas share out what the
 /// optimizer keeps, and that is handed out, too, each has a part of it.
-pub(super) fn speakers(plan: &Plan, only: Option<StageId>, optimizer: bool) -> BTreeSet<WorkerId> {
+pub fn speakers(plan: &Plan, only: Option<StageId>, optimizer: bool) -> BTreeSet<WorkerId> {
     let wanted = plan.homes.iter().filter(|(stage, _)| only.is_none_or(|only| only == *stage));
     let most = if optimizer && plan.sharding.is_some() { usize::MAX } else { 1 };
     wanted.flat_map(|(_, workers)| workers.iter().take(most)).copied().collect()

@@ -19,6 +19,12 @@ pub(super) struct Waiting {
     norm: Option<f64>,
 }
 
+impl Waiting {
+    pub(super) fn is(&self, id: u64) -> bool {
+        self.id == id
+    }
+}
+
 impl StageSession {
     /// A command arrived. It waits where the last one is not carried out: a follower is told what the others do while it
     /// still takes its state.
@@ -70,18 +76,21 @@ impl StageSession {
                 self.compute(Purpose::Command(id), Task::Measure { probes });
             }
             Command::SendState { stage, optimizer } => self.send_state(id, stage, optimizer),
+            Command::Keep(keep) => self.keep_copy(id, *keep),
+            Command::Copies { run } => self.tell_copies(id, run),
+            Command::Restore { tensors, recall } => self.restore(id, tensors, *recall),
             Command::Digest => self.single(id, Task::Digest),
             Command::LoadState { tensors, optimizer } => {
                 let what: fn(_) -> _ = match optimizer {
                     true => |tensors| Task::Load { tensors, optimizer: true },
                     false => |tensors| Task::Load { tensors, optimizer: false },
                 };
-                self.job = Some(Job::Load { id, expected: tensors as usize, what });
+                self.job = Some(Job::Load { id, expected: tensors as usize, what, kept: false });
                 self.start_load();
             }
             Command::TakeFiles { files } => {
                 let what = |files| Task::Files { files };
-                self.job = Some(Job::Load { id, expected: files as usize, what });
+                self.job = Some(Job::Load { id, expected: files as usize, what, kept: false });
                 self.start_load();
             }
             Command::OpenData(spec) => self.open_data(id, *spec),
@@ -92,12 +101,18 @@ impl StageSession {
     /// Hands out the parameters of stages of which this is the first replica, and of the optimizer's state what no replica
     /// before has.
     fn send_state(&mut self, id: u64, stage: Option<StageId>, optimizer: bool) {
+        let snapshot = self.snapshot(stage, optimizer);
+        self.single(id, snapshot);
+    }
+
+    /// What makes a copy of that.
+    pub(super) fn snapshot(&self, stage: Option<StageId>, optimizer: bool) -> Task<Slot> {
         let wanted = || self.stages.iter().map(|spec| spec.stage).filter(|of| stage.is_none_or(|only| only == *of));
         let speaks = |stage: &StageId| self.worker.is_some() && self.homes.first(*stage) == self.worker;
         let shares = |stage: &StageId| self.teams.get(stage).is_some_and(Team::is_sharded);
         let parameters = wanted().filter(speaks).collect();
         let optimizer = wanted().filter(|stage| optimizer && (speaks(stage) || shares(stage))).collect();
-        self.single(id, Task::Snapshot { parameters, optimizer });
+        Task::Snapshot { parameters, optimizer }
     }
 
     fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
@@ -107,6 +122,7 @@ impl StageSession {
         }
         let over = self.early.cancel_until(u64::MAX);
         self.drop_slots(over);
+        self.void_keeping(id);
         self.residuals(Residuals::Forget);
         self.worker = Some(worker);
         self.teams = Team::of(&stages, &homes, &[], worker, (buckets, sharding));
@@ -169,6 +185,9 @@ impl StageSession {
         if let Some(batch) = batch {
             let slots = self.inbox.cancel(batch).into_iter().chain(self.early.cancel(batch)).collect();
             self.drop_slots(slots);
+        }
+        if self.cancel_keeping(id) {
+            return self.tell_boss(Head::Aborted { id, stepped: false });
         }
         if let Some(place) = self.waiting.iter().position(|waiting| waiting.id == id) {
             self.waiting.remove(place);

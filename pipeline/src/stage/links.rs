@@ -152,6 +152,16 @@ impl Links {
         self.links.iter().filter(|(_, link)| late(link)).map(|(peer, _)| *peer).collect()
     }
 
+    /// The way to a worker, which need not be one that this worker exchanges tensors with in a round.
+    pub(super) fn reach(&self, worker: WorkerId, head: Head) -> Destination {
+        match (self.me, self.links.contains_key(&worker)) {
+            (Some(me), false) if me != worker => {
+                Destination { peer: Peer::Boss, route: Some(Route { from: me, to: worker }), head }
+            }
+            _ => self.to(worker, head),
+        }
+    }
+
     /// The way to a worker.
     pub(super) fn to(&self, worker: WorkerId, head: Head) -> Destination {
         match (self.me, self.links.get(&worker)) {

@@ -5,7 +5,7 @@
 
 use super::{Job, StageSession};
 use crate::effect::{Effect, Peer};
-use crate::ids::{Slot, StageId};
+use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Failure, Head};
 
 /// For more commands than this at a time nothing is kept.
@@ -20,12 +20,21 @@ pub(super) struct Arriving {
     came: usize,
     tensors: Vec<(String, Slot)>,
     /// What goes to others, too, once the command is here.
-    held: Vec<(StageId, String, Vec<Slot>)>,
+    held: Vec<Held>,
+}
+
+/// A tensor that waits for its command.
+struct Held {
+    from: Peer,
+    stage: StageId,
+    name: String,
+    slots: Vec<Slot>,
 }
 
 impl Arriving {
     pub(super) fn into_tensors(self) -> Vec<(String, Slot)> {
-        let held = self.held.into_iter().flat_map(|(_, name, slots)| slots.into_iter().map(move |s| (name.clone(), s)));
+        let held = self.held.into_iter();
+        let held = held.flat_map(|Held { name, slots, .. }| slots.into_iter().map(move |s| (name.clone(), s)));
         self.tensors.into_iter().chain(held).collect()
     }
 }
@@ -40,30 +49,44 @@ impl StageSession {
             return self.refuse(from, slots, format!("sent weights of {stage}, which is not here"));
         };
         if from == Peer::Worker(me) {
-            return self.keep(id, name, slots);
+            self.take_in(id, name, slots);
+            return self.start_load();
         }
-        let giver = self.homes.giver(stage, me).map_or(Peer::Boss, Peer::Worker);
-        if from != giver {
+        let giver = self.giver(stage, me);
+        // Others send what they keep, where the command says so, which may not be here yet.
+        let load = match self.job {
+            Some(Job::Load { id: at_work, kept, .. }) if at_work == id => Some(kept),
+            _ => None,
+        };
+        if from != giver && (giver != Peer::Boss || load == Some(false)) {
             return self.refuse(from, slots, format!("sent weights of {stage}, which {giver} sends"));
         }
         if let Err(reason) = self.let_in(id) {
             return self.refuse(from, slots, reason);
         }
-        if self.homes.takers(stage, me).is_empty() {
-            return self.keep(id, name, slots);
+        let waits = !self.homes.takers(stage, me).is_empty() || from != giver;
+        match self.loads.get_mut(&id).filter(|_| load.is_none() && waits) {
+            Some(arriving) => arriving.held.push(Held { from, stage, name, slots }),
+            None => {
+                self.pass_on(id, stage, name, slots);
+                self.start_load();
+            }
         }
-        let is_here = matches!(&self.job, Some(Job::Load { id: at_work, .. }) if *at_work == id);
-        match self.loads.get_mut(&id).filter(|_| !is_here) {
-            Some(arriving) => arriving.held.push((stage, name, slots)),
-            None => self.pass_on(id, stage, name, slots),
-        }
+    }
+
+    fn giver(&self, stage: StageId, me: WorkerId) -> Peer {
+        self.homes.giver(stage, me).map_or(Peer::Boss, Peer::Worker)
     }
 
     fn pass_on(&mut self, id: u64, stage: StageId, name: String, slots: Vec<Slot>) {
         let Some(me) = self.worker else { return self.drop_slots(slots) };
+        let takers = self.homes.takers(stage, me);
+        if takers.is_empty() {
+            return self.take_in(id, name, slots);
+        }
         // A tensor that goes to others and stays goes to this worker, too.
         let head = Head::Weight { id, name, stage };
-        let takers = self.homes.takers(stage, me).into_iter().chain([me]);
+        let takers = takers.into_iter().chain([me]);
         let to = takers.map(|worker| self.links.to(worker, head.clone())).collect();
         self.effects.push_back(Effect::Send { to, slots });
     }
@@ -74,13 +97,16 @@ impl StageSession {
             return self.drop_slots(slots);
         }
         match self.let_in(id) {
-            Ok(()) => self.keep(id, name, slots),
+            Ok(()) => {
+                self.take_in(id, name, slots);
+                self.start_load();
+            }
             Err(reason) => self.refuse(Peer::Boss, slots, reason),
         }
     }
 
     /// Counts a tensor for a command, or says why it is one too many.
-    fn let_in(&mut self, id: u64) -> Result<(), String> {
+    pub(super) fn let_in(&mut self, id: u64) -> Result<(), String> {
         let most = match &self.job {
             Some(Job::Load { id: at_work, expected, .. }) if *at_work == id => *expected,
             // All have come, and are being loaded.
@@ -98,25 +124,29 @@ impl StageSession {
         Ok(())
     }
 
-    fn keep(&mut self, id: u64, name: String, slots: Vec<Slot>) {
+    fn take_in(&mut self, id: u64, name: String, slots: Vec<Slot>) {
         // Nothing is there of one that was aborted.
         let Some(arriving) = self.loads.get_mut(&id) else { return self.drop_slots(slots) };
         arriving.tensors.extend(slots.into_iter().map(|slot| (name.clone(), slot)));
-        self.start_load();
     }
 
     /// Loads what the command at work wants, once all of it is here.
     pub(super) fn start_load(&mut self) {
-        let Some(Job::Load { id, expected, what }) = self.job else { return };
-        let (came, here) = self.loads.get(&id).map_or((0, 0), |arriving| (arriving.came, arriving.tensors.len()));
+        let Some(Job::Load { id, expected, what, kept }) = self.job else { return };
+        let came = self.loads.get(&id).map_or(0, |arriving| arriving.came);
         if came > expected {
             let failure = Failure::new(format!("{came} tensors came to be loaded; there are {expected}"));
             return self.fail(id, failure);
         }
         let held = self.loads.get_mut(&id).map(|arriving| std::mem::take(&mut arriving.held)).unwrap_or_default();
-        for (stage, name, slots) in held {
+        for Held { from, stage, name, slots } in held {
+            if !kept && self.worker.is_none_or(|me| from != self.giver(stage, me)) {
+                self.refuse(from, slots, format!("sent weights of {stage}, which nobody asked it for"));
+                continue;
+            }
             self.pass_on(id, stage, name, slots);
         }
+        let here = self.loads.get(&id).map_or(0, |arriving| arriving.tensors.len());
         if here == expected {
             let tensors = self.loads.remove(&id).map(Arriving::into_tensors).unwrap_or_default();
             self.single(id, what(tensors));

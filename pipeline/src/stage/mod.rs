@@ -6,6 +6,7 @@
 mod commands;
 mod early;
 mod inbox;
+mod keeping;
 mod links;
 mod loading;
 mod needs;
@@ -17,6 +18,7 @@ mod round;
 
 use crate::effect::{Destination, Effect, Frame, Micros, Peer, Residuals};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
+use crate::kept::{CopyId, KeptCopy};
 use crate::message::{Failure, Head, LinkReport, Round, Span, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
 use crate::replicas::{BucketBytes, Homes, Sharding};
@@ -25,12 +27,13 @@ use crate::task::{LayerTimes, Outcome, Task};
 use commands::Waiting;
 use early::Early;
 use inbox::{Inbox, Item};
+use keeping::Keeping;
 use links::Links;
 use loading::Arriving;
 use reducing::{Asked, Team};
 use regroup::{Regrouping, ReplicaState};
 use round::Running;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Tasks given to the compute thread at a time: one at work and one waiting, so that it never idles
 /// for want of a message, and an abort never waits for more than these. Where the order is free, the waiting one is
@@ -66,6 +69,15 @@ pub struct StageSession {
     loads: BTreeMap<u64, Arriving>,
     /// The state of a replica on its way here, which may arrive before the command that wants it.
     states: BTreeMap<u64, ReplicaState>,
+    /// Parts of copies on their way here, by command, which may come later.
+    keeping: BTreeMap<u64, Keeping>,
+    /// The copy that is being made, and its first command; what comes for one before it is void.
+    copying: Option<(CopyId, u64)>,
+    /// Commands after that which were cancelled.
+    unkept: BTreeSet<u64>,
+    /// What is kept, and for which run.
+    kept: Vec<KeptCopy>,
+    keeps_for: Option<u64>,
     /// The newest command that was answered; what still arrives for it is of no use.
     answered: u64,
     /// The command whose parameters were updated last, for an abort that comes too late.
@@ -91,6 +103,12 @@ enum Job {
         id: u64,
         expected: usize,
         what: fn(Vec<(String, Slot)>) -> Task<Slot>,
+        /// They come from workers that kept them.
+        kept: bool,
+    },
+    /// State is being copied, to be kept.
+    Keep {
+        id: u64,
     },
     /// A measurement: of layers, which is one task, and of the links that are being measured.
     Measure {
@@ -109,7 +127,8 @@ impl Job {
     /// The command, if it is not cancelled.
     fn id(&self) -> Option<u64> {
         match self {
-            Job::Assign { id, .. } | Job::Load { id, .. } | Job::Measure { id, .. } | Job::Task { id } => Some(*id),
+            Job::Assign { id, .. } | Job::Load { id, .. } | Job::Measure { id, .. } => Some(*id),
+            Job::Task { id } | Job::Keep { id } => Some(*id),
             Job::Round(running) => Some(running.id),
             Job::Regroup(regrouping) => Some(regrouping.id),
             Job::Abort => None,
@@ -131,6 +150,11 @@ impl StageSession {
     /// A session that waits for its first command.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same, of a worker that keeps copies from runs before.
+    pub fn with_kept(kept: Vec<KeptCopy>) -> Self {
+        StageSession { kept, ..Self::default() }
     }
 
     /// The next thing to do, until there is none.
@@ -209,6 +233,7 @@ impl StageSession {
                 self.of_replica(from, batch, head, slots);
             }
             Head::ReplicaState { id, name, of } => self.take_state(from, id, (name, of), slots),
+            Head::Keeping { id, part, name, of } => self.keeping(from, id, (part, name, of), slots),
             Head::Weight { id, name, stage } => self.weight(from, id, (name, stage), slots),
             head if from == Peer::Boss => self.on_boss(now, head, slots),
             head => self.refuse(from, slots, format!("sent what only the boss may send: {}", name_of(&head))),
@@ -235,6 +260,7 @@ impl StageSession {
         if let Err(reason) = self.check(&round) {
             return self.refuse(Peer::Boss, Vec::new(), format!("sent {reason}"));
         }
+        self.forget_other_runs();
         let batch = round.batch;
         self.job = Some(Job::Round(Box::new(Running::new(id, round, &self.stages, &self.teams, &self.homes))));
         // What other replicas sent may be here before this worker was told.

@@ -28,6 +28,9 @@ impl StageSession {
             *times = Some(found.clone());
             return self.finish_measuring();
         }
+        if let (Some(Job::Keep { .. }), Outcome::State { tensors }) = (&self.job, outcome.clone()) {
+            return self.copied(id, tensors);
+        }
         let mut sent = 0;
         match outcome {
             Outcome::State { tensors } => {

@@ -2,12 +2,13 @@
 //! end, give back every tensor once, and answer every request.
 
 use crate::fuzz;
-use crate::heads::{envelope, head, node, stage, worker, BUCKETS, GRAPH, KINDS, PLAN};
+use crate::heads::{self, envelope, head, node, stage, worker, BUCKETS, GRAPH, KINDS, PLAN};
 use crate::random::Random;
-use pipeline::boss::{BossSession, Request, RunRequest, Setup};
+use pipeline::boss::{BossSession, Keeping, Request, RunRequest, Setup};
 use pipeline::effect::{Effect, Frame, Micros, Peer};
 use pipeline::frame::Envelope;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
+use pipeline::kept::Recalled;
 use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, RoundLoss};
 use pipeline::norm::Square;
 use pipeline::plan::StageSpec;
@@ -18,7 +19,7 @@ use pipeline::stage::StageSession;
 use pipeline::task::{HandedOut, LayerTimes, Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::{LossSpec, OptimizerSpec};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The tensors that the driver holds.
 #[derive(Default)]
@@ -69,6 +70,8 @@ struct StageDriver {
     /// Tensors that came to be loaded, which the session keeps for as long as the boss may want.
     loads: usize,
     passes: u64,
+    /// Parts of copies that it was told to keep.
+    kept: u64,
 }
 
 impl StageDriver {
@@ -192,7 +195,13 @@ impl StageDriver {
                     let whole = |reading: &Reading| reading.part.end <= reading.batch.len();
                     assert!(readings.iter().all(whole), "{readings:?}");
                 }
+                Effect::Keep { tensors, .. } => {
+                    self.kept += 1;
+                    tensors.iter().for_each(|(_, slot)| self.slots.give_up(&[*slot]));
+                }
                 Effect::Residuals(_)
+                | Effect::SendKept { .. }
+                | Effect::KeepOnly(_)
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }
                 | Effect::Progress(_)
@@ -226,7 +235,7 @@ fn handed_out(random: &mut Random, slots: &mut Slots) -> HandedOut<Slot> {
 
 #[test]
 fn fuzz_stage_session() {
-    let mut passes = 0;
+    let (mut passes, mut kept) = (0, 0);
     fuzz(|random| {
         let mut driver = StageDriver::default();
         for time in 0..1000 {
@@ -237,13 +246,16 @@ fn fuzz_stage_session() {
             }
         }
         passes += driver.passes;
+        kept += driver.kept;
         // The same few tensors came again and again: each is kept at most once, a gradient being up to three.
         // Of sums each node of each bucket, of up to three slices, and the nodes are drawn from all numbers now and then.
         let (batches, microbatches, items) = (7, 3, 3 * (6 + 1 + 6 * 5 * 3) + 3 * 3 * 200);
-        let most = batches * microbatches * items + driver.loads;
+        // And of copies up to three parts of up to three tensors, for four commands.
+        let most = batches * microbatches * items + driver.loads + 4 * 3 * 3;
         assert!(driver.slots.held.len() <= most, "{} tensors are held", driver.slots.held.len());
     });
     assert!(passes > 0, "no forward or backward pass was ever made");
+    assert!(kept > 0, "no part of a copy was ever kept");
 }
 
 #[test]
@@ -305,8 +317,19 @@ impl BossDriver {
     }
 
     fn request(&mut self, random: &mut Random) -> Request {
-        match random.below(13) {
+        match random.below(16) {
             0 | 1 => Request::Distribute,
+            13 => Request::Copies { run: random.below(2) },
+            14 => {
+                let (copy, note) = (heads::copy(random), heads::note(random));
+                let (stage, before) = (None, random.below(2) as u32);
+                Request::Keep(Box::new(Keeping { copy, note, last: None, stage, before, neighbours: BTreeMap::new() }))
+            }
+            15 => {
+                let (keeper, stage) = (worker(random), stage(random));
+                let tensors = vec![Recalled { keeper, part: 0, name: "0.weight".into(), stage }];
+                Request::Restore { copy: heads::copy(random), tensors }
+            }
             2 => Request::SetOptimizer(OptimizerSpec::sgd(0.1)),
             3 => Request::Discard { batch: 1 + random.below(4) },
             4 => Request::SendState { stage: None, optimizer: random.chance(50) },
@@ -398,6 +421,9 @@ impl BossDriver {
                 | Effect::Data { .. }
                 | Effect::ReadAhead(_)
                 | Effect::Residuals(_)
+                | Effect::Keep { .. }
+                | Effect::SendKept { .. }
+                | Effect::KeepOnly(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)
                 | Effect::Finish => panic!("the boss wants {effect:?}"),

@@ -6,6 +6,7 @@ use pipeline::cached::Cached;
 use pipeline::effect::Micros;
 use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
+use pipeline::kept::{CopyId, CopyNote, Keep, KeptCopy, Recall};
 use pipeline::loss::Classes;
 use pipeline::message::{
     Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Progress, Reduction, Regroup, Round, RoundLoss,
@@ -18,11 +19,12 @@ use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::watch::{Finite, LayerHealth, Watch};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 29;
+pub const KINDS: u64 = 32;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -56,6 +58,9 @@ pub fn kind(head: &Head) -> u64 {
         Head::Updated { .. } => 26,
         Head::Weight { .. } => 27,
         Head::Health { .. } => 28,
+        Head::Kept { .. } => 29,
+        Head::Copies { .. } => 30,
+        Head::Keeping { .. } => 31,
     }
 }
 
@@ -154,6 +159,14 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
             Head::Updated { batch: batch(random), stage: stage(random), bucket, visit }
         }
         27 => Head::Weight { id, name: text(random), stage: stage(random) },
+        29 => Head::Kept { id, part: part(random) },
+        30 => Head::Copies {
+            id,
+            copies: (0..random.below(3))
+                .map(|_| KeptCopy { copy: copy(random), note: note(random), parts: parts(random) })
+                .collect(),
+        },
+        31 => Head::Keeping { id, part: part(random), name: text(random), of: random.below(4) as u32 },
         _ => Head::Statistics { batch: batch(random), stage: stage(random) },
     }
 }
@@ -168,7 +181,14 @@ pub fn envelope(random: &mut Random, head: Head) -> Envelope {
 }
 
 fn command(random: &mut Random) -> Command {
-    match random.below(11) {
+    match random.below(14) {
+        11 => Command::Keep(Box::new(keep(random))),
+        12 => Command::Copies { run: random.below(2) },
+        13 => {
+            let tensors = (0..random.below(3)).map(|_| (part(random), "0.weight".into(), stage(random))).collect();
+            let recall = Box::new(Recall { copy: copy(random), tensors });
+            Command::Restore { tensors: random.below(4) as u32, recall }
+        }
         10 => {
             let (id, inputs) = (DataId([7; 32]), GRAPH.inputs().to_vec());
             Command::OpenData(Box::new(DataSpec { id, description: b"some".to_vec(), inputs }))
@@ -184,6 +204,29 @@ fn command(random: &mut Random) -> Command {
         6 => Command::TakeFiles { files: random.below(4) as u32 },
         _ => Command::Run(Box::new(round(random))),
     }
+}
+
+fn keep(random: &mut Random) -> Keep {
+    let give = maybe(random, |random| (part(random), worker(random)));
+    let take = (0..random.below(3)).map(|_| (part(random), worker(random))).collect();
+    let (last, stage) = (maybe(random, copy), maybe(random, stage));
+    Keep { copy: copy(random), note: note(random), last, stage, give, take }
+}
+
+pub fn copy(random: &mut Random) -> CopyId {
+    CopyId { run: random.below(2), step: random.below(3), membership: random.below(2) }
+}
+
+pub fn note(random: &mut Random) -> CopyNote {
+    CopyNote { parts: random.below(4) as u32, text: text(random) }
+}
+
+fn part(random: &mut Random) -> u32 {
+    random.below(3) as u32
+}
+
+fn parts(random: &mut Random) -> BTreeMap<u32, BTreeSet<String>> {
+    (0..random.below(3)).map(|_| (part(random), BTreeSet::from([text(random)]))).collect()
 }
 
 fn regroup(random: &mut Random) -> Regroup {

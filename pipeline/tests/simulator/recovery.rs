@@ -1,5 +1,6 @@
 //! Workers are lost again and again, at every moment of a run that goes on each time with who is left and its last
-//! whole copy, as `bossman train` does; the result is that of a run in which nothing was lost.
+//! whole copy, which the boss has or the workers, as `bossman train` does; the result is that of a run in which nothing was
+//! lost.
 
 use crate::calls::{Answered, Call};
 use crate::faults::{Faults, Loss, Perils};
@@ -8,13 +9,17 @@ use crate::oracle::Oracle;
 use crate::random::Random;
 use crate::seeds::{each_seed, Log};
 use crate::user::{together, User};
+use crate::world::Kept;
 use crate::{models, user, Setting};
 use layerspec::LayerGraph;
+use pipeline::kept::CopyId;
 use pipeline::message::Failure;
 use std::collections::BTreeMap;
 
 /// Copies begin after every so many steps.
 const MOST_BETWEEN: u64 = 4;
+/// The run's number.
+const RUN: u64 = 7;
 
 type State = BTreeMap<String, u64>;
 
@@ -22,7 +27,7 @@ type State = BTreeMap<String, u64>;
 type Counts = BTreeMap<&'static str, u64>;
 
 /// All that happens at some seed, if there are many.
-const ALL: [&str; 16] = [
+const ALL: [&str; 21] = [
     "a loss while stages are assigned",
     "a loss while weights are loaded",
     "a loss while the optimizer is sent",
@@ -38,6 +43,11 @@ const ALL: [&str; 16] = [
     "a loss before anything new was done",
     "a copy that came after a loss",
     "a copy that was lost",
+    "a loss while workers begin a copy",
+    "a loss while workers restore a copy",
+    "a copy of workers that was lost on its way",
+    "a copy of workers that was lost with them",
+    "a run that went on from what workers keep",
     "a broken link alone",
 ];
 
@@ -81,6 +91,13 @@ struct Run<'a> {
     /// The last copy that came whole, and of which step it is; nothing at first.
     kept: (u64, State),
     travelling: Option<Travelling>,
+    /// After every so many steps workers copy their state for each other, if they do.
+    keeps: Option<u64>,
+    /// How many memberships there were.
+    memberships: u64,
+    /// The last such copy that is whole, and one that is on its way.
+    whole: Option<CopyId>,
+    arriving: Option<(CopyId, Vec<u64>)>,
     /// The last step that was done.
     furthest: u64,
     counts: &'a mut Counts,
@@ -89,9 +106,20 @@ struct Run<'a> {
 impl Run<'_> {
     /// Trains to the end, or until something fails, from the beginning or from the last copy.
     fn attempt(&mut self, user: &mut User<'_>, random: &mut Random) -> Result<(), Failure> {
-        let from = self.kept.0;
+        let mut from = self.kept.0;
+        self.memberships += 1;
         self.call(user, Call::Distribute, "a loss while stages are assigned")?;
-        if from == 0 {
+        let found = if self.keeps.is_some() { user.kept_copy(RUN)? } else { None };
+        if found.as_ref().is_none_or(|(copy, _)| self.whole.is_some_and(|whole| copy.step < whole.step)) {
+            let had = self.whole.take().is_some();
+            self.count_if("a copy of workers that was lost with them", had);
+        }
+        if let Some((copy, tensors)) = found.filter(|(copy, _)| copy.step >= from) {
+            from = copy.step;
+            self.during(user, "a loss while workers restore a copy", |user| user.restore_kept(copy, tensors))?;
+            self.count("a run that went on from what workers keep");
+            self.whole = Some(copy);
+        } else if from == 0 {
             if let Some(salt) = self.reference.salt {
                 self.call(user, Call::Load(salt), "a loss while weights are loaded")?;
             }
@@ -111,8 +139,13 @@ impl Run<'_> {
                 self.take_note(user);
                 self.begin_copy(user, step);
             }
+            if self.keeps.is_some_and(|every| step.is_multiple_of(every)) {
+                self.note_kept(user);
+                self.begin_keeping(user, step, random);
+            }
         }
         self.take_note(user);
+        self.note_kept(user);
         self.call(user, Call::Digest, "a loss after the last step")?;
         let state = self.call(user, Call::Checkpoint, "a loss after the last step")?.state;
         assert_eq!(state, self.reference.after(self.reference.last()).1, "the state after the last step");
@@ -133,6 +166,32 @@ impl Run<'_> {
             self.count(if updated { "a loss between the updates of a step" } else { moment });
         }
         result
+    }
+
+    fn begin_keeping(&mut self, user: &mut User<'_>, step: u64, random: &mut Random) {
+        let (copy, whole) = (CopyId { run: RUN, step, membership: self.memberships }, self.whole);
+        let moment = "a loss while workers begin a copy";
+        match self.during(user, moment, |user| user.begin_keeping(copy, whole, random)) {
+            Ok(requests) => self.arriving = Some((copy, requests)),
+            Err(failure) => check(user, &failure),
+        }
+    }
+
+    /// Waits until all of a copy that workers exchange has arrived, or is lost.
+    fn note_kept(&mut self, user: &mut User<'_>) {
+        let Some((copy, requests)) = self.arriving.take() else { return };
+        let replies: Vec<_> = requests.into_iter().map(|request| user.world.reply(request).result).collect();
+        match replies.into_iter().collect::<Result<Vec<_>, _>>() {
+            Ok(_) => self.whole = Some(copy),
+            Err(failure) => {
+                check(user, &failure);
+                self.count("a copy of workers that was lost on its way");
+            }
+        }
+    }
+
+    fn count_if(&mut self, what: &'static str, happened: bool) {
+        *self.counts.entry(what).or_default() += u64::from(happened);
     }
 
     fn count(&mut self, what: &'static str) {
@@ -180,6 +239,12 @@ fn check(user: &User<'_>, failure: &Failure) {
     assert!(failure.passing, "a run would not go on after: {failure}");
 }
 
+fn shuffle<T>(random: &mut Random, all: &mut [T]) {
+    for end in (1..all.len()).rev() {
+        all.swap(end, random.below(end as u64 + 1) as usize);
+    }
+}
+
 /// Another way to run the same on as many workers or fewer.
 fn another(random: &mut Random, graph: &LayerGraph, run: &Setting, workers: usize) -> Setting {
     loop {
@@ -196,7 +261,12 @@ fn run(graph: &LayerGraph, random: &mut Random, log: Log, counts: &mut Counts) {
     let (first, steps) = (Setting::random(random, graph), 6 + random.below(5));
     let reference = Reference::new(graph, &first, random.chance(50).then_some(7), steps);
     let every = 1 + random.below(MOST_BETWEEN);
-    let mut run = Run { reference: &reference, every, kept: (0, State::new()), travelling: None, furthest: 0, counts };
+    let (kept, keeps) = ((0, State::new()), random.chance(50).then(|| 1 + random.below(3)));
+    let (travelling, whole, arriving, memberships, furthest) = (None, None, None, 0, 0);
+    let mut run =
+        Run { reference: &reference, every, kept, travelling, keeps, memberships, whole, arriving, furthest, counts };
+    // What the processes keep that are there, whether they take part or not.
+    let mut processes: Vec<Kept> = Vec::new();
     let mut here = first.workers() + random.below(3) as usize;
     let (mut setting, mut left) = (first.clone(), 1 + random.below(6));
     loop {
@@ -207,12 +277,18 @@ fn run(graph: &LayerGraph, random: &mut Random, log: Log, counts: &mut Counts) {
         log.note(|| format!("{}: from {from} of {steps}, {here} here: {setting:?}, {conditions:?}", graph.name()));
         let mut user = user(graph, &setting, random.next(), conditions, faults, log);
         user.world.perils = Perils { one_in: *random.pick(&[20, 100, 400, 1000]), left, losses: Vec::new() };
+        shuffle(random, &mut processes);
+        processes.resize_with(here.max(setting.workers()), Kept::default);
+        shuffle(random, &mut processes);
+        user.world.bring(processes.drain(..setting.workers()).collect());
         let furthest = run.furthest;
         let result = run.attempt(&mut user, random);
         // What was copied before still comes.
         run.take_note(&mut user);
+        run.note_kept(&mut user);
         left = std::mem::take(&mut user.world.perils.left);
         user.stop();
+        processes.extend(user.world.left());
         let lost = |of: fn(&Loss) -> usize| user.world.perils.losses.iter().map(of).sum::<usize>();
         let (workers, silent) = (lost(|loss| loss.workers), lost(|loss| loss.silent));
         let Err(failure) = result else { return };
@@ -223,7 +299,7 @@ fn run(graph: &LayerGraph, random: &mut Random, log: Log, counts: &mut Counts) {
             ("a loss before anything new was done", furthest > 0 && run.furthest == furthest && workers > 0),
             ("a broken link alone", workers == 0),
         ] {
-            *run.counts.entry(what).or_default() += u64::from(happened);
+            run.count_if(what, happened);
         }
         // Some come again, and at least one does.
         here = (here.saturating_sub(workers) + random.below(2) as usize).max(1);

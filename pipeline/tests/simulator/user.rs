@@ -6,8 +6,9 @@ use crate::random::Random;
 use crate::world::World;
 use crate::Setting;
 use layerspec::{Layer, LayerGraph};
-use pipeline::boss::{Request, RunRequest};
+use pipeline::boss::{speakers, Keeping, Request, RunRequest};
 use pipeline::ids::{StageId, WorkerId};
+use pipeline::kept::{CopyId, CopyNote, KeptCopy, Recalled};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::replicas::Deal;
 use pipeline::samples::{DataSpec, Samples};
@@ -203,17 +204,88 @@ impl<'g> User<'g> {
     /// Has workers copy their state for a checkpoint; the replies to the requests that are given back bring it,
     /// while others are carried out.
     pub fn begin_copy(&mut self) -> Result<Vec<u64>, Failure> {
+        self.copy_stages(|stage| Request::SendState { stage, optimizer: true })
+    }
+
+    /// Has workers copy their state for each other, to whomever these numbers say; all has arrived when the replies to the
+    /// requests have.
+    pub fn begin_keeping(
+        &mut self,
+        copy: CopyId,
+        last: Option<CopyId>,
+        random: &mut Random,
+    ) -> Result<Vec<u64>, Failure> {
+        let plan = self.plan.clone();
+        let members = plan.homes.members();
+        let named = random.chance(50);
+        let named: Vec<WorkerId> = members.iter().copied().filter(|_| named).collect();
+        let neighbours: BTreeMap<WorkerId, WorkerId> =
+            named.into_iter().map(|worker| (worker, *random.pick(&members))).collect();
+        let number = |stage| speakers(&plan, stage, true).len() as u32;
+        let parts = match self.copies_by_stage() {
+            true => plan.stages.iter().map(|spec| number(Some(spec.stage))).sum(),
+            false => number(None),
+        };
+        let mut before = 0;
+        self.copy_stages(|stage| {
+            let (note, neighbours) = (CopyNote { parts, text: format!("{}", copy.step) }, neighbours.clone());
+            let keeping = Keeping { copy, note, last, stage, before, neighbours };
+            before += number(stage);
+            Request::Keep(Box::new(keeping))
+        })
+    }
+
+    fn copies_by_stage(&self) -> bool {
+        let layout = self.plan.layout();
+        self.plan.stages.iter().any(|spec| layout.gathers_first(spec.stage))
+    }
+
+    /// The last copy of a run that workers keep whole.
+    pub fn kept_copy(&mut self, run: u64) -> Result<Option<(CopyId, Vec<Recalled>)>, Failure> {
+        let request = self.world.submit(Request::Copies { run });
+        self.world.reply(request).result?;
+        let copies = std::mem::take(&mut self.world.copies);
+        let steps: BTreeMap<CopyId, u32> = copies.iter().map(|(_, kept)| (kept.copy, kept.note.parts)).collect();
+        assert!(steps.keys().all(|copy| copy.run == run));
+        assert!(copies.iter().all(|(_, kept)| kept.note.text == kept.copy.step.to_string()));
+        for (copy, parts) in steps.into_iter().rev() {
+            let here: Vec<&(WorkerId, KeptCopy)> = copies.iter().filter(|(_, kept)| kept.copy == copy).collect();
+            let mut names: BTreeMap<(u32, String), WorkerId> = BTreeMap::new();
+            for (worker, kept) in &here {
+                let all = kept.parts.iter().flat_map(|(part, names)| names.iter().map(move |name| (*part, name)));
+                names.extend(all.map(|(part, name)| ((part, name.clone()), *worker)));
+            }
+            if (0..parts).all(|part| here.iter().any(|(_, kept)| kept.parts.contains_key(&part))) {
+                let recalled = names.into_iter().flat_map(|((part, name), keeper)| {
+                    let stages = self.stages_of_state(&name);
+                    stages.into_iter().map(move |stage| Recalled { keeper, part, name: name.clone(), stage })
+                });
+                return Ok(Some((copy, recalled.collect())));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has workers go on from a copy that they keep.
+    pub fn restore_kept(&mut self, copy: CopyId, tensors: Vec<Recalled>) -> Result<(), Failure> {
+        let request = self.world.submit(Request::SetOptimizer(calls::optimizer(1)));
+        self.world.reply(request).result?;
+        let request = self.world.submit(Request::Restore { copy, tensors });
+        self.world.reply(request).result.map(drop)
+    }
+
+    fn copy_stages(&mut self, mut ask: impl FnMut(Option<StageId>) -> Request) -> Result<Vec<u64>, Failure> {
         let layout = self.plan.layout();
         let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
-        if !stages.iter().any(|stage| layout.gathers_first(*stage)) {
-            return Ok(vec![self.submit_alone(Call::Checkpoint)]);
+        if !self.copies_by_stage() {
+            return Ok(vec![self.world.submit(ask(None))]);
         }
         let mut asked = Vec::new();
         // Stage by stage, for no worker may have room for all.
         for stage in stages {
             let around = layout.whole(stage);
             let done = self.carry_out(around.as_ref().map(|[gather, _]| gather)).and_then(|()| {
-                asked.push(self.world.submit(Request::SendState { stage: Some(stage), optimizer: true }));
+                asked.push(self.world.submit(ask(Some(stage))));
                 self.carry_out(around.as_ref().map(|[_, let_go]| let_go))
             });
             if let Err(failure) = done {
@@ -396,17 +468,21 @@ impl<'g> User<'g> {
     fn resume(&mut self) -> Request {
         let mut tensors = Vec::new();
         for (text, value) in &self.kept {
-            let name = StateName::parse(text);
-            let (layer, parameter) =
-                name.kept().map_or(name.name, |(param, _)| param).rsplit_once('.').expect("a name");
-            let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
-            // What the optimizer keeps is with the owner alone.
-            let most = if name.optimizer { 1 } else { usize::MAX };
-            for stage in self.plan.holders(layer, parameter).into_iter().take(most) {
+            for stage in self.stages_of_state(text) {
                 tensors.push((stage, text.clone(), self.world.boss_slots.hold(*value)));
             }
         }
         Request::LoadState { tensors, optimizer: true }
+    }
+
+    /// The stages that get a parameter, or what the optimizer keeps for one.
+    fn stages_of_state(&self, text: &str) -> Vec<StageId> {
+        let name = StateName::parse(text);
+        let (layer, parameter) = name.kept().map_or(name.name, |(param, _)| param).rsplit_once('.').expect("a name");
+        let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
+        // What the optimizer keeps is with the owner alone.
+        let most = if name.optimizer { 1 } else { usize::MAX };
+        self.plan.holders(layer, parameter).into_iter().take(most).collect()
     }
 }
 

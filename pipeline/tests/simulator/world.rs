@@ -1,6 +1,10 @@
 //! The fleet: one boss session, the workers' sessions with their compute threads, and the driver that
 //! carries out effects, all on one virtual clock.
 
+#[path = "keeping.rs"]
+mod keeping;
+#[path = "slots.rs"]
+mod slots;
 #[path = "striking.rs"]
 mod striking;
 
@@ -20,6 +24,7 @@ use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, Summing, WorkerSpan};
 use pipeline::frame::{decode, encode, head_len, Envelope, Route};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
+use pipeline::kept::KeptCopy;
 use pipeline::message::{Failure, Head};
 use pipeline::replicas::{BucketBytes, Node, Tree};
 use pipeline::samples::{DataSpec, DataTask, Reading};
@@ -31,30 +36,6 @@ use std::net::SocketAddr;
 
 /// More events than any run here takes: the sessions talk without end.
 const MOST_EVENTS: u64 = 200_000;
-
-/// The tensors that a driver holds for its session.
-#[derive(Default)]
-pub struct Slots {
-    held: BTreeMap<Slot, Fake>,
-    next: u64,
-}
-
-impl Slots {
-    pub fn hold(&mut self, tensor: Fake) -> Slot {
-        let slot = Slot(self.next);
-        self.next += 1;
-        self.held.insert(slot, tensor);
-        slot
-    }
-
-    fn give_up(&mut self, slot: Slot) -> Fake {
-        self.held.remove(&slot).unwrap_or_else(|| panic!("{slot} was given back twice or never held"))
-    }
-
-    fn give_up_all(&mut self, slots: Vec<Slot>) -> Vec<Fake> {
-        slots.into_iter().map(|slot| self.give_up(slot)).collect()
-    }
-}
 
 struct Worker {
     session: StageSession,
@@ -75,6 +56,8 @@ struct Worker {
     finished: bool,
     /// Until then it does nothing.
     asleep: u64,
+    /// What it keeps beyond the run.
+    kept: Kept,
 }
 
 impl Worker {
@@ -91,6 +74,7 @@ impl Worker {
             alive: true,
             finished: false,
             asleep: 0,
+            kept: Kept::default(),
         }
     }
 
@@ -130,17 +114,24 @@ pub struct World {
     pub perils: Perils,
     /// The ways that weights to be loaded took, by name, each with the stage.
     pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
+    /// What workers said last of the copies that they keep.
+    pub copies: Vec<(WorkerId, KeptCopy)>,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
     /// Those that the boss knows to be lost, where they may not come and go.
     lost: BTreeSet<WorkerId>,
     requests: u64,
+    /// Those that are answered while others are carried out.
+    beside: BTreeSet<u64>,
     /// When the last reply came.
     replied: u64,
     replies: BTreeMap<u64, Replied>,
     log: Log,
 }
+
+pub use keeping::Kept;
+pub use slots::Slots;
 
 impl World {
     pub fn new(plan: Plan, seed: u64, conditions: Conditions, faults: Faults, log: Log) -> Self {
@@ -161,6 +152,7 @@ impl World {
             churn: None,
             perils: Perils::default(),
             weights: BTreeMap::new(),
+            copies: Vec::new(),
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
@@ -173,6 +165,7 @@ impl World {
             }),
             lost: BTreeSet::new(),
             requests: 0,
+            beside: BTreeSet::new(),
             replied: 0,
             replies: BTreeMap::new(),
             log,
@@ -187,6 +180,9 @@ impl World {
     pub fn submit(&mut self, request: Request) -> u64 {
         self.requests += 1;
         self.log.note(|| format!("{:>9} request {}: {}", self.now(), self.requests, short(&request)));
+        if matches!(request, Request::Keep(_)) {
+            self.beside.insert(self.requests);
+        }
         self.boss.on_request(self.network.time(), self.requests, request);
         self.drain_boss();
         self.requests
@@ -205,9 +201,9 @@ impl World {
     /// Lets everything happen that is on its way, and checks that nothing is left behind.
     pub fn settle(&mut self) {
         while self.step() {}
-        assert!(self.boss_slots.held.is_empty(), "the boss still holds {:?}", self.boss_slots.held);
+        assert!(self.boss_slots.held().is_empty(), "the boss still holds {:?}", self.boss_slots.held());
         for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive || w.finished) {
-            assert!(worker.slots.held.is_empty(), "worker {index} still holds {:?}", worker.slots.held);
+            assert!(worker.slots.held().is_empty(), "worker {index} still holds {:?}", worker.slots.held());
             assert!(worker.tasks.is_empty(), "worker {index} still has tasks");
         }
     }
@@ -415,7 +411,8 @@ impl World {
                 Effect::Reply { request, result } => {
                     let result = result.map(|answer| self.answered(answer));
                     // A copy comes while other requests are carried out.
-                    if !matches!(&result, Ok(answered) if !answered.state.is_empty()) {
+                    let beside = self.beside.remove(&request);
+                    if !beside && !matches!(&result, Ok(answered) if !answered.state.is_empty()) {
                         self.replied = self.now();
                     }
                     self.log.note(|| format!("{:>9} reply {request}: {}", self.now(), short(&result)));
@@ -434,6 +431,9 @@ impl World {
                 | Effect::Data { .. }
                 | Effect::ReadAhead(_)
                 | Effect::Residuals(_)
+                | Effect::Keep { .. }
+                | Effect::SendKept { .. }
+                | Effect::KeepOnly(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)
                 | Effect::Finish => panic!("the boss wants {effect:?}"),
@@ -458,6 +458,7 @@ impl World {
         }
         self.spans = answer.spans;
         self.behind = answer.behind;
+        self.copies = answer.copies;
         for (worker, stage, digest) in &answer.digests {
             let differs = answer.digests.iter().find(|(_, s, d)| s == stage && d != digest);
             assert!(differs.is_none(), "{stage} of {worker} has other weights than {differs:?}");
@@ -510,6 +511,15 @@ impl World {
                     self.ahead.0 += readings.len() as u64;
                     worker.ahead_of_time = readings;
                 }
+                Effect::Keep { copy, note, part, tensors, .. } => {
+                    let take = |(name, slot)| (name, worker.slots.give_up(slot));
+                    worker.kept.put(copy, note, part, tensors.into_iter().map(take).collect());
+                }
+                Effect::SendKept { to, copy, part, name } => {
+                    let tensor = worker.kept.get(copy, part, &name);
+                    self.send(Peer::Worker(id), to, vec![tensor]);
+                }
+                Effect::KeepOnly(copies) => worker.kept.keep_only(&copies),
                 // Nothing is compressed here, so nothing is lost.
                 Effect::Residuals(_) => {}
                 Effect::Dial { peer, .. } => self.network.dial(id, peer),

@@ -1,0 +1,176 @@
+//! What a run goes on with: a checkpoint, or what workers keep.
+
+use crate::checkpoint::{Checkpoints, Counters, KeepBest, Policy, Run, State};
+use crate::output;
+use crate::redundancy::KeptState;
+use crate::run_file::RunFile;
+use crate::train::Settings;
+use crate::{BossMan, BossManError};
+use std::path::Path;
+use std::time::Duration;
+
+/// In place of a checkpoint's name: the last, and the beginning where there is none.
+const IF_ANY: &str = "if-any";
+
+/// What a run goes on with.
+pub(crate) enum Found {
+    /// A checkpoint, which is in memory.
+    Checkpoint(State, Run),
+    /// A copy that workers keep.
+    Kept(KeptState),
+}
+
+impl Found {
+    pub(crate) fn counters(&self) -> Counters {
+        match self {
+            Found::Checkpoint(state, _) => state.counters,
+            Found::Kept(kept) => kept.counters,
+        }
+    }
+
+    pub(crate) fn run(&self) -> &Run {
+        match self {
+            Found::Checkpoint(_, run) => run,
+            Found::Kept(kept) => &kept.run,
+        }
+    }
+
+    pub(crate) fn kept(&self) -> Option<&KeptState> {
+        match self {
+            Found::Checkpoint(..) => None,
+            Found::Kept(kept) => Some(kept),
+        }
+    }
+
+    /// What it is called in the log.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Found::Checkpoint(..) => "the checkpoint",
+            Found::Kept(_) => "the workers' copy",
+        }
+    }
+
+    /// Gives it to the workers.
+    pub(crate) async fn restore(&self, boss: &mut BossMan) -> Result<(), BossManError> {
+        match self {
+            Found::Checkpoint(state, _) => boss.restore(state).await,
+            Found::Kept(kept) => boss.restore_kept(kept).await,
+        }
+    }
+}
+
+/// The newest there is: what workers keep of the run with this number, where it has one, or its last whole checkpoint.
+/// `at_hand` is a checkpoint that was read before.
+pub(crate) async fn newest(
+    boss: &mut BossMan,
+    number: Option<u64>,
+    checkpoints: Option<&Checkpoints>,
+    (at_hand, metrics): (Option<Found>, Option<&Path>),
+) -> Result<Option<Found>, BossManError> {
+    let kept = match number {
+        Some(number) => boss.kept(number).await?,
+        None => None,
+    };
+    let kept = kept.filter(|kept| can_go_on(metrics, kept));
+    let newest = match (&at_hand, checkpoints) {
+        (Some(found), _) => found.counters().step,
+        (None, Some(checkpoints)) if kept.is_some() => {
+            let listed = checkpoints.list().await.unwrap_or_default();
+            listed.iter().filter(|listed| !listed.is_begun).map(|listed| listed.step).max().unwrap_or(0)
+        }
+        _ => 0,
+    };
+    match kept {
+        Some(kept) if kept.counters.step >= newest => Ok(Some(Found::Kept(kept))),
+        kept => match (at_hand, checkpoints) {
+            (Some(found), _) => Ok(Some(found)),
+            (None, Some(checkpoints)) => match last_checkpoint(checkpoints).await? {
+                // What was newer may have been damaged.
+                Some(found) if kept.as_ref().is_none_or(|kept| kept.counters.step < found.counters().step) => {
+                    Ok(Some(found))
+                }
+                _ => Ok(kept.map(Found::Kept)),
+            },
+            (None, None) => Ok(kept.map(Found::Kept)),
+        },
+    }
+}
+
+/// Whether the metrics are there that stood when a copy was made: the machine that wrote them may have failed since.
+fn can_go_on(metrics: Option<&Path>, kept: &KeptState) -> bool {
+    let (Some(path), Some(expected)) = (metrics, kept.run.metrics) else { return true };
+    let there = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    if there < expected {
+        let step = kept.counters.step;
+        output::warn(&format!(
+            "warning: {} has not all the lines that it had when workers copied the state of step {step}, which is not used",
+            path.display()
+        ));
+    }
+    there >= expected
+}
+
+/// The last one that is whole; nothing where there is none yet.
+async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<Found>, BossManError> {
+    // Whatever cut workers off may do so with a store, too.
+    let mut waits = [1, 4, 16].into_iter();
+    loop {
+        match checkpoints.last_whole().await {
+            Ok(found) => return Ok(found.map(|(state, manifest)| Found::Checkpoint(state, manifest.run))),
+            Err(error) => match waits.next() {
+                None => return Err(error),
+                Some(seconds) => {
+                    output::warn(&format!("warning: {error}; trying again in {seconds} s"));
+                    tokio::time::sleep(Duration::from_secs(seconds)).await;
+                }
+            },
+        }
+    }
+}
+
+/// What makes the run's checkpoints, and the one that it goes on with.
+pub(crate) async fn checkpoints(
+    file: &RunFile,
+    settings: &Settings,
+    run: &Run,
+) -> Result<(Option<(Checkpoints, Policy)>, Option<Found>), BossManError> {
+    let Some(policy) = &file.checkpoint else {
+        return match settings.resume {
+            Some(_) => Err(BossManError::Usage(
+                "--resume: the run file does not say where checkpoints are; set `checkpoint: {dir: .., every: ..}`"
+                    .into(),
+            )),
+            None => Ok((None, None)),
+        };
+    };
+    if policy.keep_best.is_some() && file.data.validation.is_none() {
+        return Err(BossManError::Usage(
+            "`keep_best`: the run's `data` has no `validation` to tell the best by".into(),
+        ));
+    }
+    if policy.keep_best == Some(KeepBest::Accuracy) && file.loss.classes().is_none() {
+        return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
+    }
+    let if_any = settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY));
+    let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
+    let listed = checkpoints.list().await?;
+    let begins = if_any && listed.iter().all(|listed| listed.is_begun);
+    let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
+        // Else it could not be told later which checkpoint is of which run.
+        return match listed.iter().rfind(|listed| !listed.is_begun) {
+            Some(last) => Err(BossManError::Usage(format!(
+                "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
+                policy.dir, last.step
+            ))),
+            None => Ok((Some((checkpoints, policy.clone())), None)),
+        };
+    };
+    let (state, manifest) = checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
+    let microbatches = if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
+    if let Some(problem) = manifest.run.differs(&Run { microbatches, ..run.clone() }) {
+        return Err(BossManError::Usage(format!(
+            "--resume: {problem}, so the run would not go on as it was; restore that, or begin anew in another folder"
+        )));
+    }
+    Ok((Some((checkpoints, policy.clone())), Some(Found::Checkpoint(state, manifest.run))))
+}

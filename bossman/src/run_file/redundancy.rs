@@ -1,0 +1,33 @@
+//! What a run file says of where the state comes from where workers are lost.
+
+use super::checkpoint::every;
+use crate::checkpoint::Every;
+use crate::Redundancy;
+use layerspec::yaml::{Kind, Mapping, Node};
+use layerspec::Fault;
+
+/// Steps between two copies, where nothing is said.
+const STEPS: u64 = 10;
+const EXPECTED: &str = "`none`, `checkpoint`, `neighbour` or `{neighbour: STEPS}`";
+
+pub(super) fn redundancy(run: &Mapping<'_>) -> Result<Redundancy, Fault> {
+    let checkpoints = run.get("checkpoint").is_some();
+    let Some(node) = run.get("redundancy") else {
+        return Ok(if checkpoints { Redundancy::Checkpoint } else { Redundancy::None });
+    };
+    match node.as_text() {
+        Some("none") => Ok(Redundancy::None),
+        Some("checkpoint") if checkpoints => Ok(Redundancy::Checkpoint),
+        Some("checkpoint") => Err(Fault::new(node.place, "`redundancy: checkpoint` goes with `checkpoint` only")),
+        Some("neighbour") => Ok(Redundancy::Neighbour(Every::Steps(STEPS))),
+        _ => neighbour(node),
+    }
+}
+
+fn neighbour(node: &Node) -> Result<Redundancy, Fault> {
+    if !matches!(node.kind, Kind::Map(_)) {
+        return Err(node.unexpected("`redundancy`", EXPECTED));
+    }
+    let keys = node.mapping("`redundancy`", "key", &["neighbour"])?;
+    every("`neighbour`", keys.need("neighbour")?).map(Redundancy::Neighbour)
+}

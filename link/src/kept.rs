@@ -1,0 +1,106 @@
+//! What a worker keeps of runs' states beyond the runs: the tensors that `pipeline`'s [`kept`](pipeline::kept) names.
+
+use crate::payload::Payload;
+use bytes::Bytes;
+use pipeline::kept::{CopyId, CopyNote, KeptCopy};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Copies of state, in memory. Clones share them.
+#[derive(Clone, Default)]
+pub struct Kept {
+    copies: Arc<Mutex<BTreeMap<CopyId, Copy>>>,
+}
+
+struct Copy {
+    note: CopyNote,
+    parts: BTreeMap<u32, BTreeMap<String, Payload>>,
+}
+
+impl Kept {
+    /// What is there.
+    pub fn list(&self) -> Vec<KeptCopy> {
+        self.with(|copies| {
+            let names =
+                |(part, tensors): (&u32, &BTreeMap<String, Payload>)| (*part, tensors.keys().cloned().collect());
+            let listed = copies.iter().map(|(copy, Copy { note, parts })| KeptCopy {
+                copy: *copy,
+                note: note.clone(),
+                parts: parts.iter().map(names).collect::<BTreeMap<u32, BTreeSet<String>>>(),
+            });
+            listed.collect()
+        })
+    }
+
+    pub(crate) fn put(&self, (copy, part): (CopyId, u32), note: CopyNote, tensors: BTreeMap<String, Payload>) {
+        self.with(|copies| {
+            let copy = copies.entry(copy).or_insert_with(|| Copy { note, parts: BTreeMap::new() });
+            copy.parts.insert(part, tensors);
+        });
+    }
+
+    pub(crate) fn get(&self, (copy, part): (CopyId, u32), name: &str) -> Option<Payload> {
+        self.with(|copies| copies.get(&copy)?.parts.get(&part)?.get(name).cloned())
+    }
+
+    /// Copies what lies in memory that is the sender's, or in which more is to come.
+    pub(crate) fn take_over(&self, copy: CopyId, part: u32) {
+        let tensors = self.with(|copies| copies.get(&copy)?.parts.get(&part).cloned());
+        let own = |(name, Payload { meta, bytes }): (String, Payload)| {
+            (name, Payload { meta, bytes: Bytes::copy_from_slice(&bytes) })
+        };
+        let Some(tensors) = tensors.map(|tensors| tensors.into_iter().map(own).collect()) else { return };
+        self.with(|copies| {
+            // It may have been let go meanwhile.
+            if let Some(place) = copies.get_mut(&copy).and_then(|copy| copy.parts.get_mut(&part)) {
+                *place = tensors;
+            }
+        });
+    }
+
+    pub(crate) fn keep_only(&self, wanted: &[CopyId]) {
+        self.with(|copies| copies.retain(|copy, _| wanted.contains(copy)));
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<CopyId, Copy>) -> T) -> T {
+        act(&mut self.copies.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use layerspec::DType;
+    use pipeline::TensorMeta;
+
+    fn copy(step: u64) -> CopyId {
+        CopyId { run: 1, step, membership: 1 }
+    }
+
+    fn payload(bytes: &[u8]) -> Payload {
+        let meta = TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] };
+        Payload { meta, bytes: Bytes::copy_from_slice(bytes) }
+    }
+
+    #[test]
+    fn copies_are_kept_until_they_are_let_go() {
+        let (kept, note) = (Kept::default(), CopyNote { parts: 2, text: "it".into() });
+        let part = |byte| BTreeMap::from([("w".to_string(), payload(&[byte]))]);
+        kept.put((copy(1), 0), note.clone(), part(10));
+        kept.put((copy(1), 1), note.clone(), part(11));
+        let of_next_membership = kept.clone();
+        kept.put((copy(2), 0), note.clone(), part(20));
+        let listed = of_next_membership.list();
+        assert_eq!(listed.iter().map(|kept| (kept.copy.step, kept.parts.len())).collect::<Vec<_>>(), [(1, 2), (2, 1)]);
+        assert_eq!(listed[0].note, note);
+        let before = kept.get((copy(1), 1), "w").map(|payload| payload.bytes).unwrap_or_default();
+        kept.take_over(copy(1), 1);
+        kept.take_over(copy(3), 1);
+        let after = kept.get((copy(1), 1), "w").map(|payload| payload.bytes).unwrap_or_default();
+        assert_eq!((&before[..], &after[..]), (&[11][..], &[11][..]));
+        assert_ne!(before.as_ptr(), after.as_ptr(), "in memory of its own");
+        kept.keep_only(&[copy(2), copy(3)]);
+        assert!(kept.get((copy(1), 1), "w").is_none() && kept.get((copy(2), 0), "w").is_some());
+        assert!(kept.get((copy(2), 0), "b").is_none() && kept.get((copy(2), 1), "w").is_none());
+    }
+}

@@ -1,0 +1,219 @@
+//! Copies of state that this worker keeps, of its own and of others: see [`crate::kept`].
+//!
+//! A part is kept once all of it is here and the boss has said that it comes. What was copied here takes the same way.
+
+use super::{Job, Purpose, StageSession};
+use crate::effect::{Effect, Peer};
+use crate::ids::{Slot, StageId};
+use crate::kept::{CopyId, Keep, KeptCopy, Recall};
+use crate::message::{Failure, Head};
+use crate::task::Task;
+use std::collections::BTreeMap;
+
+/// Of more commands than this no parts are on their way here: one for each stage.
+const MOST_KEEPS: usize = 1 << 12;
+/// No part has more tensors than this.
+const MOST_TENSORS: u32 = 1 << 20;
+
+/// What comes for a command.
+#[derive(Default)]
+pub(super) struct Keeping {
+    /// Once it is here.
+    command: Option<Keep>,
+    parts: BTreeMap<u32, Part>,
+}
+
+struct Part {
+    from: Peer,
+    of: u32,
+    tensors: Vec<(String, Slot)>,
+}
+
+impl Keeping {
+    fn into_slots(self) -> Vec<Slot> {
+        self.parts.into_values().flat_map(|part| part.tensors).map(|(_, slot)| slot).collect()
+    }
+}
+
+impl Part {
+    fn is_whole(&self) -> bool {
+        self.tensors.len() == self.of as usize
+    }
+}
+
+impl StageSession {
+    /// Copies what is to be copied here, and keeps what comes.
+    pub(super) fn keep_copy(&mut self, id: u64, keep: Keep) {
+        let copy = keep.copy;
+        if self.copying.is_none_or(|(making, _)| making != copy) {
+            self.void_keeping(id);
+            self.copying = Some((copy, id));
+            self.keeps_for = Some(copy.run);
+            let wanted: Vec<CopyId> = keep.last.into_iter().chain([copy]).collect();
+            self.kept.retain(|kept| wanted.contains(&kept.copy));
+            self.effects.push_back(Effect::KeepOnly(wanted));
+        }
+        let (stage, gives) = (keep.stage, keep.give.is_some());
+        self.keeping.entry(id).or_default().command = Some(keep);
+        if gives {
+            let snapshot = self.snapshot(stage, true);
+            self.job = Some(Job::Keep { id });
+            self.compute(Purpose::Command(id), snapshot);
+        } else {
+            self.done(id, Vec::new(), 0, Vec::new());
+        }
+        self.keep_parts(id);
+    }
+
+    /// What is to be kept is copied: it goes to whoever keeps it, this worker among them.
+    pub(super) fn copied(&mut self, id: u64, tensors: Vec<(String, Slot)>) {
+        let keep = self.keeping.get(&id).and_then(|keeping| keeping.command.as_ref());
+        let (Some((part, neighbour)), Some(me)) = (keep.and_then(|keep| keep.give), self.worker) else {
+            let slots = tensors.into_iter().map(|(_, slot)| slot).collect();
+            return self.drop_slots(slots);
+        };
+        let of = u32::try_from(tensors.len()).unwrap_or(u32::MAX);
+        let mut send = |name: String, slots: Vec<Slot>| {
+            let head = Head::Keeping { id, part, name, of };
+            let mut to = vec![self.links.to(me, head.clone())];
+            to.extend((neighbour != me).then(|| self.links.reach(neighbour, head)));
+            self.effects.push_back(Effect::Send { to, slots });
+        };
+        if tensors.is_empty() {
+            send(String::new(), Vec::new());
+        }
+        for (name, slot) in tensors {
+            send(name, vec![slot]);
+        }
+        self.done(id, Vec::new(), 0, Vec::new());
+    }
+
+    /// A tensor of a part.
+    pub(super) fn keeping(&mut self, from: Peer, id: u64, (part, name, of): (u32, String, u32), slots: Vec<Slot>) {
+        let is_void = self.copying.is_some_and(|(_, first)| id < first) || self.unkept.contains(&id);
+        if is_void {
+            return self.drop_slots(slots);
+        }
+        if !self.keeping.contains_key(&id) && self.keeping.len() >= MOST_KEEPS {
+            return self.refuse(from, slots, "sent copies that nobody asked for".into());
+        }
+        let parts = &mut self.keeping.entry(id).or_default().parts;
+        let arriving = parts.entry(part).or_insert(Part { from, of, tensors: Vec::new() });
+        let more = arriving.tensors.len() + slots.len();
+        let fits = arriving.from == from && arriving.of == of && more <= of as usize && (of == 0 || slots.len() == 1);
+        if !fits || of > MOST_TENSORS {
+            return self.refuse(from, slots, "sent more of a copy than it said".into());
+        }
+        arriving.tensors.extend(slots.into_iter().map(|slot| (name.clone(), slot)));
+        self.keep_parts(id);
+    }
+
+    /// Keeps the parts that are whole, once the boss has said that they come.
+    fn keep_parts(&mut self, id: u64) {
+        let Some(Keeping { command: Some(keep), parts }) = self.keeping.get_mut(&id) else { return };
+        let (me, keep) = (self.worker, keep.clone());
+        let comes = |part: &u32, from: Peer| match from {
+            Peer::Worker(worker) if Some(worker) == me => keep.give.is_some_and(|(number, _)| number == *part),
+            Peer::Worker(worker) => keep.take.get(part) == Some(&worker),
+            Peer::Boss => false,
+        };
+        let stray: Vec<u32> = parts.iter().filter(|(n, part)| !comes(n, part.from)).map(|(n, _)| *n).collect();
+        let stray: Vec<Part> = stray.iter().filter_map(|number| parts.remove(number)).collect();
+        let whole: Vec<u32> = parts.iter().filter(|(_, part)| part.is_whole()).map(|(number, _)| *number).collect();
+        let whole: Vec<_> = whole.into_iter().filter_map(|number| Some((number, parts.remove(&number)?))).collect();
+        for Part { from, tensors, .. } in stray {
+            let slots = tensors.into_iter().map(|(_, slot)| slot).collect();
+            self.refuse(from, slots, "sent a part of a copy that another sends, or nobody".into());
+        }
+        for (part, Part { tensors, from, .. }) in whole {
+            self.note_kept(&keep, part, &tensors);
+            let (copy, note, came) = (keep.copy, keep.note.clone(), Some(from) != me.map(Peer::Worker));
+            self.effects.push_back(Effect::Keep { copy, note, part, tensors, came });
+            self.tell_boss(Head::Kept { id, part });
+        }
+    }
+
+    fn note_kept(&mut self, keep: &Keep, part: u32, tensors: &[(String, Slot)]) {
+        let names = tensors.iter().map(|(name, _)| name.clone()).collect();
+        match self.kept.iter_mut().find(|kept| kept.copy == keep.copy) {
+            Some(kept) => drop(kept.parts.insert(part, names)),
+            None => {
+                let (copy, note) = (keep.copy, keep.note.clone());
+                self.kept.push(KeptCopy { copy, note, parts: BTreeMap::from([(part, names)]) });
+            }
+        }
+    }
+
+    /// Cancels a command that copies state, or forgets what came for it; says whether there is no more to do for that.
+    pub(super) fn cancel_keeping(&mut self, id: u64) -> bool {
+        let Some(keeping) = self.keeping.remove(&id) else { return false };
+        self.drop_slots(keeping.into_slots());
+        self.unkept.insert(id);
+        keeping_is_over(self.job.as_ref(), id) && !self.waiting.iter().any(|waiting| waiting.is(id))
+    }
+
+    /// Nothing that comes for a command before this one is of use.
+    pub(super) fn void_keeping(&mut self, id: u64) {
+        let later = self.keeping.split_off(&id);
+        let void = std::mem::replace(&mut self.keeping, later);
+        self.drop_slots(void.into_values().flat_map(Keeping::into_slots).collect());
+        self.unkept = self.unkept.split_off(&id);
+        if let Some((_, first)) = &mut self.copying {
+            *first = id;
+        }
+    }
+
+    /// What is kept of other runs is of no use to one that trains.
+    pub(super) fn forget_other_runs(&mut self) {
+        if self.kept.iter().any(|kept| Some(kept.copy.run) != self.keeps_for) {
+            self.kept.retain(|kept| Some(kept.copy.run) == self.keeps_for);
+            self.effects.push_back(Effect::KeepOnly(self.kept.iter().map(|kept| kept.copy).collect()));
+        }
+    }
+
+    pub(super) fn tell_copies(&mut self, id: u64, run: u64) {
+        self.keeps_for = Some(run);
+        let copies = self.kept.iter().filter(|kept| kept.copy.run == run).cloned().collect();
+        self.tell_boss(Head::Copies { id, copies });
+        self.done(id, Vec::new(), 0, Vec::new());
+    }
+
+    /// Takes a kept state, and gives out what of it is here.
+    pub(super) fn restore(&mut self, id: u64, expected: u32, recall: Recall) {
+        let what = |tensors| Task::Load { tensors, optimizer: true };
+        self.job = Some(Job::Load { id, expected: expected as usize, what, kept: true });
+        let Recall { copy, tensors } = recall;
+        for (part, name, stage) in tensors {
+            if let Err(problem) = self.give_kept(id, copy, (part, name), stage) {
+                return self.fail(id, Failure::new(problem));
+            }
+        }
+        self.start_load();
+    }
+
+    fn give_kept(&mut self, id: u64, copy: CopyId, (part, name): (u32, String), stage: StageId) -> Result<(), String> {
+        let kept = self.kept.iter().find(|kept| kept.copy == copy).and_then(|kept| kept.parts.get(&part));
+        if !kept.is_some_and(|names| names.contains(&name)) {
+            return Err(format!("`{name}` of step {} is not kept here", copy.step));
+        }
+        let (Some(first), Some(me)) = (self.homes.first(stage), self.worker) else {
+            return Err(format!("nobody has {stage}"));
+        };
+        let head = Head::Weight { id, name: name.clone(), stage };
+        let to = match first == me {
+            // As one that came, it goes to other replicas, too.
+            true => {
+                self.let_in(id)?;
+                self.homes.takers(stage, me).into_iter().chain([me]).map(|to| self.links.to(to, head.clone())).collect()
+            }
+            false => vec![self.links.reach(first, head)],
+        };
+        self.effects.push_back(Effect::SendKept { to, copy, part, name });
+        Ok(())
+    }
+}
+
+/// Whether the compute thread has nothing to do with a command any more.
+fn keeping_is_over(job: Option<&Job>, id: u64) -> bool {
+    job.and_then(Job::id) != Some(id)
+}

@@ -1,0 +1,248 @@
+//! Copies that a worker keeps: what it takes, what it refuses, and what it gives out again.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
+
+use layerspec::LayerGraph;
+use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
+use pipeline::frame::Route;
+use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
+use pipeline::kept::{CopyId, CopyNote, Keep, KeptCopy, Recall};
+use pipeline::message::{Assignment, Command, Head, Mode, Reduction, Round};
+use pipeline::replicas::{BucketBytes, Columns, Deal};
+use pipeline::schedule::Order;
+use pipeline::stage::StageSession;
+use pipeline::task::{Outcome, Task};
+use pipeline::watch::Watch;
+use pipeline::{Cuts, Placement, Plan};
+use std::collections::{BTreeMap, BTreeSet};
+
+const NOW: Micros = Micros(0);
+const ME: Peer = Peer::Worker(WorkerId(1));
+const OTHER: Peer = Peer::Worker(WorkerId(0));
+
+fn copy(step: u64) -> CopyId {
+    CopyId { run: 5, step, membership: 1 }
+}
+
+fn note() -> CopyNote {
+    CopyNote { parts: 3, text: "{}".into() }
+}
+
+/// The second of three workers in a row, which keeps these.
+fn second_of_three(kept: Vec<KeptCopy>) -> StageSession {
+    let linear = "  - Linear: {in_features: 4, out_features: 4}\n";
+    let text = format!("inputs: {{x: [batch, 4]}}\nlayers:\n{linear}{linear}{linear}");
+    let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
+    let plan = Plan::new(&graph, &Cuts::Auto, Columns::of(&[1, 1, 1]), Placement::Plain).expect("a good cut");
+    let worker = WorkerId(1);
+    let (stages, homes, buckets) = (plan.stages_of(worker), plan.homes, BucketBytes::default());
+    let assignment = Assignment { worker, stages, homes, buckets, sharding: None, peers: Vec::new(), seed: 1 };
+    let mut session = StageSession::with_kept(kept);
+    let effects = tell(&mut session, 1, Command::Assign(Box::new(assignment)));
+    session.on_done(NOW, ticket(&effects), Ok(Outcome::Done), (NOW, NOW));
+    drain(&mut session);
+    session
+}
+
+fn drain(session: &mut StageSession) -> Vec<Effect> {
+    std::iter::from_fn(|| session.poll_effect()).collect()
+}
+
+fn tell(session: &mut StageSession, id: u64, body: Command) -> Vec<Effect> {
+    hear(session, Peer::Boss, Head::Command { id, body }, &[])
+}
+
+fn hear(session: &mut StageSession, from: Peer, head: Head, slots: &[u64]) -> Vec<Effect> {
+    let slots = slots.iter().map(|slot| Slot(*slot)).collect();
+    session.on_frame(NOW, from, Frame { route: None, head, slots });
+    drain(session)
+}
+
+fn ticket(effects: &[Effect]) -> Ticket {
+    let found = effects.iter().find_map(|effect| match effect {
+        Effect::Compute { ticket, .. } => Some(*ticket),
+        _ => None,
+    });
+    found.expect("something to compute")
+}
+
+/// This worker's part is number 1, which worker 2 keeps, too; it keeps number 0 of worker 0.
+fn keep(step: u64, last: Option<u64>) -> Command {
+    let (give, take) = (Some((1, WorkerId(2))), BTreeMap::from([(0, WorkerId(0))]));
+    Command::Keep(Box::new(Keep { copy: copy(step), note: note(), last: last.map(copy), stage: None, give, take }))
+}
+
+fn keeping(id: u64, part: u32, name: &str, of: u32) -> Head {
+    Head::Keeping { id, part, name: name.into(), of }
+}
+
+fn tensor(slot: u64) -> (String, Slot) {
+    ("w".into(), Slot(slot))
+}
+
+fn refused(effects: &[Effect], by: Peer) -> bool {
+    effects.iter().any(|effect| matches!(effect, Effect::Hangup { peer, .. } if *peer == by))
+}
+
+fn said(effects: &[Effect]) -> Vec<&Head> {
+    let to = effects.iter().filter_map(|effect| match effect {
+        Effect::Send { to, .. } => Some(to),
+        _ => None,
+    });
+    to.flatten().filter(|to| to.peer == Peer::Boss && to.route.is_none()).map(|to| &to.head).collect()
+}
+
+#[test]
+fn what_is_copied_here_goes_to_the_neighbour_and_to_this_worker_which_keeps_it() {
+    let mut session = second_of_three(Vec::new());
+    let effects = tell(&mut session, 2, keep(7, None));
+    assert_eq!(effects[0], Effect::KeepOnly(vec![copy(7)]));
+    let copied = Ok(Outcome::State { tensors: vec![tensor(10)] });
+    session.on_done(NOW, ticket(&effects), copied, (NOW, NOW));
+    let effects = drain(&mut session);
+    let head = keeping(2, 1, "w", 1);
+    let myself = Destination { peer: ME, route: None, head: head.clone() };
+    // Nothing says that this worker has a link to it.
+    let route = Some(Route { from: WorkerId(1), to: WorkerId(2) });
+    let neighbour = Destination { peer: Peer::Boss, route, head: head.clone() };
+    assert_eq!(effects[0], Effect::Send { to: vec![myself, neighbour], slots: vec![Slot(10)] });
+    assert!(matches!(said(&effects)[..], [Head::Done { id: 2, sent: 0, .. }]), "{effects:?}");
+    let effects = hear(&mut session, ME, head, &[11]);
+    let kept = Effect::Keep { copy: copy(7), note: note(), part: 1, tensors: vec![tensor(11)], came: false };
+    assert_eq!(effects[0], kept);
+    assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 1 }]);
+}
+
+#[test]
+fn a_part_that_comes_before_its_command_is_kept_with_it() {
+    let mut session = second_of_three(Vec::new());
+    assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "w", 2), &[10]), []);
+    assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "b", 2), &[11]), []);
+    let effects = tell(&mut session, 2, keep(7, None));
+    let tensors = vec![tensor(10), ("b".into(), Slot(11))];
+    let kept = Effect::Keep { copy: copy(7), note: note(), part: 0, tensors, came: true };
+    assert!(effects.contains(&kept), "{effects:?}");
+    assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 0 }]);
+    // A part of which there is nothing.
+    let mut session = second_of_three(Vec::new());
+    tell(&mut session, 2, keep(7, None));
+    let effects = hear(&mut session, OTHER, keeping(2, 0, "", 0), &[]);
+    assert!(matches!(&effects[0], Effect::Keep { part: 0, tensors, .. } if tensors.is_empty()), "{effects:?}");
+}
+
+#[test]
+fn what_others_send_to_be_kept_is_what_the_boss_said() {
+    for (from, part) in [(OTHER, 1), (Peer::Worker(WorkerId(2)), 0), (OTHER, 2), (Peer::Boss, 0)] {
+        for early in [true, false] {
+            let mut session = second_of_three(Vec::new());
+            let mut effects = if early { Vec::new() } else { tell(&mut session, 2, keep(7, None)) };
+            effects.extend(hear(&mut session, from, keeping(2, part, "w", 1), &[10]));
+            if early {
+                effects.extend(tell(&mut session, 2, keep(7, None)));
+            }
+            assert!(refused(&effects, from), "part {part} of {from}: {effects:?}");
+            assert!(effects.contains(&Effect::Drop(vec![Slot(10)])), "{effects:?}");
+        }
+    }
+    for more in [keeping(2, 0, "v", 1), keeping(2, 0, "v", 3)] {
+        let mut session = second_of_three(Vec::new());
+        hear(&mut session, OTHER, keeping(2, 0, "w", 2), &[10]);
+        hear(&mut session, OTHER, keeping(2, 0, "x", 2), &[11]);
+        assert!(refused(&hear(&mut session, OTHER, more, &[12]), OTHER));
+    }
+}
+
+#[test]
+fn what_belongs_to_a_copy_that_was_cancelled_or_is_over_is_let_go() {
+    let mut session = second_of_three(Vec::new());
+    let effects = tell(&mut session, 2, keep(7, None));
+    session.on_done(NOW, ticket(&effects), Ok(Outcome::State { tensors: Vec::new() }), (NOW, NOW));
+    hear(&mut session, OTHER, keeping(2, 0, "w", 2), &[10]);
+    let abort = Head::Abort { id: 2, batch: None, gradients: false };
+    drain(&mut session);
+    let effects = hear(&mut session, Peer::Boss, abort, &[]);
+    assert!(effects.contains(&Effect::Drop(vec![Slot(10)])), "{effects:?}");
+    assert_eq!(said(&effects), [&Head::Aborted { id: 2, stepped: false }]);
+    assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "x", 2), &[11]), [Effect::Drop(vec![Slot(11)])]);
+    // The next lets go of whatever came for the one before, and keeps what is whole.
+    let effects = tell(&mut session, 4, keep(9, Some(5)));
+    assert_eq!(effects[0], Effect::KeepOnly(vec![copy(5), copy(9)]));
+    assert_eq!(hear(&mut session, OTHER, keeping(3, 0, "w", 1), &[12]), [Effect::Drop(vec![Slot(12)])]);
+}
+
+fn kept(run: u64, parts: &[(u32, &str)]) -> KeptCopy {
+    let parts = parts.iter().map(|(part, name)| (*part, BTreeSet::from([name.to_string()])));
+    KeptCopy { copy: CopyId { run, ..copy(7) }, note: note(), parts: parts.collect() }
+}
+
+#[test]
+fn what_is_kept_is_told_and_given_out() {
+    let mine = kept(5, &[(0, "0.weight"), (1, "1.weight")]);
+    let mut session = second_of_three(vec![mine.clone(), kept(6, &[(0, "0.weight")])]);
+    let effects = tell(&mut session, 2, Command::Copies { run: 5 });
+    assert_eq!(said(&effects)[0], &Head::Copies { id: 2, copies: vec![mine] });
+
+    let tensors = vec![(0, "0.weight".into(), StageId(0)), (1, "1.weight".into(), StageId(1))];
+    let recall = Box::new(Recall { copy: copy(7), tensors });
+    let effects = tell(&mut session, 3, Command::Restore { tensors: 2, recall });
+    let weight = |name: &str, stage| Head::Weight { id: 3, name: name.into(), stage: StageId(stage) };
+    let route = Some(Route { from: WorkerId(1), to: WorkerId(0) });
+    let away = Destination { peer: Peer::Boss, route, head: weight("0.weight", 0) };
+    let here = Destination { peer: ME, route: None, head: weight("1.weight", 1) };
+    let given =
+        |to: Destination, part, name: &str| Effect::SendKept { to: vec![to], copy: copy(7), part, name: name.into() };
+    assert_eq!(effects, [given(away, 0, "0.weight"), given(here, 1, "1.weight")]);
+    assert_eq!(hear(&mut session, ME, weight("1.weight", 1), &[10]), []);
+    let effects = hear(&mut session, Peer::Worker(WorkerId(2)), weight("1.bias", 1), &[11]);
+    assert!(matches!(&effects[..], [Effect::Compute { task: Task::Load { optimizer: true, .. }, .. }]), "{effects:?}");
+}
+
+#[test]
+fn what_is_not_kept_cannot_be_given_out() {
+    for (step, part, name) in [(8, 0, "0.weight"), (7, 1, "0.weight"), (7, 0, "0.bias")] {
+        let mut session = second_of_three(vec![kept(5, &[(0, "0.weight")])]);
+        let tensors = vec![(part, name.to_string(), StageId(0))];
+        let recall = Box::new(Recall { copy: copy(step), tensors });
+        let effects = tell(&mut session, 2, Command::Restore { tensors: 0, recall });
+        let [Head::Failed { failure, .. }] = &said(&effects)[..] else { panic!("{effects:?}") };
+        assert_eq!(failure.message, format!("`{name}` of step {step} is not kept here"));
+    }
+    // Weights that the boss sends come from nobody else.
+    let weight = || Head::Weight { id: 2, name: "1.bias".into(), stage: StageId(1) };
+    let load = Command::LoadState { tensors: 2, optimizer: false };
+    let mut session = second_of_three(Vec::new());
+    tell(&mut session, 2, load.clone());
+    assert!(refused(&hear(&mut session, OTHER, weight(), &[10]), OTHER));
+    let mut session = second_of_three(Vec::new());
+    assert_eq!(hear(&mut session, OTHER, weight(), &[10]), []);
+    assert!(refused(&tell(&mut session, 2, load), OTHER));
+}
+
+#[test]
+fn a_run_that_trains_lets_go_of_what_others_left() {
+    let round = Round {
+        batch: 1,
+        step: 1,
+        mode: Mode::Eval,
+        cached: None,
+        actions: Vec::new(),
+        order: Order::Listed,
+        deal: Deal::default(),
+        microbatches: 1,
+        samples: None,
+        reduction: Reduction::Sequential,
+        loss: None,
+        outputs: false,
+        grads_from_boss: false,
+        update: None,
+        watch: Watch::default(),
+    };
+    let both = || vec![kept(5, &[(0, "w")]), kept(6, &[(0, "w")])];
+    let mut session = second_of_three(both());
+    let effects = tell(&mut session, 2, Command::Run(Box::new(round.clone())));
+    assert_eq!(effects[0], Effect::KeepOnly(Vec::new()));
+    let mut session = second_of_three(both());
+    tell(&mut session, 2, Command::Copies { run: 6 });
+    let effects = tell(&mut session, 3, Command::Run(Box::new(round)));
+    assert_eq!(effects[0], Effect::KeepOnly(vec![CopyId { run: 6, ..copy(7) }]));
+}

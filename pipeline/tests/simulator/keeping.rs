@@ -1,0 +1,52 @@
+//! What workers of a world keep beyond it.
+
+use super::*;
+use pipeline::kept::{CopyId, CopyNote};
+
+/// A worker's copies, as its process has them whatever becomes of a run.
+#[derive(Clone, Default)]
+pub struct Kept(BTreeMap<CopyId, (CopyNote, Parts)>);
+
+type Parts = BTreeMap<u32, BTreeMap<String, Fake>>;
+
+impl Kept {
+    pub fn put(&mut self, copy: CopyId, note: CopyNote, part: u32, tensors: BTreeMap<String, Fake>) {
+        let (_, parts) = self.0.entry(copy).or_insert_with(|| (note, Parts::new()));
+        assert!(parts.insert(part, tensors).is_none(), "part {part} of {copy:?} is kept twice");
+        assert!(self.0.len() <= 2, "more copies are kept than the last and the next");
+    }
+
+    pub fn get(&self, copy: CopyId, part: u32, name: &str) -> Fake {
+        self.0[&copy].1[&part][name]
+    }
+
+    pub fn keep_only(&mut self, wanted: &[CopyId]) {
+        self.0.retain(|copy, _| wanted.contains(copy));
+    }
+
+    fn list(&self) -> Vec<KeptCopy> {
+        let names = |(part, tensors): (&u32, &BTreeMap<String, Fake>)| (*part, tensors.keys().cloned().collect());
+        let listed = self.0.iter().map(|(copy, (note, parts))| KeptCopy {
+            copy: *copy,
+            note: note.clone(),
+            parts: parts.iter().map(names).collect(),
+        });
+        listed.collect()
+    }
+}
+
+impl World {
+    /// Has its first workers keep these from before.
+    pub fn bring(&mut self, kept: Vec<Kept>) {
+        for (worker, kept) in self.workers.iter_mut().zip(kept) {
+            worker.session = StageSession::with_kept(kept.list());
+            worker.kept = kept;
+        }
+    }
+
+    /// What is kept by workers that are there, or only silent.
+    pub fn left(&mut self) -> Vec<Kept> {
+        let left = self.workers.iter_mut().filter(|worker| worker.alive || worker.finished || worker.asleep > 0);
+        left.map(|worker| std::mem::take(&mut worker.kept)).collect()
+    }
+}
