@@ -34,11 +34,14 @@ struct Lost {
     from: u64,
 }
 
-/// The error of a run that had nothing to go on with.
-pub(crate) fn without_checkpoints(error: BossManError) -> BossManError {
+/// The error of a run that does not go on by itself, which may have checkpoints.
+pub(crate) fn ended(error: BossManError, checkpoints: bool) -> BossManError {
     match error {
         BossManError::Worker(failure) if failure.passing => {
-            let advice = "start the run again: with `checkpoint` in its run file it goes on by itself";
+            let advice = match checkpoints {
+                true => "go on with --resume",
+                false => "start the run again: with `checkpoint` in its run file it goes on by itself",
+            };
             BossManError::Worker(Failure { message: format!("{}; {advice}", failure.message), ..failure })
         }
         other => other,
@@ -153,9 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_checkpoints_is_told_of_them() {
-        let told = without_checkpoints(lost(true)).to_string();
+    fn a_run_that_ends_is_told_what_would_have_helped() {
+        let told = ended(lost(true), false).to_string();
         assert!(told.starts_with("lost (it was tired); start the run again: with `checkpoint`"), "{told}");
-        assert!(!without_checkpoints(lost(false)).to_string().contains("checkpoint"));
+        assert_eq!(ended(lost(true), true).to_string(), "lost (it was tired); go on with --resume");
+        assert!(!ended(lost(false), false).to_string().contains("checkpoint"));
     }
 }

@@ -92,7 +92,7 @@ pub async fn run_with(
             return Err(error);
         }
         if file.redundancy == Redundancy::None {
-            return Err(recovery::without_checkpoints(error));
+            return Err(recovery::ended(error, training.checkpoints.is_some()));
         }
         if !recovery.may_go_on(&error, training.failed_at.take().unwrap_or_else(Instant::now)) {
             return Err(error);
