@@ -1,7 +1,7 @@
-//! How a run goes on by itself where workers are lost: with who is left, from its last checkpoint.
+//! How a run goes on by itself where workers are lost: with who is left, from its last checkpoint or what workers keep.
 //!
 //! Whoever is left joins again, spares take the places of who is gone, the model is cut for as many as there are, and the
-//! steps since the checkpoint are done again. What is drawn at random, and which samples come, depends on the numbers of steps
+//! steps since then are done again. What is drawn at random, and which samples come, depends on the numbers of steps
 //! alone, and the result on no cut (law 1), so it is that of a run in which nothing was lost.
 
 use crate::output;
@@ -80,7 +80,7 @@ impl Recovery {
         let Some(lost) = &mut self.lost else { return };
         lost.from = from.map_or(0, |(step, _)| step);
         let state = match from {
-            None => "from the beginning, for nothing has been kept yet".to_string(),
+            None => "from the beginning, for there is no whole checkpoint or copy".to_string(),
             Some((step, name)) => format!("from {name} of step {step}"),
         };
         output::warn(&format!("recovery: going on with {workers} of {at_first} workers, {state}"));

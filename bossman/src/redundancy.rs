@@ -79,7 +79,7 @@ impl Copies {
     /// told, and training goes on.
     pub(crate) async fn after_step(&mut self, boss: &mut BossMan, step: u64, run: &Run, progress: &Progress) {
         self.owed |= self.due.is_now(step);
-        self.take_note(progress).await;
+        self.take_note(boss.plan.homes.members().len() > 1, progress).await;
         if !self.owed || self.at_work.is_some() || !boss.is_between_updates() {
             return;
         }
@@ -92,12 +92,12 @@ impl Copies {
     }
 
     /// Whether the copy that was at work has arrived.
-    async fn take_note(&mut self, progress: &Progress) {
+    async fn take_note(&mut self, shared: bool, progress: &Progress) {
         let Some((copy, arriving)) = self.at_work.take_if(|(_, arriving)| arriving.is_finished()) else { return };
         let problem = match arriving.await {
             Ok(Ok(())) => {
                 self.last = Some(copy);
-                if !std::mem::replace(&mut self.told, true) {
+                if shared && !std::mem::replace(&mut self.told, true) {
                     progress.line(&format!("workers keep the state of step {} for each other, and so on", copy.step));
                 }
                 return;
@@ -105,6 +105,7 @@ impl Copies {
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
+        self.owed = true;
         output::warn(&format!("warning: workers keep no copy of step {}: {problem}", copy.step));
     }
 }
@@ -138,55 +139,49 @@ impl BossMan {
         let (replies, asked) = self.ask_for_copies(ask).await;
         asked?;
         Ok(async move {
+            let mut failed = None;
             for reply in replies {
                 let arrived: Result<Answer, Failure> = reply.await;
-                arrived?;
+                failed = failed.or(arrived.err());
             }
-            Ok(())
+            failed.map_or(Ok(()), |failure| Err(failure.into()))
         })
     }
 
-    /// Who keeps what each worker copies: the next one on another machine, for machines fail as a whole.
+    /// Who keeps what each worker copies.
     fn neighbours(&self) -> BTreeMap<WorkerId, WorkerId> {
-        let (members, infos) = (self.plan.homes.members(), self.handle.workers());
-        let host = |worker: &WorkerId| infos.get(usize::from(worker.0)).map(|info| &info.host);
-        let neighbour = |worker: &WorkerId| {
-            let after = members.iter().filter(|other| *other > worker);
-            let mut others = after.chain(members.iter().filter(|other| *other < worker));
-            let next = others.clone().next();
-            others.find(|other| host(other) != host(worker)).or(next).copied()
-        };
-        members.iter().filter_map(|worker| Some((*worker, neighbour(worker)?))).collect()
+        let members: Vec<(WorkerId, &str)> = self.plan.homes.members().into_iter().zip(self.hosts()).collect();
+        neighbours(&members, |worker, other| self.plan.peers_of(worker).contains(&other))
     }
 
-    /// The last copy of the run with this number of which the workers that are here keep every part.
-    pub(crate) async fn kept(&mut self, run: u64) -> Result<Option<KeptState>, BossManError> {
-        let copies = self.call(Request::Copies { run }).await?.copies;
-        let mut steps: Vec<CopyId> = copies.iter().map(|(_, kept)| kept.copy).filter(|copy| copy.run == run).collect();
-        steps.sort();
-        steps.dedup();
-        Ok(steps.into_iter().rev().find_map(|copy| {
-            let of_copy = copies.iter().filter(|(_, kept)| kept.copy == copy);
-            self.whole(copy, of_copy.map(|(worker, kept)| (*worker, kept)))
-        }))
+    fn hosts(&self) -> impl Iterator<Item = &str> {
+        let infos = self.handle.workers();
+        let host = |worker: WorkerId| infos.get(usize::from(worker.0)).map_or("", |info| &info.host);
+        self.plan.homes.members().into_iter().map(host)
+    }
+
+    /// The copies of the run with this number of which the workers that are here keep every part, the last one first.
+    pub(crate) async fn kept(&mut self, run: u64) -> Result<Vec<KeptState>, BossManError> {
+        let mut copies: BTreeMap<CopyId, Vec<(WorkerId, KeptCopy)>> = BTreeMap::new();
+        for (worker, kept) in self.call(Request::Copies { run }).await?.copies {
+            copies.entry(kept.copy).or_default().push((worker, kept));
+        }
+        let whole = copies.iter().rev().filter(|(copy, _)| copy.run == run).map(|(copy, kept)| self.whole(*copy, kept));
+        Ok(whole.flatten().collect())
     }
 
     /// A copy, if all of it is there, and it is of this model.
-    fn whole<'a>(
-        &self,
-        copy: CopyId,
-        kept: impl Iterator<Item = (WorkerId, &'a KeptCopy)> + Clone,
-    ) -> Option<KeptState> {
-        let (_, first) = kept.clone().next()?;
+    fn whole(&self, copy: CopyId, kept: &[(WorkerId, KeptCopy)]) -> Option<KeptState> {
+        let (_, first) = kept.first()?;
         let Note { counters, run } = serde_json::from_str(&first.note.text).ok()?;
-        let parts: BTreeSet<u32> = kept.clone().flat_map(|(_, kept)| kept.parts.keys().copied()).collect();
+        let parts: BTreeSet<u32> = kept.iter().flat_map(|(_, kept)| kept.parts.keys().copied()).collect();
         if !parts.into_iter().eq(0..first.note.parts) || counters.step != copy.step {
             return None;
         }
         let mut tensors: BTreeMap<String, Vec<(WorkerId, u32)>> = BTreeMap::new();
         for (worker, kept) in kept {
             for (part, names) in &kept.parts {
-                names.iter().for_each(|name| tensors.entry(name.clone()).or_default().push((worker, *part)));
+                names.iter().for_each(|name| tensors.entry(name.clone()).or_default().push((*worker, *part)));
             }
         }
         let wanted = expected(self.model.graph()).owned;
@@ -216,5 +211,51 @@ impl BossMan {
         self.call(Request::Restore { copy: kept.copy, tensors }).await?;
         self.go_on_from(kept.counters);
         Ok(())
+    }
+}
+
+/// For each worker, given with its machine, who keeps what it copies: one on another machine, for machines fail as a whole;
+/// of these one that it exchanges tensors with anyway; and of these whoever keeps the least.
+fn neighbours(
+    members: &[(WorkerId, &str)],
+    linked: impl Fn(WorkerId, WorkerId) -> bool,
+) -> BTreeMap<WorkerId, WorkerId> {
+    let mut keeps: BTreeMap<WorkerId, usize> = BTreeMap::new();
+    let mut neighbours = BTreeMap::new();
+    for (place, (worker, host)) in members.iter().enumerate() {
+        let others = (1..members.len()).map(|after| (after, &members[(place + after) % members.len()]));
+        let best = others.min_by_key(|(after, (other, on))| {
+            (on == host, !linked(*worker, *other), keeps.get(other).copied().unwrap_or(0), *after)
+        });
+        if let Some((_, (other, _))) = best {
+            *keeps.entry(*other).or_default() += 1;
+            neighbours.insert(*worker, *other);
+        }
+    }
+    neighbours
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(hosts: &[&str], linked: impl Fn(u16, u16) -> bool) -> Vec<u16> {
+        let members: Vec<(WorkerId, &str)> = (0..).map(WorkerId).zip(hosts.iter().copied()).collect();
+        let found = neighbours(&members, |a, b| linked(a.0, b.0));
+        found.into_values().map(|worker| worker.0).collect()
+    }
+
+    #[test]
+    fn a_neighbour_is_on_another_machine_linked_and_keeps_little() {
+        let row = |a: u16, b: u16| a.abs_diff(b) == 1;
+        assert_eq!(of(&["a"], row), Vec::<u16>::new());
+        assert_eq!(of(&["a", "b"], row), [1, 0]);
+        assert_eq!(of(&["a", "b", "c"], row), [1, 2, 1]);
+        assert_eq!(of(&["a", "a", "b"], row), [2, 2, 1]);
+        assert_eq!(of(&["a", "a", "a", "a"], |_, _| true), [1, 2, 3, 0]);
+        let two_machines = of(&["a", "a", "a", "a", "b", "b", "b", "b"], |_, _| true);
+        assert_eq!(two_machines, [4, 5, 6, 7, 0, 1, 2, 3]);
+        // Replicas of a stage, of which two share a machine.
+        assert_eq!(of(&["a", "a", "b", "b"], |a, b| a % 2 == b % 2), [2, 3, 0, 1]);
     }
 }

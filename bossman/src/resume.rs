@@ -6,11 +6,15 @@ use crate::redundancy::KeptState;
 use crate::run_file::RunFile;
 use crate::train::Settings;
 use crate::{BossMan, BossManError};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::Duration;
 
 /// In place of a checkpoint's name: the last, and the beginning where there is none.
 const IF_ANY: &str = "if-any";
+/// Metrics have no longer lines.
+const LONGEST_LINE: u64 = 1 << 16;
 
 /// What a run goes on with.
 pub(crate) enum Found {
@@ -63,15 +67,17 @@ impl Found {
 /// `at_hand` is a checkpoint that was read before.
 pub(crate) async fn newest(
     boss: &mut BossMan,
-    number: Option<u64>,
+    (run, steps): (&Run, u64),
     checkpoints: Option<&Checkpoints>,
     (at_hand, metrics): (Option<Found>, Option<&Path>),
 ) -> Result<Option<Found>, BossManError> {
-    let kept = match number {
+    let kept = match run.number {
         Some(number) => boss.kept(number).await?,
-        None => None,
+        None => Vec::new(),
     };
-    let kept = kept.filter(|kept| can_go_on(metrics, kept));
+    // A worker can say anything.
+    let of_run = |kept: &KeptState| kept.run.differs(run).is_none() && kept.counters.step <= steps;
+    let kept = kept.into_iter().find(|kept| of_run(kept) && can_go_on(metrics, kept));
     let newest = match (&at_hand, checkpoints) {
         (Some(found), _) => found.counters().step,
         (None, Some(checkpoints)) if kept.is_some() => {
@@ -80,34 +86,54 @@ pub(crate) async fn newest(
         }
         _ => 0,
     };
-    match kept {
-        Some(kept) if kept.counters.step >= newest => Ok(Some(Found::Kept(kept))),
-        kept => match (at_hand, checkpoints) {
-            (Some(found), _) => Ok(Some(found)),
-            (None, Some(checkpoints)) => match last_checkpoint(checkpoints).await? {
-                // What was newer may have been damaged.
-                Some(found) if kept.as_ref().is_none_or(|kept| kept.counters.step < found.counters().step) => {
-                    Ok(Some(found))
-                }
-                _ => Ok(kept.map(Found::Kept)),
-            },
-            (None, None) => Ok(kept.map(Found::Kept)),
-        },
+    let step = kept.as_ref().map(|kept| kept.counters.step);
+    if step.is_some_and(|step| step >= newest) {
+        return Ok(kept.map(Found::Kept));
+    }
+    let checkpoint = match (at_hand, checkpoints) {
+        (None, Some(checkpoints)) => last_checkpoint(checkpoints).await,
+        (at_hand, _) => Ok(at_hand),
+    };
+    match checkpoint {
+        // What was newer may have been damaged.
+        Ok(Some(found)) if step.is_none_or(|step| step < found.counters().step) => Ok(Some(found)),
+        Ok(_) => Ok(kept.map(Found::Kept)),
+        Err(error) if kept.is_some() => {
+            output::warn(&format!("warning: {error}; going on with what workers keep"));
+            Ok(kept.map(Found::Kept))
+        }
+        Err(error) => Err(error),
     }
 }
 
-/// Whether the metrics are there that stood when a copy was made: the machine that wrote them may have failed since.
+/// Whether the metrics end with the step of a copy where they ended when it was made: the machine that wrote them may have
+/// failed since, and the run gone on from something older.
 fn can_go_on(metrics: Option<&Path>, kept: &KeptState) -> bool {
     let (Some(path), Some(expected)) = (metrics, kept.run.metrics) else { return true };
-    let there = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    if there < expected {
-        let step = kept.counters.step;
+    let step = kept.counters.step;
+    let fits = last_line(path, expected).is_ok_and(|line| {
+        let line: Option<serde_json::Value> = serde_json::from_slice(&line).ok();
+        line.is_some_and(|line| line["step"].as_u64() == Some(step))
+    });
+    if !fits {
         output::warn(&format!(
-            "warning: {} has not all the lines that it had when workers copied the state of step {step}, which is not used",
+            "warning: {} has not the lines that it had when workers copied the state of step {step}, which is not used",
             path.display()
         ));
     }
-    there >= expected
+    fits
+}
+
+/// The last whole line of the first so many bytes of a file.
+fn last_line(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let from = bytes.saturating_sub(LONGEST_LINE);
+    file.seek(SeekFrom::Start(from))?;
+    let mut end = vec![0; (bytes - from) as usize];
+    file.read_exact(&mut end)?;
+    let lines = end.strip_suffix(b"\n").ok_or(std::io::ErrorKind::InvalidData)?;
+    let begin = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+    Ok(lines[begin..].to_vec())
 }
 
 /// The last one that is whole; nothing where there is none yet.
@@ -172,5 +198,28 @@ pub(crate) async fn checkpoints(
             "--resume: {problem}, so the run would not go on as it was; restore that, or begin anew in another folder"
         )));
     }
-    Ok((Some((checkpoints, policy.clone())), Some(Found::Checkpoint(state, manifest.run))))
+    let mut run = manifest.run;
+    if name.as_deref().is_some_and(|name| name != IF_ANY) {
+        // From there it may take another way: what workers keep of the one before is no part of it.
+        run.number = None;
+    }
+    Ok((Some((checkpoints, policy.clone())), Some(Found::Checkpoint(state, run))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_metrics_is_found_where_it_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n").unwrap();
+        let line = |bytes| last_line(&path, bytes).map(|line| String::from_utf8(line).unwrap()).ok();
+        assert_eq!(line(11).as_deref(), Some("{\"step\":1}"));
+        assert_eq!(line(22).as_deref(), Some("{\"step\":2}"));
+        // In a line, behind the end, before the beginning, and of a file that is not there.
+        assert_eq!((line(12), line(34), line(0)), (None, None, None));
+        assert!(last_line(&folder.path().join("none"), 11).is_err());
+    }
 }

@@ -266,7 +266,7 @@ impl<'a> Training<'a> {
         let at_hand = self.resumed.take();
         let checkpoints = self.checkpoints.as_ref().map(|(checkpoints, _)| checkpoints);
         let at_hand = (at_hand, self.settings.metrics.as_deref());
-        self.resumed = resume::newest(boss, self.run.number, checkpoints, at_hand).await?;
+        self.resumed = resume::newest(boss, (&self.run, self.steps), checkpoints, at_hand).await?;
         if self.resumed.is_none() && self.went_on {
             // What it began with is not known any more.
             return Err(BossManError::Usage("recovery: there is no whole checkpoint left to go on from".into()));
@@ -404,8 +404,9 @@ fn check_neighbours(settings: &Settings, workers: usize) -> Result<(), BossManEr
     let problem = match workers {
         _ if settings.pool => "a pool's replicas have each other's state; leave it out",
         1 => "one worker has no neighbour; take `checkpoint`",
-        workers if workers == settings.fleet.local => {
-            "all workers are local ones, which are started afresh where one is lost; take `checkpoint`"
+        _ if settings.fleet.local > 0 => {
+            "local workers keep nothing, for they are started afresh where one is lost; start `worker` programs of your own, \
+             or take `checkpoint`"
         }
         _ => return Ok(()),
     };

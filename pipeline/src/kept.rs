@@ -8,8 +8,8 @@ use crate::ids::{StageId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A copy comes in no more parts than this: one for each worker, or for each stage of each.
-pub const MOST_PARTS: u32 = 1 << 20;
+/// A worker keeps no more copies of a run than the last and the next.
+pub const MOST_COPIES: usize = 2;
 
 /// Names a copy.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

@@ -19,7 +19,7 @@ pub use crate::assignment::{Assignment, PeerAddress, Regroup};
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;
@@ -377,6 +377,8 @@ pub enum Command {
     Restore {
         /// How many come.
         tensors: u32,
+        /// From whom they come, where this worker is the first to have them.
+        keepers: Vec<WorkerId>,
         /// What this worker gives out.
         recall: Box<Recall>,
     },

@@ -7,7 +7,7 @@ use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
 use pipeline::frame::Route;
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::kept::{CopyId, CopyNote, Keep, KeptCopy, Recall};
-use pipeline::message::{Assignment, Command, Head, Mode, Reduction, Round};
+use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, Round};
 use pipeline::replicas::{BucketBytes, Columns, Deal};
 use pipeline::schedule::Order;
 use pipeline::stage::StageSession;
@@ -170,6 +170,36 @@ fn what_belongs_to_a_copy_that_was_cancelled_or_is_over_is_let_go() {
     assert_eq!(hear(&mut session, OTHER, keeping(3, 0, "w", 1), &[12]), [Effect::Drop(vec![Slot(12)])]);
 }
 
+#[test]
+fn a_copy_that_fails_is_cleared_up_at_the_compute_thread() {
+    let mut session = second_of_three(Vec::new());
+    let effects = tell(&mut session, 2, keep(7, None));
+    session.on_done(NOW, ticket(&effects), Err(Failure::new("out of memory")), (NOW, NOW));
+    assert!(matches!(said(&drain(&mut session))[..], [Head::Failed { id: 2, .. }]));
+    let effects = hear(&mut session, Peer::Boss, Head::Abort { id: 2, batch: None, gradients: false }, &[]);
+    assert!(matches!(&effects[..], [Effect::Compute { task: Task::Discard { .. }, .. }]), "{effects:?}");
+}
+
+#[test]
+fn a_part_that_comes_from_elsewhere_or_twice_costs_its_sender_alone() {
+    let mut session = second_of_three(Vec::new());
+    let stranger = Peer::Worker(WorkerId(2));
+    assert_eq!(hear(&mut session, stranger, keeping(2, 0, "w", 1), &[10]), []);
+    assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "w", 1), &[11]), []);
+    let effects = tell(&mut session, 2, keep(7, None));
+    assert!(refused(&effects, stranger) && !refused(&effects, OTHER), "{effects:?}");
+    assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 0 }]);
+    let effects = hear(&mut session, OTHER, keeping(2, 0, "w", 1), &[12]);
+    assert!(refused(&effects, OTHER) && said(&effects).is_empty(), "{effects:?}");
+    // What nobody has asked for yet is little.
+    let mut session = second_of_three(Vec::new());
+    let refusals = (0..1000).filter(|n| refused(&hear(&mut session, OTHER, keeping(2 + n, 0, "w", 0), &[]), OTHER));
+    assert_eq!(refusals.count(), 1000 - 64);
+    let refusals = (0..1000).filter(|n| refused(&hear(&mut session, OTHER, keeping(2, 1 + n, "w", 0), &[]), OTHER));
+    assert_eq!(refusals.count(), 1000 - 64);
+    assert_eq!(hear(&mut session, OTHER, keeping(1, 0, "w", 1), &[9]), [Effect::Drop(vec![Slot(9)])], "long answered");
+}
+
 fn kept(run: u64, parts: &[(u32, &str)]) -> KeptCopy {
     let parts = parts.iter().map(|(part, name)| (*part, BTreeSet::from([name.to_string()])));
     KeptCopy { copy: CopyId { run, ..copy(7) }, note: note(), parts: parts.collect() }
@@ -184,7 +214,8 @@ fn what_is_kept_is_told_and_given_out() {
 
     let tensors = vec![(0, "0.weight".into(), StageId(0)), (1, "1.weight".into(), StageId(1))];
     let recall = Box::new(Recall { copy: copy(7), tensors });
-    let effects = tell(&mut session, 3, Command::Restore { tensors: 2, recall });
+    let effects =
+        tell(&mut session, 3, Command::Restore { tensors: 2, keepers: vec![WorkerId(1), WorkerId(2)], recall });
     let weight = |name: &str, stage| Head::Weight { id: 3, name: name.into(), stage: StageId(stage) };
     let route = Some(Route { from: WorkerId(1), to: WorkerId(0) });
     let away = Destination { peer: Peer::Boss, route, head: weight("0.weight", 0) };
@@ -203,7 +234,7 @@ fn what_is_not_kept_cannot_be_given_out() {
         let mut session = second_of_three(vec![kept(5, &[(0, "0.weight")])]);
         let tensors = vec![(part, name.to_string(), StageId(0))];
         let recall = Box::new(Recall { copy: copy(step), tensors });
-        let effects = tell(&mut session, 2, Command::Restore { tensors: 0, recall });
+        let effects = tell(&mut session, 2, Command::Restore { tensors: 0, keepers: Vec::new(), recall });
         let [Head::Failed { failure, .. }] = &said(&effects)[..] else { panic!("{effects:?}") };
         assert_eq!(failure.message, format!("`{name}` of step {step} is not kept here"));
     }
@@ -216,6 +247,17 @@ fn what_is_not_kept_cannot_be_given_out() {
     let mut session = second_of_three(Vec::new());
     assert_eq!(hear(&mut session, OTHER, weight(), &[10]), []);
     assert!(refused(&tell(&mut session, 2, load), OTHER));
+    // It costs only whoever sent it.
+    assert_eq!(hear(&mut session, Peer::Boss, weight(), &[11]), []);
+    let bias = Head::Weight { id: 2, name: "1.weight".into(), stage: StageId(1) };
+    let effects = hear(&mut session, Peer::Boss, bias, &[12]);
+    let [Effect::Compute { task: Task::Load { tensors, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(tensors.iter().map(|(_, slot)| slot.0).collect::<Vec<_>>(), [11, 12]);
+    // Nor does a copy come from any but who keeps it.
+    let mut session = second_of_three(Vec::new());
+    let recall = Box::new(Recall { copy: copy(7), tensors: Vec::new() });
+    tell(&mut session, 2, Command::Restore { tensors: 1, keepers: vec![WorkerId(2)], recall });
+    assert!(refused(&hear(&mut session, OTHER, weight(), &[10]), OTHER));
 }
 
 #[test]

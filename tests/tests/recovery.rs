@@ -184,7 +184,7 @@ async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
 #[tokio::test]
 async fn what_cannot_have_neighbours_is_told_so() {
     let run = Run::new("redundancy: neighbour");
-    for (workers, problem) in [(1, "one worker has no neighbour"), (2, "all workers are local ones")] {
+    for (workers, problem) in [(1, "one worker has no neighbour"), (2, "local workers keep nothing")] {
         let line = run.local(workers).end().await.error_line();
         assert!(line.contains(&format!("`redundancy: neighbour`: {problem}")), "{line}");
     }

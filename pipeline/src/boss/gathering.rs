@@ -3,6 +3,7 @@
 use super::{Request, RunRequest};
 use crate::effect::{Answer, Micros, WorkerSpan};
 use crate::ids::{Slot, StageId, WorkerId};
+use crate::kept::MOST_COPIES;
 use crate::message::{Head, Span};
 use crate::norm::{Square, Squares};
 use crate::plan::Plan;
@@ -149,8 +150,8 @@ impl Gathering {
                 }
             }
             Head::Copies { copies, .. } => {
-                if !self.uncounted.remove(&from) {
-                    return Err("told unasked what it keeps".into());
+                if copies.len() > MOST_COPIES || !self.uncounted.remove(&from) {
+                    return Err("told unasked what it keeps, or more than it can".into());
                 }
                 self.answer.copies.extend(copies.into_iter().map(|copy| (from, copy)));
             }

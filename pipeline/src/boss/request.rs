@@ -302,9 +302,12 @@ impl Request {
             Request::Restore { copy, tensors } => {
                 let restore = |worker| {
                     let comes = tensors.iter().filter(|tensor| plan.homes.has(tensor.stage, worker)).count() as u32;
+                    let first = tensors.iter().filter(|tensor| plan.homes.first(tensor.stage) == Some(worker));
+                    let keepers: BTreeSet<WorkerId> = first.map(|tensor| tensor.keeper).collect();
+                    let keepers = keepers.into_iter().collect();
                     let kept = tensors.iter().filter(|tensor| tensor.keeper == worker);
                     let kept = kept.map(|tensor| (tensor.part, tensor.name.clone(), tensor.stage)).collect();
-                    Command::Restore { tensors: comes, recall: Box::new(Recall { copy, tensors: kept }) }
+                    Command::Restore { tensors: comes, keepers, recall: Box::new(Recall { copy, tensors: kept }) }
                 };
                 vec![to_all(&restore)]
             }

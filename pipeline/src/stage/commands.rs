@@ -19,12 +19,6 @@ pub(super) struct Waiting {
     norm: Option<f64>,
 }
 
-impl Waiting {
-    pub(super) fn is(&self, id: u64) -> bool {
-        self.id == id
-    }
-}
-
 impl StageSession {
     /// A command arrived. It waits where the last one is not carried out: a follower is told what the others do while it
     /// still takes its state.
@@ -78,19 +72,19 @@ impl StageSession {
             Command::SendState { stage, optimizer } => self.send_state(id, stage, optimizer),
             Command::Keep(keep) => self.keep_copy(id, *keep),
             Command::Copies { run } => self.tell_copies(id, run),
-            Command::Restore { tensors, recall } => self.restore(id, tensors, *recall),
+            Command::Restore { tensors, keepers, recall } => self.restore(id, (tensors, keepers), *recall),
             Command::Digest => self.single(id, Task::Digest),
             Command::LoadState { tensors, optimizer } => {
                 let what: fn(_) -> _ = match optimizer {
                     true => |tensors| Task::Load { tensors, optimizer: true },
                     false => |tensors| Task::Load { tensors, optimizer: false },
                 };
-                self.job = Some(Job::Load { id, expected: tensors as usize, what, kept: false });
+                self.job = Some(Job::Load { id, expected: tensors as usize, what, keepers: Vec::new() });
                 self.start_load();
             }
             Command::TakeFiles { files } => {
                 let what = |files| Task::Files { files };
-                self.job = Some(Job::Load { id, expected: files as usize, what, kept: false });
+                self.job = Some(Job::Load { id, expected: files as usize, what, keepers: Vec::new() });
                 self.start_load();
             }
             Command::OpenData(spec) => self.open_data(id, *spec),
@@ -187,7 +181,8 @@ impl StageSession {
             self.drop_slots(slots);
         }
         if self.cancel_keeping(id) {
-            return self.tell_boss(Head::Aborted { id, stepped: false });
+            let stepped = self.stepped == Some(id);
+            return self.tell_boss(Head::Aborted { id, stepped });
         }
         if let Some(place) = self.waiting.iter().position(|waiting| waiting.id == id) {
             self.waiting.remove(place);

@@ -4,14 +4,14 @@
 
 use super::{Job, Purpose, StageSession};
 use crate::effect::{Effect, Peer};
-use crate::ids::{Slot, StageId};
+use crate::ids::{Slot, StageId, WorkerId};
 use crate::kept::{CopyId, Keep, KeptCopy, Recall};
 use crate::message::{Failure, Head};
 use crate::task::Task;
 use std::collections::BTreeMap;
 
-/// Of more commands than this no parts are on their way here: one for each stage.
-const MOST_KEEPS: usize = 1 << 12;
+/// Before its command is here no part is on its way for more commands than this, and no more parts for each.
+const MOST_EARLY: usize = 64;
 /// No part has more tensors than this.
 const MOST_TENSORS: u32 = 1 << 20;
 
@@ -20,11 +20,11 @@ const MOST_TENSORS: u32 = 1 << 20;
 pub(super) struct Keeping {
     /// Once it is here.
     command: Option<Keep>,
-    parts: BTreeMap<u32, Part>,
+    /// By number and sender: that of one who must not send it is in nobody's way.
+    parts: BTreeMap<(u32, Peer), Part>,
 }
 
 struct Part {
-    from: Peer,
     of: u32,
     tensors: Vec<(String, Slot)>,
 }
@@ -70,7 +70,8 @@ impl StageSession {
         let keep = self.keeping.get(&id).and_then(|keeping| keeping.command.as_ref());
         let (Some((part, neighbour)), Some(me)) = (keep.and_then(|keep| keep.give), self.worker) else {
             let slots = tensors.into_iter().map(|(_, slot)| slot).collect();
-            return self.drop_slots(slots);
+            self.drop_slots(slots);
+            return self.fail(id, Failure::new("state was copied that nobody asked for; please report it"));
         };
         let of = u32::try_from(tensors.len()).unwrap_or(u32::MAX);
         let mut send = |name: String, slots: Vec<Slot>| {
@@ -94,14 +95,20 @@ impl StageSession {
         if is_void {
             return self.drop_slots(slots);
         }
-        if !self.keeping.contains_key(&id) && self.keeping.len() >= MOST_KEEPS {
+        let is_known = self.keeping.contains_key(&id);
+        if !is_known && id <= self.answered {
+            return self.drop_slots(slots);
+        }
+        let waits = |keeping: &Keeping| keeping.command.is_none();
+        let early = self.keeping.values().filter(|keeping| waits(keeping)).count();
+        let parts = self.keeping.get(&id).filter(|keeping| waits(keeping)).map_or(0, |keeping| keeping.parts.len());
+        if (!is_known && early >= MOST_EARLY) || parts > MOST_EARLY || of > MOST_TENSORS {
             return self.refuse(from, slots, "sent copies that nobody asked for".into());
         }
         let parts = &mut self.keeping.entry(id).or_default().parts;
-        let arriving = parts.entry(part).or_insert(Part { from, of, tensors: Vec::new() });
+        let arriving = parts.entry((part, from)).or_insert(Part { of, tensors: Vec::new() });
         let more = arriving.tensors.len() + slots.len();
-        let fits = arriving.from == from && arriving.of == of && more <= of as usize && (of == 0 || slots.len() == 1);
-        if !fits || of > MOST_TENSORS {
+        if arriving.of != of || more > of as usize || (of > 0 && slots.len() != 1) {
             return self.refuse(from, slots, "sent more of a copy than it said".into());
         }
         arriving.tensors.extend(slots.into_iter().map(|slot| (name.clone(), slot)));
@@ -111,21 +118,29 @@ impl StageSession {
     /// Keeps the parts that are whole, once the boss has said that they come.
     fn keep_parts(&mut self, id: u64) {
         let Some(Keeping { command: Some(keep), parts }) = self.keeping.get_mut(&id) else { return };
-        let (me, keep) = (self.worker, keep.clone());
-        let comes = |part: &u32, from: Peer| match from {
-            Peer::Worker(worker) if Some(worker) == me => keep.give.is_some_and(|(number, _)| number == *part),
-            Peer::Worker(worker) => keep.take.get(part) == Some(&worker),
+        let me = self.worker;
+        let comes = |keep: &Keep, part: u32, from: Peer| match from {
+            Peer::Worker(worker) if Some(worker) == me => keep.give.is_some_and(|(number, _)| number == part),
+            Peer::Worker(worker) => keep.take.get(&part) == Some(&worker),
             Peer::Boss => false,
         };
-        let stray: Vec<u32> = parts.iter().filter(|(n, part)| !comes(n, part.from)).map(|(n, _)| *n).collect();
-        let stray: Vec<Part> = stray.iter().filter_map(|number| parts.remove(number)).collect();
-        let whole: Vec<u32> = parts.iter().filter(|(_, part)| part.is_whole()).map(|(number, _)| *number).collect();
-        let whole: Vec<_> = whole.into_iter().filter_map(|number| Some((number, parts.remove(&number)?))).collect();
-        for Part { from, tensors, .. } in stray {
+        let all = std::mem::take(parts).into_iter();
+        let (coming, stray): (Vec<_>, Vec<_>) = all.partition(|((part, from), _)| comes(keep, *part, *from));
+        let (whole, rest): (Vec<_>, Vec<_>) = coming.into_iter().partition(|(_, part)| part.is_whole());
+        parts.extend(rest);
+        for ((part, from), _) in &whole {
+            // Once more would be one too many.
+            match Some(*from) == me.map(Peer::Worker) {
+                true => keep.give = None,
+                false => drop(keep.take.remove(part)),
+            }
+        }
+        let keep = keep.clone();
+        for ((_, from), Part { tensors, .. }) in stray {
             let slots = tensors.into_iter().map(|(_, slot)| slot).collect();
             self.refuse(from, slots, "sent a part of a copy that another sends, or nobody".into());
         }
-        for (part, Part { tensors, from, .. }) in whole {
+        for ((part, from), Part { tensors, .. }) in whole {
             self.note_kept(&keep, part, &tensors);
             let (copy, note, came) = (keep.copy, keep.note.clone(), Some(from) != me.map(Peer::Worker));
             self.effects.push_back(Effect::Keep { copy, note, part, tensors, came });
@@ -149,7 +164,8 @@ impl StageSession {
         let Some(keeping) = self.keeping.remove(&id) else { return false };
         self.drop_slots(keeping.into_slots());
         self.unkept.insert(id);
-        keeping_is_over(self.job.as_ref(), id) && !self.waiting.iter().any(|waiting| waiting.is(id))
+        // Else the compute thread has been at work on it, and may have failed.
+        id <= self.answered
     }
 
     /// Nothing that comes for a command before this one is of use.
@@ -179,9 +195,9 @@ impl StageSession {
     }
 
     /// Takes a kept state, and gives out what of it is here.
-    pub(super) fn restore(&mut self, id: u64, expected: u32, recall: Recall) {
+    pub(super) fn restore(&mut self, id: u64, (expected, keepers): (u32, Vec<WorkerId>), recall: Recall) {
         let what = |tensors| Task::Load { tensors, optimizer: true };
-        self.job = Some(Job::Load { id, expected: expected as usize, what, kept: true });
+        self.job = Some(Job::Load { id, expected: expected as usize, what, keepers });
         let Recall { copy, tensors } = recall;
         for (part, name, stage) in tensors {
             if let Err(problem) = self.give_kept(id, copy, (part, name), stage) {
@@ -211,9 +227,4 @@ impl StageSession {
         self.effects.push_back(Effect::SendKept { to, copy, part, name });
         Ok(())
     }
-}
-
-/// Whether the compute thread has nothing to do with a command any more.
-fn keeping_is_over(job: Option<&Job>, id: u64) -> bool {
-    job.and_then(Job::id) != Some(id)
 }

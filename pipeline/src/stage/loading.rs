@@ -54,24 +54,27 @@ impl StageSession {
         }
         let giver = self.giver(stage, me);
         // Others send what they keep, where the command says so, which may not be here yet.
-        let load = match self.job {
-            Some(Job::Load { id: at_work, kept, .. }) if at_work == id => Some(kept),
-            _ => None,
-        };
-        if from != giver && (giver != Peer::Boss || load == Some(false)) {
+        let is_here = matches!(&self.job, Some(Job::Load { id: at_work, .. }) if *at_work == id);
+        if from != giver && (giver != Peer::Boss || (is_here && !self.is_keeper(from))) {
             return self.refuse(from, slots, format!("sent weights of {stage}, which {giver} sends"));
         }
         if let Err(reason) = self.let_in(id) {
             return self.refuse(from, slots, reason);
         }
         let waits = !self.homes.takers(stage, me).is_empty() || from != giver;
-        match self.loads.get_mut(&id).filter(|_| load.is_none() && waits) {
+        match self.loads.get_mut(&id).filter(|_| !is_here && waits) {
             Some(arriving) => arriving.held.push(Held { from, stage, name, slots }),
             None => {
                 self.pass_on(id, stage, name, slots);
                 self.start_load();
             }
         }
+    }
+
+    /// Whether the load at work takes what this worker kept.
+    fn is_keeper(&self, peer: Peer) -> bool {
+        let Some(Job::Load { keepers, .. }) = &self.job else { return false };
+        keepers.iter().any(|keeper| Peer::Worker(*keeper) == peer)
     }
 
     fn giver(&self, stage: StageId, me: WorkerId) -> Peer {
@@ -132,21 +135,21 @@ impl StageSession {
 
     /// Loads what the command at work wants, once all of it is here.
     pub(super) fn start_load(&mut self) {
-        let Some(Job::Load { id, expected, what, kept }) = self.job else { return };
-        let came = self.loads.get(&id).map_or(0, |arriving| arriving.came);
-        if came > expected {
-            let failure = Failure::new(format!("{came} tensors came to be loaded; there are {expected}"));
-            return self.fail(id, failure);
-        }
+        let Some(Job::Load { id, expected, what, .. }) = self.job else { return };
         let held = self.loads.get_mut(&id).map(|arriving| std::mem::take(&mut arriving.held)).unwrap_or_default();
         for Held { from, stage, name, slots } in held {
-            if !kept && self.worker.is_none_or(|me| from != self.giver(stage, me)) {
+            if self.worker.is_none_or(|me| from != self.giver(stage, me)) && !self.is_keeper(from) {
+                self.loads.entry(id).or_default().came -= 1;
                 self.refuse(from, slots, format!("sent weights of {stage}, which nobody asked it for"));
                 continue;
             }
             self.pass_on(id, stage, name, slots);
         }
-        let here = self.loads.get(&id).map_or(0, |arriving| arriving.tensors.len());
+        let (came, here) = self.loads.get(&id).map_or((0, 0), |arriving| (arriving.came, arriving.tensors.len()));
+        if came > expected {
+            let failure = Failure::new(format!("{came} tensors came to be loaded; there are {expected}"));
+            return self.fail(id, failure);
+        }
         if here == expected {
             let tensors = self.loads.remove(&id).map(Arriving::into_tensors).unwrap_or_default();
             self.single(id, what(tensors));

@@ -103,8 +103,8 @@ enum Job {
         id: u64,
         expected: usize,
         what: fn(Vec<(String, Slot)>) -> Task<Slot>,
-        /// They come from workers that kept them.
-        kept: bool,
+        /// The workers that kept them, where they do not come from the boss.
+        keepers: Vec<WorkerId>,
     },
     /// State is being copied, to be kept.
     Keep {

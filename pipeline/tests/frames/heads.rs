@@ -187,7 +187,8 @@ fn command(random: &mut Random) -> Command {
         13 => {
             let tensors = (0..random.below(3)).map(|_| (part(random), "0.weight".into(), stage(random))).collect();
             let recall = Box::new(Recall { copy: copy(random), tensors });
-            Command::Restore { tensors: random.below(4) as u32, recall }
+            let keepers = (0..random.below(3)).map(|_| worker(random)).collect();
+            Command::Restore { tensors: random.below(4) as u32, keepers, recall }
         }
         10 => {
             let (id, inputs) = (DataId([7; 32]), GRAPH.inputs().to_vec());
