@@ -172,8 +172,8 @@ impl BossSession {
                 return self.refuse(from, slots, "sent a frame in another worker's name");
             }
             let to = vec![Destination { peer: Peer::Worker(route.to), route: Some(route), head }];
-            let alive = self.alive(route.to);
-            self.effects.push_back(if alive { Effect::Send { to, slots } } else { Effect::Drop(slots) });
+            let relays = self.relays(from, route.to);
+            self.effects.push_back(if relays { Effect::Send { to, slots } } else { Effect::Drop(slots) });
             return;
         }
         // It was on its way when its worker was given up. What was for another worker has gone on: that one may wait for it.
@@ -183,7 +183,8 @@ impl BossSession {
         match head {
             head if self.is_apart(from) && self.of_apart(from, &head) => self.drop_slots(slots),
             Head::Failed { id, failure } => {
-                if self.is_active(id) {
+                // Who was not asked cannot end it for the others.
+                if self.is_active(id) && self.setup.plan.homes.is_member(from) {
                     self.fail(failure.on(from));
                 }
             }
@@ -489,10 +490,21 @@ impl BossSession {
 
     fn cleared(&mut self, worker: WorkerId, late: bool) {
         if let Some(Job { phase: Phase::Aborting { uncleared, stepped }, .. }) = &mut self.job {
-            uncleared.remove(&worker);
-            *stepped |= late;
+            // From anybody else it means nothing.
+            *stepped |= uncleared.remove(&worker) && late;
         }
         self.finish();
+    }
+
+    /// Whether frames of this worker go to that one by way of the boss: both are at work, and were told so. What one sends of
+    /// its own accord could fill the boss's memory, as where the other does not read.
+    fn relays(&self, from: WorkerId, to: WorkerId) -> bool {
+        let at_work = |worker| self.setup.plan.homes.is_member(worker) || self.followers.contains_key(&worker);
+        from != to
+            && self.alive(to)
+            && at_work(from)
+            && at_work(to)
+            && self.relayed.contains(&(from.min(to), from.max(to)))
     }
 
     fn link_failed(&mut self, from: WorkerId, peer: WorkerId, reason: &str, was_up: bool) {
