@@ -64,8 +64,8 @@ pub struct StageSession {
     next_ticket: u64,
     /// Tensors to load, which may arrive before the command that wants them.
     loads: BTreeMap<u64, Arriving>,
-    /// The state of a replica on its way here, which may arrive before the command that wants it.
-    states: BTreeMap<u64, ReplicaState>,
+    /// The states of replicas on their way here, which may arrive before the command that wants one.
+    states: BTreeMap<u64, BTreeMap<Peer, ReplicaState>>,
     /// The newest command that was answered; what still arrives for it is of no use.
     answered: u64,
     /// The command whose parameters were updated last, for an abort that comes too late.
