@@ -1,7 +1,8 @@
 //! The only clock: sessions are told the time in microseconds since their driver started.
 
 use pipeline::effect::Micros;
-use std::time::{Duration, Instant};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub(crate) struct Clock(Instant);
 
@@ -24,5 +25,28 @@ impl Clock {
             Some(Micros(at)) => tokio::time::sleep_until((self.0 + Duration::from_micros(at)).into()).await,
             None => std::future::pending().await,
         }
+    }
+}
+
+/// By what QUIC dates the proof that a caller's address is its own, which holds for 15 seconds: not by the time of day, which
+/// may be set anew between a caller's first packet and its second.
+pub(crate) struct SinceStart;
+
+impl quinn::TimeSource for SinceStart {
+    fn now(&self) -> SystemTime {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        UNIX_EPOCH + START.elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quinn::TimeSource;
+
+    #[test]
+    fn quic_dates_nothing_by_the_time_of_day() {
+        let first = SinceStart.now();
+        assert!(first < UNIX_EPOCH + Duration::from_secs(24 * 60 * 60) && first <= SinceStart.now());
     }
 }

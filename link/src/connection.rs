@@ -11,6 +11,7 @@ use crate::payload::Payload;
 use crate::pool::Pool;
 use crate::probe;
 use crate::report::PathReport;
+use crate::taking::{Looks, Taking};
 use crate::wire::{self, Incoming};
 use crate::word::Word;
 use bytes::Bytes;
@@ -18,8 +19,8 @@ use pipeline::effect::Peer;
 use pipeline::frame::Envelope;
 use quinn::{RecvStream, SendStream, VarInt};
 use shm::Address;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -42,8 +43,9 @@ impl Silence {
     pub(crate) const BETWEEN_WORKERS: Silence = Silence(12);
 }
 
-/// Why a connection ended on which nothing came.
+/// Why a connection ended on which nothing came, or nothing went.
 const SILENT: &str = "silent for more than 3 seconds";
+const TAKES_NOTHING: &str = "it takes nothing of what it is sent";
 
 /// Close codes.
 pub(crate) const DONE: VarInt = VarInt::from_u32(0);
@@ -89,17 +91,19 @@ impl Connection {
     ) -> Self {
         // What is small goes before large tensors when both wait for the network.
         send.set_priority(1).ok();
+        let taking = Arc::new(Taking::default());
         let ends = Arc::new(Ends {
             peer,
             path: Path::to(quic.remote_address()),
             quic,
             memory: Memory::default(),
             transport,
-            lane: Lane::new(send),
+            lane: Lane::new(send, taking.clone()),
+            taking,
             pool: Pool::of_process(),
             answers: Mutex::default(),
             report: Mutex::default(),
-            silent: AtomicBool::new(false),
+            ended: OnceLock::new(),
         });
         let (data, large) = mpsc::unbounded_channel();
         tokio::spawn(write_large(ends.clone(), large));
@@ -147,6 +151,11 @@ impl Connection {
         self.ends.quic.stable_id()
     }
 
+    /// Where the other end is.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.ends.quic.remote_address()
+    }
+
     /// Whether the other end has closed, or is lost.
     pub(crate) fn is_closed(&self) -> bool {
         self.ends.quic.close_reason().is_some()
@@ -161,9 +170,11 @@ async fn write_large(ends: Arc<Ends>, mut frames: mpsc::UnboundedReceiver<(Vec<u
             ends.lane.send(wire::shared_frame(head, place));
             continue;
         }
+        let _waits = ends.taking.waits();
         let Ok(mut stream) = ends.quic.open_uni().await else { return };
+        ends.taking.took();
         let mut frame = wire::whole_frame(head, tensors);
-        if stream.write_all_chunks(&mut frame).await.is_err() || stream.finish().is_err() {
+        if ends.taking.write(&mut stream, &mut frame).await.is_err() || stream.finish().is_err() {
             return;
         }
     }
@@ -185,14 +196,14 @@ async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiv
     events.send(Event::Measured { from: ends.peer, report }).await.ok();
 }
 
-/// Closes a connection on which nothing comes any more. quinn does so, too, but after three times as long as an answer may take,
-/// and that is long once a machine or a line has stood still. Looks are counted and not time, for this process may have stood
-/// still itself, with all that came meanwhile still to be read.
+/// Closes a connection on which nothing comes any more, or whose other end takes nothing. In silence quinn does so, too, but
+/// after three times as long as an answer may take, and that is long once a machine or a line has stood still. Looks are
+/// counted and not time, for this process may have stood still itself, with all that came meanwhile still to be read.
 async fn end_in_silence(ends: Arc<Ends>, Silence(most): Silence) {
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut heard, mut in_vain) = (0, 0);
-    while in_vain < most {
+    let (mut heard, mut in_vain, mut takes) = (0, 0, Looks::default());
+    let (code, reason) = loop {
         tokio::select! {
             _ = ends.quic.closed() => return,
             _ = looks.tick() => {}
@@ -200,9 +211,15 @@ async fn end_in_silence(ends: Arc<Ends>, Silence(most): Silence) {
         let now = ends.quic.stats().udp_rx.datagrams;
         in_vain = if now == heard { in_vain + 1 } else { 0 };
         heard = now;
-    }
-    ends.silent.store(true, Ordering::Relaxed);
-    ends.quic.close(DONE, SILENT.as_bytes());
+        if in_vain >= most {
+            break (DONE, SILENT);
+        }
+        if takes.is_stuck(&ends.taking) {
+            break (BROKE_PROTOCOL, TAKES_NOTHING);
+        }
+    };
+    ends.ended.set(reason).ok();
+    ends.quic.close(code, reason.as_bytes());
 }
 
 /// Reads every stream until the connection ends, and says how it ended.
@@ -215,8 +232,7 @@ async fn read(ends: Arc<Ends>, mut control: RecvStream, events: mpsc::Sender<Eve
                 let (ends, events) = (ends.clone(), events.clone());
                 tokio::spawn(async move { while forward(&ends, &mut stream, &events).await {} });
             }
-            Err(_) if ends.silent.load(Ordering::Relaxed) => break SILENT.into(),
-            Err(e) => break close_reason(&e),
+            Err(e) => break ends.ended.get().map_or_else(|| close_reason(&e), |reason| reason.to_string()),
         }
     };
     let closed = Event::Closed { from: ends.peer, connection: ends.quic.stable_id(), reason };

@@ -5,10 +5,10 @@ use crate::memory::{Memory, Transport};
 use crate::path::Path;
 use crate::pool::Pool;
 use crate::report::PathReport;
+use crate::taking::Taking;
 use crate::word::Word;
 use pipeline::effect::Peer;
-use std::sync::atomic::AtomicBool;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::mpsc;
 
 /// What the tasks of a connection share.
@@ -24,8 +24,9 @@ pub(crate) struct Ends {
     /// Set at the end that dialled, which asks: where answers to its words go.
     pub(crate) answers: Mutex<Option<mpsc::Sender<Word>>>,
     pub(crate) report: Mutex<Option<PathReport>>,
-    /// Nothing came any more.
-    pub(crate) silent: AtomicBool,
+    pub(crate) taking: Arc<Taking>,
+    /// Why this end closed it, where nothing came any more or nothing was taken.
+    pub(crate) ended: OnceLock<&'static str>,
 }
 
 /// Words that wait for whoever asked for them, or for the network; more are dropped.

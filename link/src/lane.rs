@@ -1,5 +1,6 @@
 //! The ordered stream of a connection: frames go out in the order they were given.
 
+use crate::taking::Taking;
 use bytes::Bytes;
 use quinn::SendStream;
 use std::collections::VecDeque;
@@ -17,6 +18,7 @@ struct Inner {
     state: Mutex<State>,
     /// Frames wait, or no more will come.
     more: Notify,
+    taking: Arc<Taking>,
 }
 
 struct State {
@@ -28,9 +30,9 @@ struct State {
 }
 
 impl Lane {
-    pub(crate) fn new(stream: SendStream) -> Self {
+    pub(crate) fn new(stream: SendStream, taking: Arc<Taking>) -> Self {
         let state = State { stream: Some(stream), waiting: VecDeque::new(), ended: false };
-        let inner = Arc::new(Inner { state: Mutex::new(state), more: Notify::new() });
+        let inner = Arc::new(Inner { state: Mutex::new(state), more: Notify::new(), taking });
         tokio::spawn(write(inner.clone()));
         Lane(inner)
     }
@@ -107,7 +109,7 @@ async fn write(inner: Arc<Inner>) {
         loop {
             match inner.next(stream.take()) {
                 Ok((mut with, mut frame)) => {
-                    if with.write_all_chunks(&mut frame).await.is_err() {
+                    if inner.taking.write(&mut with, &mut frame).await.is_err() {
                         inner.lock().ended = true;
                         return;
                     }

@@ -43,6 +43,7 @@ mod stage_driver;
 mod sum_thread;
 mod summing;
 mod sums;
+mod taking;
 #[doc(hidden)]
 pub mod testing;
 mod ticket;

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::compute::{ComputeThread, Report};
 use crate::connection::{Connection, Event, Silence, BROKE_PROTOCOL, DONE};
-use crate::door::{Door, Knock};
+use crate::door::{Arrival, Door, Knock};
 use crate::endpoint::Callers;
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply};
@@ -256,6 +256,9 @@ impl Driver {
     fn on_knock(&mut self, knock: Knock) {
         let Knock::Arrived(arrival) = knock else { return };
         match arrival.hello {
+            Hello::Peer { worker, run } if run == self.run && self.is_taken(worker, &arrival) => {
+                arrival.refuse(format!("{worker} is here, and calls from elsewhere"), false);
+            }
             Hello::Peer { worker, run } if run == self.run && worker != self.me => {
                 if let Ok(accepted) = hello::encode(&Reply::Accepted) {
                     self.connected(worker, arrival.quic, (arrival.send, arrival.recv), Some(accepted));
@@ -266,6 +269,13 @@ impl Driver {
                 arrival.refuse("this is a worker, not a boss; check MODEL_HOST and MODEL_PORT".into(), false)
             }
         }
+    }
+
+    /// Whether a caller says that it is a worker which is connected from another address. One whose old connection is lost
+    /// calls again from the same one.
+    fn is_taken(&self, worker: WorkerId, arrival: &Arrival) -> bool {
+        let there = self.peers.get(&worker).filter(|connection| !connection.is_closed());
+        there.is_some_and(|connection| connection.address() != arrival.quic.remote_address())
     }
 
     fn connected(

@@ -5,14 +5,18 @@ use crate::endpoint;
 use crate::error::LinkError;
 use crate::hello::{self, Hello, Reply, WorkerInfo};
 use crate::identity::Identity;
-use crate::memory::Transport;
+use crate::memory::{Memory, Transport};
 use crate::outgoing;
 use crate::payload::Payload;
 use crate::pool::Pool;
 use crate::report::PathReport;
 use crate::ticket::Ticket;
 use crate::tls::SERVER_NAME;
+use crate::wire::{self, Incoming};
+use crate::word::Word;
 use pipeline::effect::{Destination, Peer, Residuals, Summing};
+use pipeline::frame::Envelope;
+use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, Head};
 use pipeline::replicas::Node;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
@@ -28,13 +32,49 @@ pub async fn dial(endpoint: &Endpoint, address: SocketAddr, ticket: &Ticket) -> 
 
 /// Asks for a place as a worker does, and gives the control stream.
 pub async fn greet(quic: &Connection, info: WorkerInfo) -> Result<(SendStream, RecvStream), LinkError> {
+    take_place(quic, info).await.map(|(_, _, control)| control)
+}
+
+/// The same, with the number that it was given and the run's.
+pub async fn take_place(
+    quic: &Connection,
+    info: WorkerInfo,
+) -> Result<(WorkerId, u64, (SendStream, RecvStream)), LinkError> {
     let lost = |e: quinn::ConnectionError| LinkError::Lost { peer: "the boss".into(), reason: e.to_string() };
     let (mut send, mut recv) = quic.open_bi().await.map_err(lost)?;
     hello::write(&mut send, &Hello::Join(info)).await?;
     match hello::read(&mut recv).await? {
-        Reply::Welcome { .. } => Ok((send, recv)),
+        Reply::Welcome { worker, run, .. } => Ok((worker, run, (send, recv))),
         other => Err(LinkError::Refused { reason: format!("{other:?}"), retry: false }),
     }
+}
+
+/// Dials a worker as another one of its run.
+pub async fn dial_worker(
+    endpoint: &Endpoint,
+    address: SocketAddr,
+    ticket: &Ticket,
+    me: WorkerId,
+    run: u64,
+) -> Result<(Connection, (SendStream, RecvStream)), LinkError> {
+    let (quic, send, recv) = crate::join::dial_peer(endpoint, address, ticket, me, run).await?;
+    Ok((quic, (send, recv)))
+}
+
+/// The next frame on a stream; what the other end says of the connection is left out.
+pub async fn next_frame(recv: &mut RecvStream) -> Result<Envelope, String> {
+    loop {
+        match wire::read(recv, &Memory::default(), &Pool::default()).await? {
+            Some(Incoming::Frame(envelope, _)) => return Ok(envelope),
+            Some(Incoming::Word(_)) => {}
+            None => return Err("the stream has ended".into()),
+        }
+    }
+}
+
+/// What asks the other end to say that it is there.
+pub fn ping(number: u32) -> Vec<u8> {
+    Word::Ping(number).encode()
 }
 
 /// Listens as a boss does.

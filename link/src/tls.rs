@@ -5,6 +5,7 @@
 //! other workers. TLS makes each end prove that it has the private key it shows, so nobody without
 //! the ticket completes a handshake, and the secret itself is never sent.
 
+use crate::clock::SinceStart;
 use crate::error::LinkError;
 use crate::identity::{fingerprint, Identity};
 use crate::ticket::Ticket;
@@ -78,7 +79,9 @@ fn server(key: &KeyPair, accepts: [u8; 32]) -> Result<quinn::ServerConfig, LinkE
         .map_err(LinkError::tls)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     let config = QuicServerConfig::try_from(config).map_err(LinkError::tls)?;
-    Ok(quinn::ServerConfig::with_crypto(Arc::new(config)))
+    let mut config = quinn::ServerConfig::with_crypto(Arc::new(config));
+    config.time_source(Arc::new(SinceStart));
+    Ok(config)
 }
 
 fn client(key: &KeyPair, accepts: [u8; 32]) -> Result<quinn::ClientConfig, LinkError> {

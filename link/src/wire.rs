@@ -84,9 +84,13 @@ async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta, pool: &Pool) -> R
     }
     let mut bytes = BytesMut::new();
     while bytes.len() < len {
-        let from = bytes.len();
-        bytes.resize(from + STEP.min(len - from), 0);
-        recv.read_exact(&mut bytes[from..]).await.map_err(|e| e.to_string())?;
+        // Not filled beforehand: memory that nothing was written to is taken from nobody, and most of it may never come.
+        if bytes.len() == bytes.capacity() {
+            bytes.reserve(STEP.min(len - bytes.len()));
+        }
+        let room = (bytes.capacity() - bytes.len()).min(len - bytes.len());
+        let chunk = recv.read_chunk(room, true).await.map_err(|e| e.to_string())?;
+        bytes.extend_from_slice(&chunk.ok_or("a tensor that ends early")?.bytes);
     }
     Ok(bytes.freeze())
 }

@@ -5,6 +5,7 @@
 use layerspec::LayerGraph;
 use pipeline::boss::{BossSession, Request, RunRequest, Setup};
 use pipeline::effect::{Answer, Effect, Frame, Micros, Peer};
+use pipeline::frame::Route;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, WorkerId};
 use pipeline::message::{Failure, Head, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span};
 use pipeline::replicas::BucketBytes;
@@ -299,4 +300,58 @@ fn links_are_kept_and_a_plan_for_other_workers_is_refused() {
     boss.reply().expect("as many workers");
     let error = boss.refusal(request(forward(1)));
     assert!(error.contains("call distribute_model() first"), "{error}");
+}
+
+/// A worker that has come to a run which workers join, and has no stages.
+#[test]
+fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
+    let joined = || {
+        let mut boss = Boss::ready();
+        boss.session.open();
+        assert_eq!(boss.session.on_joined(None), WorkerId(2));
+        boss
+    };
+    let failed = |boss: &Boss| Head::Failed { id: boss.command, failure: Failure::new("out of spite") };
+
+    // What it says of a round is not heard, whether the round goes on or was given up.
+    let mut boss = joined();
+    boss.ask(request(forward(1)));
+    let head = failed(&boss);
+    boss.hear(2, head, &[]);
+    boss.hear(2, output(), &[10]);
+    boss.hear(2, Head::LinkFailed { peer: WorkerId(0), reason: "broken".into(), was_up: true }, &[]);
+    assert!(boss.answered().is_none(), "the round goes on");
+    let head = Head::Failed { id: boss.command, failure: Failure::new("out of memory") };
+    boss.hear(1, head, &[]);
+    assert_eq!(boss.reply().expect_err("it failed").worker, Some(WorkerId(1)));
+    let id = boss.command;
+    boss.hear(2, Head::Aborted { id, stepped: true }, &[]);
+    boss.hear(0, Head::Aborted { id, stepped: false }, &[]);
+    boss.hear(1, Head::Aborted { id, stepped: false }, &[]);
+    boss.ask(request(forward(2)));
+    assert!(boss.answered().is_none(), "no stage is taken for a step ahead");
+
+    // Weights of its own are not taken for another's.
+    let mut boss = joined();
+    boss.ask(Request::SendState { stage: None, optimizer: false });
+    let head = Head::State { id: boss.command, name: "0.weight".into() };
+    boss.hear(2, head.clone(), &[11]);
+    let unasked = |e: &Effect| matches!(e, Effect::Hangup { peer: Peer::Worker(WorkerId(2)), reason } if reason.contains("unasked"));
+    assert!(boss.effects.iter().any(unasked), "{:?}", boss.effects);
+    boss.hear(0, head, &[12]);
+    let honest = |e: &Effect| matches!(e, Effect::Hangup { peer: Peer::Worker(WorkerId(0)), .. });
+    assert!(!boss.effects.iter().any(honest), "{:?}", boss.effects);
+
+    // Nothing goes through the boss to who does not wait for it: to others, or to itself.
+    let mut boss = joined();
+    for to in [0, 2] {
+        boss.hear(2, Head::LinkFailed { peer: WorkerId(to), reason: "none".into(), was_up: false }, &[]);
+        let route = Some(Route { from: WorkerId(2), to: WorkerId(to) });
+        let head =
+            Head::Value { key: MicrobatchKey { batch: 1, index: 0 }, value: graph().outputs()[0], to: StageId(0) };
+        boss.effects.clear();
+        boss.session.on_frame(Micros(0), WorkerId(2), Frame { route, head, slots: vec![Slot(13)] });
+        boss.drain();
+        assert_eq!(boss.effects, [Effect::Drop(vec![Slot(13)])]);
+    }
 }

@@ -5,7 +5,7 @@
 use layerspec::LayerGraph;
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
-use pipeline::message::{Assignment, Command, Head, LinkReport};
+use pipeline::message::{Assignment, Command, Head, LinkReport, Regroup};
 use pipeline::replicas::{BucketBytes, Columns};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
@@ -60,11 +60,16 @@ fn a_link_that_cannot_be_measured_does_not_hold_it_up() {
     assert!(matches!(said.as_slice(), [Head::Measured { .. }, Head::Done { .. }]), "{said:?}");
 }
 
-/// The second of five workers that have the only stage.
-fn second_of_five() -> StageSession {
+/// Five workers that have the only stage.
+fn plan_of_five() -> Plan {
     let text = "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 4}\n";
     let graph = LayerGraph::from_yaml(text, "model.yaml").expect("a good model");
-    let plan = Plan::new(&graph, &Cuts::Auto, Columns::of(&[5]), Placement::Plain).expect("a good cut");
+    Plan::new(&graph, &Cuts::Auto, Columns::of(&[5]), Placement::Plain).expect("a good cut")
+}
+
+/// The second of them.
+fn second_of_five() -> StageSession {
+    let plan = plan_of_five();
     let worker = WorkerId(1);
     let (stages, homes, buckets) = (plan.stages_of(worker), plan.homes, BucketBytes::default());
     let assignment = Assignment { worker, stages, homes, buckets, sharding: None, peers: Vec::new(), seed: 1 };
@@ -166,4 +171,40 @@ fn more_weights_than_there_are_fail_the_command_and_are_let_go() {
     assert_eq!(cleared[0], Effect::Drop(vec![Slot(10), Slot(20)]));
     // What is late goes nowhere.
     assert_eq!(weigh(&mut session, GIVER, weight("0.bias", 0), 30), [Effect::Drop(vec![Slot(30)])]);
+}
+
+/// A worker of nobody knows what, which says much of what is to come; and one of whom that is awaited.
+#[test]
+fn who_sends_ahead_without_end_takes_no_room_from_others() {
+    let (hostile, honest) = (Peer::Worker(WorkerId(9)), GIVER);
+    let mut session = second_of_five();
+    let hung_up = |effects: &[Effect], on: Peer| {
+        let of = |effect: &Effect| matches!(effect, Effect::Hangup { peer, .. } if *peer == on);
+        effects.iter().any(of)
+    };
+    let sums = |batch| Head::Reduced { batch, stage: StageId(0), bucket: 0 };
+    let first = (1..1000).find(|batch| hung_up(&weigh(&mut session, hostile, sums(1000 + batch), *batch), hostile));
+    assert!(first.is_some(), "it may go on for ever");
+    assert_eq!(weigh(&mut session, honest, sums(1), 2000), []);
+
+    let state = |id, of| Head::ReplicaState { id, name: "0.weight".into(), of };
+    let first = (2..100).find(|id| hung_up(&weigh(&mut session, hostile, state(*id, 2), 3000 + id), hostile));
+    assert!(first.is_some(), "it may go on for ever");
+    // For the command that comes, too, and there first.
+    assert_eq!(weigh(&mut session, honest, state(2, 1), 4000), []);
+    let regroup = Regroup {
+        homes: plan_of_five().homes,
+        followers: Vec::new(),
+        peers: Vec::new(),
+        give: Vec::new(),
+        take: Some(WorkerId(0)),
+    };
+    tell(&mut session, Head::Command { id: 2, body: Command::Regroup(Box::new(regroup)) });
+    let effects = effects(&mut session);
+    assert!(hung_up(&effects, hostile) && !hung_up(&effects, honest), "{effects:?}");
+    let takes = |effect: &Effect| {
+        let Effect::Compute { task: Task::Load { tensors, .. }, .. } = effect else { return false };
+        tensors.iter().map(|(_, slot)| *slot).eq([Slot(4000)])
+    };
+    assert!(effects.iter().any(takes), "{effects:?}");
 }

@@ -6,6 +6,7 @@
 mod case;
 pub mod cuts;
 mod fleet;
+pub mod hostile;
 mod memory;
 pub mod programs;
 mod reference;

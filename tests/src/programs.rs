@@ -81,7 +81,17 @@ impl Place {
 
     /// The same, with environment variables.
     pub fn start_with(&self, name: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Process {
-        let mut command = Command::new(program(name));
+        self.start_by(Command::new(program(name)), name, arguments, environment)
+    }
+
+    /// The same, by what another program is given as arguments.
+    pub fn start_by(
+        &self,
+        mut command: Command,
+        name: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Process {
         for inherited in ["MODEL_HOST", "MODEL_PORT", "MODEL_TICKET", "BOSSMAN_WORKER"] {
             command.env_remove(inherited);
         }

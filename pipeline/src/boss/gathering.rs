@@ -137,7 +137,9 @@ impl Gathering {
             }
             Head::State { name, .. } => {
                 let [slot] = slots else { return Err("sent a parameter without its tensor".into()) };
-                let new = self.names.as_mut().is_some_and(|names| names.insert(name.clone()));
+                // Else anybody could put weights of their own in place of another's.
+                let asked = self.unanswered.contains(&from) || self.missing.contains_key(&from);
+                let new = asked && self.names.as_mut().is_some_and(|names| names.insert(name.clone()));
                 if !new {
                     return Err(format!("sent the parameter `{name}` twice, or unasked"));
                 }

@@ -225,7 +225,8 @@ impl BossSession {
 
     /// The link between two workers broke, in a run that workers leave.
     pub(super) fn link_broke(&mut self, from: WorkerId, peer: WorkerId, reason: &str) {
-        if !self.alive(peer) {
+        let takes_part = self.setup.plan.homes.is_member(from) || self.followers.contains_key(&from);
+        if !self.alive(peer) || !takes_part {
             return;
         }
         // Who follows can do so again; what it missed is nowhere else.

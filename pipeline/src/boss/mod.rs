@@ -27,6 +27,8 @@ pub struct BossSession {
     lost: BTreeMap<WorkerId, String>,
     /// Pairs, the lower number first, that were told to send by way of the boss.
     relayed: BTreeSet<(WorkerId, WorkerId)>,
+    /// Which workers were told to send which others what they keep, or are to; they need not have a link.
+    lends: BTreeSet<(WorkerId, WorkerId)>,
     /// Pairs of which the user was told.
     told: BTreeSet<(WorkerId, WorkerId)>,
     /// Every worker has its stages.
@@ -110,6 +112,7 @@ impl BossSession {
             setup,
             lost: BTreeMap::new(),
             relayed: BTreeSet::new(),
+            lends: BTreeSet::new(),
             told: BTreeSet::new(),
             distributed: false,
             job: None,
@@ -171,9 +174,9 @@ impl BossSession {
             if route.from != from || !head.is_data() {
                 return self.refuse(from, slots, "sent a frame in another worker's name");
             }
+            let relays = self.relays(from, route.to, &head);
             let to = vec![Destination { peer: Peer::Worker(route.to), route: Some(route), head }];
-            let alive = self.alive(route.to);
-            self.effects.push_back(if alive { Effect::Send { to, slots } } else { Effect::Drop(slots) });
+            self.effects.push_back(if relays { Effect::Send { to, slots } } else { Effect::Drop(slots) });
             return;
         }
         // It was on its way when its worker was given up. What was for another worker has gone on: that one may wait for it.
@@ -183,7 +186,8 @@ impl BossSession {
         match head {
             head if self.is_apart(from) && self.of_apart(from, &head) => self.drop_slots(slots),
             Head::Failed { id, failure } => {
-                if self.is_active(id) {
+                // Who was not asked cannot end it for the others.
+                if self.is_active(id) && self.setup.plan.homes.is_member(from) {
                     self.fail(failure.on(from));
                 }
             }
@@ -353,6 +357,7 @@ impl BossSession {
             self.outstanding.clear();
             self.distributed = false;
             self.relayed.clear();
+            self.lends.clear();
         }
         let changes = match &request {
             Request::Regroup(regrouping) => self.regroup(id, regrouping),
@@ -365,6 +370,7 @@ impl BossSession {
             Request::OpenData(_) => request::readers(&self.setup.plan),
             _ => self.living(),
         };
+        self.lends.extend(request.lends(&self.setup.plan));
         let gathering = Gathering::new(now, unanswered, &request, &self.setup.plan);
         let mut sends = request.sends(id, &self.setup);
         sends.extend(changes);
@@ -491,10 +497,23 @@ impl BossSession {
 
     fn cleared(&mut self, worker: WorkerId, late: bool) {
         if let Some(Job { phase: Phase::Aborting { uncleared, stepped }, .. }) = &mut self.job {
-            uncleared.remove(&worker);
-            *stepped |= late;
+            // From anybody else it means nothing.
+            *stepped |= uncleared.remove(&worker) && late;
         }
         self.finish();
+    }
+
+    /// Whether frames of this worker go to that one by way of the boss: both are at work, and were told so, or told to exchange
+    /// what they keep. What one sends of
+    /// its own accord could fill the boss's memory, as where the other does not read.
+    fn relays(&self, from: WorkerId, to: WorkerId, head: &Head) -> bool {
+        let at_work = |worker| self.setup.plan.homes.is_member(worker) || self.followers.contains_key(&worker);
+        from != to
+            && self.alive(to)
+            && at_work(from)
+            && at_work(to)
+            && (self.relayed.contains(&(from.min(to), from.max(to)))
+                || matches!(head, Head::Keeping { .. } | Head::Weight { .. }) && self.lends.contains(&(from, to)))
     }
 
     fn link_failed(&mut self, from: WorkerId, peer: WorkerId, reason: &str, was_up: bool) {

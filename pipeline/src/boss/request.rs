@@ -267,6 +267,18 @@ impl Request {
         }
     }
 
+    /// Which workers send which others what they keep, or are to keep.
+    pub(super) fn lends(&self, plan: &Plan) -> Vec<(WorkerId, WorkerId)> {
+        match self {
+            Request::Keep(keeping) => keeping.parts(plan).into_values().collect(),
+            Request::Restore { tensors, .. } => {
+                let pair = |tensor: &Recalled| Some((tensor.keeper, plan.homes.first(tensor.stage)?));
+                tensors.iter().filter_map(pair).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// The frames that carry it out.
     pub(super) fn sends(self, id: u64, setup: &Setup) -> Vec<Effect> {
         let plan = &setup.plan;

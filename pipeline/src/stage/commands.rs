@@ -174,7 +174,8 @@ impl StageSession {
 
     pub(super) fn abort(&mut self, id: u64, batch: Option<u64>, gradients: bool) {
         let unloaded = self.loads.remove(&id).map(Arriving::into_tensors).unwrap_or_default();
-        let untaken = self.states.remove(&id).map(ReplicaState::into_tensors).unwrap_or_default();
+        let untaken = self.states.remove(&id).unwrap_or_default();
+        let untaken = untaken.into_values().flat_map(ReplicaState::into_tensors);
         self.drop_slots(unloaded.into_iter().chain(untaken).map(|(_, slot)| slot).collect());
         if let Some(batch) = batch {
             let slots = self.inbox.cancel(batch).into_iter().chain(self.early.cancel(batch)).collect();

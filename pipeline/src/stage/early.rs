@@ -9,32 +9,41 @@ use crate::ids::{MicrobatchKey, Slot};
 use crate::message::Head;
 use std::collections::BTreeMap;
 
-/// Frames for more batches than this at a time are refused, and more than so many of each.
+/// Frames of one worker for more batches than this at a time are refused, and more than so many of each: that of one which
+/// keeps to nothing leaves the others theirs.
 const BATCHES: usize = 64;
 const FRAMES: usize = 1 << 16;
 
 type Came = (Peer, Head, Vec<Slot>);
 
-/// Frames by batch.
+/// Frames by who sent them and by batch.
 #[derive(Default)]
-pub(super) struct Early(BTreeMap<u64, Vec<Came>>);
+pub(super) struct Early(BTreeMap<Peer, Batches>);
+
+type Batches = BTreeMap<u64, Vec<(Head, Vec<Slot>)>>;
 
 impl Early {
-    fn put(&mut self, batch: u64, came: Came) -> Result<(), (Vec<Slot>, String)> {
-        if self.0.len() >= BATCHES && !self.0.contains_key(&batch) {
-            return Err((came.2, format!("sent gradients of batch {batch} while {BATCHES} others wait")));
+    fn put(&mut self, batch: u64, (from, head, slots): Came) -> Result<(), (Vec<Slot>, String)> {
+        let batches = self.0.entry(from).or_default();
+        if batches.len() >= BATCHES && !batches.contains_key(&batch) {
+            return Err((slots, format!("sent gradients of batch {batch} while {BATCHES} others wait")));
         }
-        let of_batch = self.0.entry(batch).or_default();
+        let of_batch = batches.entry(batch).or_default();
         if of_batch.len() >= FRAMES {
-            return Err((came.2, format!("sent gradients of batch {batch} while {FRAMES} frames of it wait")));
+            return Err((slots, format!("sent gradients of batch {batch} while {FRAMES} frames of it wait")));
         }
-        of_batch.push(came);
+        of_batch.push((head, slots));
         Ok(())
     }
 
-    /// What came for a batch, in the order in which it did.
+    /// What came for a batch: of each worker in the order in which it did.
     pub(super) fn take(&mut self, batch: u64) -> Vec<Came> {
-        self.0.remove(&batch).unwrap_or_default()
+        let mut all = Vec::new();
+        for (from, batches) in &mut self.0 {
+            let came = batches.remove(&batch).unwrap_or_default();
+            all.extend(came.into_iter().map(|(head, slots)| (*from, head, slots)));
+        }
+        all
     }
 
     /// Lets go of what came for a batch.
@@ -44,9 +53,14 @@ impl Early {
 
     /// Lets go of what came for batches up to this one, whose rounds are over.
     pub(super) fn cancel_until(&mut self, batch: u64) -> Vec<Slot> {
-        let later = self.0.split_off(&batch.saturating_add(1));
-        let over = std::mem::replace(&mut self.0, later);
-        over.into_values().flatten().flat_map(|(.., slots)| slots).collect()
+        let mut all = Vec::new();
+        for batches in self.0.values_mut() {
+            let later = batches.split_off(&batch.saturating_add(1));
+            let over = std::mem::replace(batches, later);
+            all.extend(over.into_values().flatten().flat_map(|(_, slots)| slots));
+        }
+        self.0.retain(|_, batches| !batches.is_empty());
+        all
     }
 }
 

@@ -67,8 +67,8 @@ pub struct StageSession {
     next_ticket: u64,
     /// Tensors to load, which may arrive before the command that wants them.
     loads: BTreeMap<u64, Arriving>,
-    /// The state of a replica on its way here, which may arrive before the command that wants it.
-    states: BTreeMap<u64, ReplicaState>,
+    /// The states of replicas on their way here, which may arrive before the command that wants one.
+    states: BTreeMap<u64, BTreeMap<Peer, ReplicaState>>,
     /// Parts of copies on their way here, by command, which may come later.
     keeping: BTreeMap<u64, Keeping>,
     /// The copy that is being made, and its first command; what comes for one before it is void.

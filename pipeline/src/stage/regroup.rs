@@ -5,10 +5,11 @@ use crate::effect::{Effect, Micros, Peer, Residuals};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Head, Regroup};
 use crate::task::Task;
+use std::collections::BTreeMap;
 
 /// A replica does not have more parameters, buffers and states of these than that.
 const MOST_TENSORS: u32 = 1 << 20;
-/// Of more commands than this no state is on its way here.
+/// For more commands than this nobody sends its state here.
 const MOST_STATES: usize = 4;
 
 /// A change of who shares the stages, as far as it has come.
@@ -34,7 +35,6 @@ impl Regrouping {
 
 /// The state of a replica, as it arrives.
 pub(super) struct ReplicaState {
-    from: Peer,
     of: u32,
     tensors: Vec<(String, Slot)>,
 }
@@ -101,11 +101,14 @@ impl StageSession {
         if id <= self.answered {
             return self.drop_slots(slots);
         }
-        if !self.states.contains_key(&id) && self.states.len() >= MOST_STATES {
+        let others = self.states.iter().filter(|(of, states)| **of != id && states.contains_key(&from)).count();
+        if others >= MOST_STATES {
             return self.refuse(from, slots, "sent its state, of which nobody knows".into());
         }
-        let state = self.states.entry(id).or_insert(ReplicaState { from, of, tensors: Vec::new() });
-        let fits = state.from == from && state.of == of && of <= MOST_TENSORS && state.tensors.len() < of as usize;
+        // Apart by who sends it: whose is to be taken is known only once the command is here.
+        let states = self.states.entry(id).or_default();
+        let state = states.entry(from).or_insert(ReplicaState { of, tensors: Vec::new() });
+        let fits = state.of == of && of <= MOST_TENSORS && state.tensors.len() < of as usize;
         if !fits {
             return self.refuse(from, slots, "sent more of its state than it said".into());
         }
@@ -117,15 +120,19 @@ impl StageSession {
     fn start_taking(&mut self) {
         let Some(Job::Regroup(regrouping)) = &self.job else { return };
         let (Some(guide), id) = (regrouping.take, regrouping.id) else { return };
-        let Some(state) = self.states.get(&id) else { return };
-        if state.from != Peer::Worker(guide) {
-            let Some(state) = self.states.remove(&id) else { return };
-            let slots = state.tensors.into_iter().map(|(_, slot)| slot).collect();
-            return self.refuse(state.from, slots, "sent its state, which nobody asked it for".into());
+        let mut strangers = self.states.remove(&id).unwrap_or_default();
+        let state = strangers.remove(&Peer::Worker(guide));
+        for (from, state) in strangers {
+            let slots = state.into_tensors().into_iter().map(|(_, slot)| slot).collect();
+            self.refuse(from, slots, "sent its state, which nobody asked it for".into());
         }
-        if state.tensors.len() == state.of as usize {
-            let tensors = self.states.remove(&id).map(ReplicaState::into_tensors).unwrap_or_default();
-            self.compute(Purpose::Command(id), Task::Load { tensors, optimizer: true });
+        match state {
+            Some(state) if state.tensors.len() == state.of as usize => {
+                let tensors = state.into_tensors();
+                self.compute(Purpose::Command(id), Task::Load { tensors, optimizer: true });
+            }
+            Some(state) => drop(self.states.insert(id, BTreeMap::from([(Peer::Worker(guide), state)]))),
+            None => {}
         }
     }
 }

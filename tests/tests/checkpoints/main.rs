@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
+#[cfg(target_os = "linux")]
+mod full_disk;
 mod object_store;
 mod s3;
 

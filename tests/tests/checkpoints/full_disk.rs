@@ -1,0 +1,58 @@
+//! A disk that is full where a checkpoint is written.
+
+use crate::{at_once, Run, EVERY, PATIENCE};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use tests::programs::program;
+use tokio::process::Command;
+
+/// Mounts a disk of the first argument's kilobytes at the second, does what the third says, gives the disk more room, and does
+/// what the fourth says.
+const SCRIPT: &str =
+    "mount -t tmpfs -o size=$1k none \"$2\" && sh -c \"$3\" && mount -o remount,size=64m \"$2\" && sh -c \"$4\"";
+
+/// Kilobytes that a folder takes on a disk, of blocks of 4 KiB.
+fn kilobytes(path: &Path) -> u64 {
+    let metadata = path.metadata().unwrap();
+    if !metadata.is_dir() {
+        return metadata.size().div_ceil(4096) * 4;
+    }
+    4 + std::fs::read_dir(path).unwrap().map(|entry| kilobytes(&entry.unwrap().path())).sum::<u64>()
+}
+
+#[tokio::test]
+async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
+    // A disk of one's own takes a namespace of one's own, which not every system gives.
+    let mut probe = Command::new("unshare");
+    let probe = probe.args(["-Urm", "mount", "-t", "tmpfs", "none", "/mnt"]).output().await;
+    if !probe.is_ok_and(|output| output.status.success()) {
+        return eprintln!("left out: nothing can be mounted here");
+    }
+    let whole = at_once("1", EVERY).await;
+    let quiet = whole.left();
+    let one = kilobytes(&whole.place.file("c/step-00000040"));
+
+    let run = Run::new();
+    run.write(21, EVERY);
+    let folder = run.place.file("c");
+    std::fs::create_dir(&folder).unwrap();
+    let line = |flags: &[&str]| {
+        let words = [vec![program("bossman").to_str().unwrap().to_string()], run.arguments("2", flags)].concat();
+        words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ")
+    };
+    let begin = line(&[]);
+    // The same run file, with more steps.
+    let file = run.place.file("run.yaml");
+    let go_on = format!("sed -i 's/^steps: 21$/steps: 40/' '{}' && {}", file.display(), line(&["--resume"]));
+    // Room for one of them, and for a part of the next.
+    let size = (one * 3 / 2).to_string();
+    let arguments = ["-Urm", "sh", "-c", SCRIPT, "sh", &size, folder.to_str().unwrap(), &begin, &go_on];
+    let boss = run.place.start_by(Command::new("unshare"), "unshare", &arguments, &[]);
+    let ended = boss.end_within(2 * PATIENCE).await.well();
+
+    let warned =
+        |step: &str| ended.errors.iter().any(|line| line.contains(step) && line.contains("No space left on device"));
+    assert!(warned("step-00000014") && warned("step-00000021"), "{:#?}", ended.errors);
+    assert!(ended.output.iter().any(|line| line.contains("going on after step 7")), "{:#?}", ended.output);
+    assert!(run.left() == quiet, "{:#?}\n{:#?}", run.left().0, quiet.0);
+}

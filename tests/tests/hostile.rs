@@ -1,0 +1,282 @@
+//! Who holds the ticket and keeps to nothing costs itself its connection: what the others do ends as without it, to the bit,
+//! and no process takes more memory than it was sent.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use link::testing::{ping, Wire};
+use link::{Identity, Lobby, Payload, Ticket};
+use pipeline::effect::Micros;
+use pipeline::frame::Route;
+use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
+use pipeline::message::{Failure, Head};
+use pipeline::TensorMeta;
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+use tests::hostile::{frame, peak, Hostile, Line};
+use tests::programs::{Place, Process, SOON};
+use tests::Case;
+
+/// Far more than a test takes.
+const LIMIT: Duration = Duration::from_secs(180);
+/// By so many MiB a process may have grown, with all that libtorch and QUIC keep for later. Each attack asks for gigabytes.
+const GROWTH: u64 = 300;
+/// Streams that one opens: enough to ask for gigabytes, and not for all that this machine has.
+const STREAMS: usize = 32;
+
+/// A pool that trains without end.
+struct Pool {
+    place: Place,
+    boss: Process,
+    workers: Vec<Process>,
+    at: SocketAddr,
+    ticket: Ticket,
+}
+
+impl Pool {
+    async fn at_work(workers: usize) -> Self {
+        let place = Place::new();
+        let run = place.run_file(&Case::branchy(), 1_000_000_000, "microbatches: 4");
+        let (count, metrics) = (workers.to_string(), place.file("metrics.jsonl"));
+        let all = [run.to_str().unwrap(), "--metrics", metrics.to_str().unwrap(), "--workers", &count, "--port", "0"];
+        let mut boss = place.start("bossman", &[&["serve"], &all[..]].concat());
+        let line = boss.line("MODEL_TICKET=").await;
+        let word = |key: &str| line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string();
+        let (port, ticket) = (word("MODEL_PORT="), word("MODEL_TICKET="));
+        let workers = (0..workers).map(|_| place.worker(&port, &[])).collect();
+        boss.line("step 1/").await;
+        let at = (Ipv4Addr::LOCALHOST, port.parse().unwrap()).into();
+        let pool = Pool { place, boss, workers, at, ticket: ticket.parse().unwrap() };
+        // Whatever is kept from step to step is there.
+        pool.goes_on(20).await;
+        pool
+    }
+
+    async fn hostile(&self, process: u32) -> Hostile {
+        Hostile::join(self.at, &self.ticket, process).await
+    }
+
+    fn steps(&self) -> usize {
+        losses(&self.place.file("metrics.jsonl")).len()
+    }
+
+    /// So many more steps are done.
+    async fn goes_on(&self, steps: usize) {
+        let until = self.steps() + steps;
+        let mut looks = tokio::time::interval(Duration::from_millis(10));
+        let done = async {
+            while self.steps() < until {
+                looks.tick().await;
+            }
+        };
+        tokio::time::timeout(SOON, done).await.unwrap_or_else(|_| panic!("{} of {until} steps", self.steps()));
+    }
+
+    /// Every loss is that of a run that nobody disturbed.
+    async fn ends_as_a_quiet_run(self) {
+        self.goes_on(5).await;
+        self.boss.signal("INT");
+        self.boss.end().await;
+        let found = losses(&self.place.file("metrics.jsonl"));
+        let quiet = Place::new();
+        let run = quiet.run_file(&Case::branchy(), found.len(), "microbatches: 4");
+        let metrics = quiet.file("metrics.jsonl");
+        let all = [run.to_str().unwrap(), "--metrics", metrics.to_str().unwrap(), "--local", "1", "--threads", "1"];
+        quiet.start("bossman", &[&["serve"], &all[..]].concat()).end().await.well();
+        let expected = losses(&metrics);
+        let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        assert!(found == expected, "{differs:?} of {} and {}", found.len(), expected.len());
+        drop(self.workers);
+    }
+}
+
+/// Step and loss of each line, as they stand there.
+fn losses(metrics: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(metrics).unwrap_or_default();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string()).collect()
+}
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(SOON, what).await.unwrap()
+}
+
+fn done(id: u64) -> Head {
+    let (losses, spans) = (vec![(0, f32::NAN)], Vec::new());
+    Head::Done { id, losses, sent: 0, received: Micros(0), answered: Micros(u64::MAX), spans }
+}
+
+fn state(id: u64) -> Head {
+    Head::State { id, name: "stem.weight".into() }
+}
+
+fn value(batch: u64) -> Head {
+    Head::Value { key: MicrobatchKey { batch, index: 0 }, value: layerspec::ValueId(0), to: StageId(0) }
+}
+
+/// Where the word that says why is lost on its way, QUIC says that the connection is gone when the next packet comes.
+#[track_caller]
+fn assert_closed(reason: &str, expected: &str) {
+    assert!(reason.contains(expected) || reason == "reset by peer", "{reason}");
+}
+
+/// Dials until it is let in: on a machine that has much else to do a greeting may take too long.
+async fn called(hostile: &Hostile, at: SocketAddr, me: WorkerId) -> Line {
+    loop {
+        match hostile.call(at, me).await {
+            Ok(line) => return line,
+            Err(e) => eprintln!("{me} calls again: {e}"),
+        }
+    }
+}
+
+/// Says it, and hears why the connection ends.
+async fn sent_away(mut line: Line, bytes: &[u8]) -> String {
+    line.say(bytes).await;
+    soon(line.closed()).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_boss_is_attacked_by_workers_that_joined() {
+    let test = async {
+        let pool = Pool::at_work(1).await;
+        let before = peak(pool.boss.id());
+
+        // What nobody may say.
+        let head = |head| frame(None, head, Vec::new());
+        for (bytes, expected) in [
+            (u32::MAX.to_le_bytes().to_vec(), "a frame head of 4294967295 bytes"),
+            (head(Head::Stop), "sent what only the boss may send"),
+            (head(Head::TotalNorm { id: 1, norm: 0.0 }), "sent what only the boss may send"),
+        ] {
+            let reason = sent_away(pool.hostile(1).await.boss, &bytes).await;
+            assert_closed(&reason, expected);
+        }
+        let other = pool.hostile(1).await;
+        let route = Some(Route { from: WorkerId(0), to: other.worker });
+        other.boss.send(route, value(1), &[0; 100]).await;
+        let reason = soon(other.boss.closed()).await;
+        assert_closed(&reason, "in another worker's name");
+
+        // Answers to whatever may be asked of others, from one that is not asked, or only to make itself ready.
+        let failure = || Failure::new("out of spite");
+        let spite: [&dyn Fn(u64) -> Head; 4] =
+            [&|id| Head::Failed { id, failure: failure() }, &|id| Head::Aborted { id, stepped: true }, &done, &|_| {
+                Head::LinkFailed { peer: WorkerId(0), reason: "out of spite".into(), was_up: true }
+            }];
+        for (process, head) in (2..).zip(spite) {
+            // One that has come before and failed is put aside.
+            for _ in 0..2 {
+                let mut hostile = pool.hostile(process).await;
+                let all: Vec<u8> = (1..2000).flat_map(|id| frame(None, head(id), Vec::new())).collect();
+                hostile.boss.say(&all).await;
+                pool.goes_on(3).await;
+            }
+        }
+
+        // Words whose answers nobody reads, and tensors that never come.
+        let mut hostile = pool.hostile(10).await;
+        let words: Vec<u8> = (0..2000).flat_map(ping).collect();
+        hostile.boss.say(&words).await;
+        let streams = hostile.boss.promise(&state(1), STREAMS).await;
+        pool.goes_on(5).await;
+        drop(streams);
+
+        let after = peak(pool.boss.id());
+        assert!(after < before + GROWTH, "the boss took {before} MiB, and then {after}");
+        pool.ends_as_a_quiet_run().await;
+    };
+    tokio::time::timeout(LIMIT, test).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_worker_is_attacked_by_others_that_joined() {
+    let test = async {
+        let pool = Pool::at_work(2).await;
+        let before: Vec<u64> = pool.workers.iter().map(|worker| peak(worker.id())).collect();
+        let mut hostile = pool.hostile(1).await;
+        let (me, others) = (hostile.worker, soon(hostile.told()).await);
+        assert_eq!(others.len(), 2, "{others:?}");
+        for (place, (_, at)) in others.iter().enumerate() {
+            let (at, (neighbour, _)) = (*at, others[1 - place]);
+            let refused = async |me, run: Option<u64>| match run {
+                None => soon(hostile.call(at, me)).await.err().unwrap().to_string(),
+                Some(run) => soon(hostile.call_of_run(at, me, run)).await.err().unwrap().to_string(),
+            };
+            // Of another run, and in the name of who is there.
+            let reason = refused(me, Some(7)).await;
+            assert!(reason.contains("this worker is in another run"), "{reason}");
+            let reason = refused(neighbour, None).await;
+            assert!(reason.contains("is here, and calls from elsewhere"), "{reason}");
+
+            // As itself, and as somebody whom nobody knows.
+            for me in [me, WorkerId(777)] {
+                let call = async || soon(called(&hostile, at, me)).await;
+                for (bytes, expected) in [
+                    (u32::MAX.to_le_bytes().to_vec(), "a frame head of 4294967295 bytes"),
+                    (frame(None, Head::Stop, Vec::new()), "sent what only the boss may send: Stop"),
+                    (frame(None, done(1), Vec::new()), "sent what only the boss may send: Done"),
+                ] {
+                    let reason = sent_away(call().await, &bytes).await;
+                    assert_closed(&reason, expected);
+                }
+                // For a stage that is not there, or that takes it from others.
+                let line = call().await;
+                line.send(None, value(1), &[0; 100]).await;
+                let reason = soon(line.closed()).await;
+                assert_closed(&reason, "does not take from it");
+                // Ahead of everybody, without end.
+                let line = call().await;
+                let ahead = async {
+                    let mut batch = 1 << 40;
+                    let sum = |batch| Head::Reduced { batch, stage: StageId(0), bucket: 0 };
+                    while line.send(None, sum(batch), &[0; 100]).await {
+                        batch += 1;
+                    }
+                };
+                soon(ahead).await;
+                let reason = soon(line.closed()).await;
+                assert_closed(&reason, "others wait");
+                // Words whose answers nobody reads, and tensors that never come.
+                let mut line = call().await;
+                let streams = line.promise(&value(1), STREAMS).await;
+                let words: Vec<u8> = (0..2000).flat_map(ping).collect();
+                line.say(&words).await;
+                pool.goes_on(5).await;
+                drop(streams);
+            }
+        }
+        for (worker, before) in pool.workers.iter().zip(before) {
+            let after = peak(worker.id());
+            assert!(after < before + GROWTH, "a worker took {before} MiB, and then {after}");
+        }
+        pool.ends_as_a_quiet_run().await;
+    };
+    tokio::time::timeout(LIMIT, test).await.unwrap();
+}
+
+/// What is sent to one that reads nothing is not kept for as long as it says that it is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn who_takes_nothing_of_what_it_is_sent_is_let_go_of() {
+    let test = async {
+        let keys = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create_in(keys.path()).unwrap();
+        let lobby = Lobby::open(&identity, (Ipv4Addr::LOCALHOST, 0).into(), 1).unwrap();
+        let (at, ticket) = (lobby.address(), identity.ticket());
+        let (boss, hostile) = tokio::join!(Wire::accept(lobby), Hostile::join(at, ticket, 1));
+        let mut boss = boss.unwrap();
+        let bytes = bytes::Bytes::from(vec![7; 8 << 20]);
+        let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![bytes.len() as u64] };
+        let tensor = Payload { meta, bytes };
+        // Far more than a connection takes unread.
+        for batch in 0..100 {
+            boss.send(&value(batch), std::slice::from_ref(&tensor)).unwrap();
+        }
+        let reason = boss.receive().await.unwrap_err();
+        assert_eq!(reason, "it takes nothing of what it is sent");
+        assert_eq!(soon(hostile.boss.closed()).await, reason);
+    };
+    tokio::time::timeout(LIMIT, test).await.unwrap();
+}

@@ -1,0 +1,68 @@
+//! A pool whose boss is killed goes on with its last checkpoint, and with the workers that wait for it: losses and weights are
+//! those of a run that was never stopped, to the bit.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use std::time::Duration;
+use tests::programs::{free_port, Place, Process};
+use tests::Case;
+
+/// Far more than the test takes.
+const LIMIT: Duration = Duration::from_secs(180);
+/// So many that no boss ends by itself before it is killed.
+const STEPS: usize = 120;
+
+fn serve(place: &Place, more: &str, flags: &[&str]) -> Process {
+    // Dropout, and batch norms whose running statistics depend on the order of microbatches.
+    let run = place.run_file(&Case::convnet(), STEPS, &format!("microbatches: 4\n{more}"));
+    let path = |name: &str| place.file(name).to_str().unwrap().to_string();
+    let (metrics, weights) = (path("metrics.jsonl"), path("weights.safetensors"));
+    let all = ["serve", run.to_str().unwrap(), "--metrics", &metrics, "--save", &weights];
+    place.start("bossman", &[&all, flags].concat())
+}
+
+/// Step and loss of each line, and the weights.
+fn left(place: &Place) -> (Vec<String>, Vec<u8>) {
+    let metrics = std::fs::read_to_string(place.file("metrics.jsonl")).unwrap();
+    let losses = metrics.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string());
+    (losses.collect(), std::fs::read(place.file("weights.safetensors")).unwrap())
+}
+
+#[tokio::test]
+async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
+    let test = async {
+        let quiet = Place::new();
+        serve(&quiet, "", &["--local", "1", "--threads", "1"]).end_within(LIMIT).await.well();
+
+        let (place, port) = (Place::new(), free_port());
+        let begin = || {
+            let flags = ["--workers", "1", "--port", &port, "--resume=if-any"];
+            serve(&place, "checkpoint: {dir: c, every: 3, keep: 2}", &flags)
+        };
+        let mut workers = [place.worker(&port, &[]), place.worker(&port, &[])];
+        for killed_at in ["checkpoint of step 6 ", "checkpoint of", "2 workers"] {
+            let mut boss = begin();
+            boss.line(killed_at).await;
+            boss.signal("KILL");
+            boss.end().await;
+            for worker in &mut workers {
+                worker.line("waiting for the boss").await;
+            }
+        }
+        // One leaves for good, while copies of the other's state travel.
+        let mut boss = begin();
+        boss.line("going on after step").await;
+        boss.line("2 workers").await;
+        boss.line("checkpoint of").await;
+        let [stays, dies] = workers;
+        dies.signal("KILL");
+        boss.end_within(LIMIT).await.well();
+        let ended = stays.end().await.well();
+        assert_eq!(ended.output.last().map(String::as_str), Some("the run is over"));
+
+        let (found, expected) = (left(&place), left(&quiet));
+        let differs = found.0.iter().zip(&expected.0).find(|(found, expected)| found != expected);
+        assert!(found == expected, "{differs:?}; {} and {} lines", found.0.len(), expected.0.len());
+    };
+    tokio::time::timeout(2 * LIMIT, test).await.unwrap();
+}
