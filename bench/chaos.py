@@ -93,7 +93,9 @@ def quiet(world, steps, limit):
     """The same number of steps without a fault, on workers that the boss starts."""
     folder = world.folder / "quiet"
     folder.mkdir()
-    run = run_file(folder, "quiet", world.preset, steps, world.asked.also, False)
+    # Workers that the boss starts keep nothing, and need not.
+    also = [line for line in world.asked.also if not line.startswith("redundancy")]
+    run = run_file(folder, "quiet", world.preset, steps, also, False)
     command = [release("bossman"), "train", run, "--local", world.asked.workers, "--threads", "1"]
     command += ["--metrics", folder / "metrics.jsonl", "--save", folder / "weights.safetensors"]
     boss = programs.start(bound(command), world.bosss(), stderr=subprocess.PIPE)

@@ -340,10 +340,10 @@ impl Driver {
     fn send(&self, to: &[Destination], tensors: &[Payload]) -> Result<(), String> {
         for destination in to {
             let Peer::Worker(worker) = destination.peer else { continue };
-            let (is_data, head) = outgoing::head(destination, tensors)?;
+            let (way, head) = outgoing::head(destination, tensors)?;
             // A connection that is gone was or will be reported to the session as lost.
             if let Some(connection) = self.connections.get(worker.0 as usize) {
-                connection.send(is_data, head, tensors.iter().map(|t| t.bytes.clone()).collect());
+                connection.send(way, head, tensors.iter().map(|t| t.bytes.clone()).collect());
             }
         }
         Ok(())

@@ -6,6 +6,7 @@ use crate::endpoint::KEEP_ALIVE;
 use crate::ends::{Ends, ANSWERS};
 use crate::lane::Lane;
 use crate::memory::{Memory, Transport};
+use crate::outgoing::Way;
 use crate::path::Path;
 use crate::payload::Payload;
 use crate::pool::Pool;
@@ -72,10 +73,14 @@ pub(crate) enum Event {
     },
 }
 
+/// A frame with its tensors.
+type Large = (Vec<u8>, Vec<Bytes>);
+
 /// A connection that is up. Dropping it does not close it; its tasks end with the connection.
 pub(crate) struct Connection {
     ends: Arc<Ends>,
-    data: mpsc::UnboundedSender<(Vec<u8>, Vec<Bytes>)>,
+    data: mpsc::UnboundedSender<Large>,
+    background: mpsc::UnboundedSender<Large>,
     events: mpsc::Sender<Event>,
 }
 
@@ -107,9 +112,11 @@ impl Connection {
         });
         let (data, large) = mpsc::unbounded_channel();
         tokio::spawn(write_large(ends.clone(), large));
+        let (background, large) = mpsc::unbounded_channel();
+        tokio::spawn(write_background(ends.clone(), large));
         tokio::spawn(read(ends.clone(), recv, events.clone()));
         tokio::spawn(end_in_silence(ends.clone(), patience));
-        Connection { ends, data, events: events.clone() }
+        Connection { ends, data, background, events: events.clone() }
     }
 
     /// Agrees with the other end on shared memory, if wanted and possible, and measures the path; for the end
@@ -126,13 +133,14 @@ impl Connection {
     }
 
     /// Sends a frame. Small ones, and all of control, arrive in the order given.
-    pub(crate) fn send(&self, is_data: bool, head: Vec<u8>, tensors: Vec<Bytes>) {
-        if is_data && tensors.iter().map(Bytes::len).sum::<usize>() > SMALL {
-            // Copying is left to a task: the caller has a compute thread to feed. A task that has ended
-            // means a lost connection, which the reader reports.
-            self.data.send((head, tensors)).ok();
-        } else {
-            self.ends.lane.send(wire::whole_frame(head, tensors));
+    pub(crate) fn send(&self, way: Way, head: Vec<u8>, tensors: Vec<Bytes>) {
+        let large = tensors.iter().map(Bytes::len).sum::<usize>() > SMALL;
+        // Copying is left to a task: the caller has a compute thread to feed. A task that has ended
+        // means a lost connection, which the reader reports.
+        match way {
+            Way::Data if large => drop(self.data.send((head, tensors))),
+            Way::Background if large => drop(self.background.send((head, tensors))),
+            _ => self.ends.lane.send(wire::whole_frame(head, tensors)),
         }
     }
 
@@ -164,20 +172,35 @@ impl Connection {
 
 /// Sends frames with large tensors, those first that were given first. A copy into shared memory keeps its thread busy for
 /// less than a millisecond, in which nothing else could be sent over this connection anyway.
-async fn write_large(ends: Arc<Ends>, mut frames: mpsc::UnboundedReceiver<(Vec<u8>, Vec<Bytes>)>) {
+async fn write_large(ends: Arc<Ends>, mut frames: mpsc::UnboundedReceiver<Large>) {
     while let Some((head, tensors)) = frames.recv().await {
         if let Some(place) = ends.memory.put(&tensors) {
             ends.lane.send(wire::shared_frame(head, place));
             continue;
         }
-        let _waits = ends.taking.waits();
-        let Ok(mut stream) = ends.quic.open_uni().await else { return };
-        ends.taking.took();
-        let mut frame = wire::whole_frame(head, tensors);
-        if ends.taking.write(&mut stream, &mut frame).await.is_err() || stream.finish().is_err() {
+        if write_stream(&ends, 0, wire::whole_frame(head, tensors)).await.is_none() {
             return;
         }
     }
+}
+
+/// Sends what can wait whenever nothing else wants to go; not through shared memory, of which the rest has need.
+async fn write_background(ends: Arc<Ends>, mut frames: mpsc::UnboundedReceiver<Large>) {
+    while let Some((head, tensors)) = frames.recv().await {
+        if write_stream(&ends, -1, wire::whole_frame(head, tensors)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Sends a frame on a stream of its own; nothing where the connection is gone.
+async fn write_stream(ends: &Ends, priority: i32, mut frame: Vec<Bytes>) -> Option<()> {
+    let _waits = ends.taking.waits();
+    let mut stream = ends.quic.open_uni().await.ok()?;
+    ends.taking.took();
+    stream.set_priority(priority).ok()?;
+    ends.taking.write(&mut stream, &mut frame).await.ok()?;
+    stream.finish().ok()
 }
 
 async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiver<Word>, events: mpsc::Sender<Event>) {

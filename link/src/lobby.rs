@@ -10,6 +10,7 @@ use crate::identity::Identity;
 use crate::join::EVENTS;
 use crate::listening::Listening;
 use crate::memory::Transport;
+use crate::outgoing::Way;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use pipeline::boss::Setup;
 use pipeline::effect::Peer;
@@ -218,7 +219,7 @@ impl Reception {
             self.transport,
             Silence::WITH_BOSS,
         );
-        connection.send(false, welcome, Vec::new());
+        connection.send(Way::Control, welcome, Vec::new());
         Some(Member { info, address, connection })
     }
 }

@@ -11,9 +11,25 @@ pub(crate) fn take(slots: &Slots, numbers: &[Slot]) -> Result<Vec<Payload>, Stri
     numbers.iter().map(|slot| slots.take(*slot).ok_or_else(|| missing(slot))).collect()
 }
 
-/// The encoded head for one receiver, and whether the frame goes on a stream of its own.
-pub(crate) fn head(to: &Destination, tensors: &[Payload]) -> Result<(bool, Vec<u8>), String> {
+/// How a frame goes.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// On the ordered stream.
+    Control,
+    /// On a stream of its own where it is large.
+    Data,
+    /// The same, when nothing else wants to go.
+    Background,
+}
+
+/// The encoded head for one receiver, and how the frame goes.
+pub(crate) fn head(to: &Destination, tensors: &[Payload]) -> Result<(Way, Vec<u8>), String> {
     let envelope =
         Envelope { route: to.route, head: to.head.clone(), tensors: tensors.iter().map(|t| t.meta.clone()).collect() };
-    Ok((to.head.is_data(), encode(&envelope).map_err(|e| e.to_string())?))
+    let way = match (to.head.is_data(), to.head.can_wait()) {
+        (false, _) => Way::Control,
+        (true, false) => Way::Data,
+        (true, true) => Way::Background,
+    };
+    Ok((way, encode(&envelope).map_err(|e| e.to_string())?))
 }

@@ -10,7 +10,7 @@ use crate::hello::{self, Hello, Reply};
 use crate::join::{dial_peer, Membership};
 use crate::kept::Kept;
 use crate::memory::Transport;
-use crate::outgoing;
+use crate::outgoing::{self, Way};
 use crate::payload::{Payload, Slots};
 use crate::report::{Carrier, PathReport};
 use crate::sample_thread::{ReadSamples, SampleThread};
@@ -221,14 +221,14 @@ impl Driver {
                 self.session.on_frame(self.clock.now(), destination.peer, frame);
                 continue;
             }
-            let (is_data, head) = outgoing::head(destination, &tensors)?;
+            let (way, head) = outgoing::head(destination, &tensors)?;
             let connection = match destination.peer {
                 Peer::Boss => Some(&self.boss),
                 Peer::Worker(peer) => self.peers.get(&peer),
             };
             // A connection that is gone was or will be reported to the session as lost.
             if let Some(connection) = connection {
-                connection.send(is_data, head, tensors.iter().map(|t| t.bytes.clone()).collect());
+                connection.send(way, head, tensors.iter().map(|t| t.bytes.clone()).collect());
             }
         }
         Ok(())
@@ -294,7 +294,7 @@ impl Driver {
             Silence::BETWEEN_WORKERS,
         );
         match greeting {
-            Some(greeting) => connection.send(false, greeting, Vec::new()),
+            Some(greeting) => connection.send(Way::Control, greeting, Vec::new()),
             None => {
                 // This end dialled.
                 connection.settle(self.transport);

@@ -140,8 +140,8 @@ impl Wire {
     /// Sends a frame.
     pub fn send(&self, head: &Head, tensors: &[Payload]) -> Result<(), String> {
         let to = Destination { peer: Peer::Boss, route: None, head: head.clone() };
-        let (is_data, head) = outgoing::head(&to, tensors)?;
-        self.connection.send(is_data, head, tensors.iter().map(|t| t.bytes.clone()).collect());
+        let (way, head) = outgoing::head(&to, tensors)?;
+        self.connection.send(way, head, tensors.iter().map(|t| t.bytes.clone()).collect());
         Ok(())
     }
 

@@ -324,6 +324,11 @@ impl Head {
         }
     }
 
+    /// Whether nobody waits for it, so that all else goes first.
+    pub fn can_wait(&self) -> bool {
+        matches!(self, Head::Keeping { .. })
+    }
+
     /// Whether it goes on a stream of its own, so that a large tensor holds nothing up; the rest
     /// shares one ordered stream.
     pub fn is_data(&self) -> bool {
