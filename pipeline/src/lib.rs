@@ -12,6 +12,7 @@ pub mod cached;
 pub mod cut;
 pub mod effect;
 mod evaluation;
+mod failure;
 pub mod fleet;
 pub mod frame;
 pub mod ids;
