@@ -62,6 +62,7 @@ async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach) {
         direct: reach != Reach::Relayed,
         host: "here".into(),
         process: 0,
+        nccl: link::Nccl::Missing("none".into()),
     };
     let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
     let membership = match reach {

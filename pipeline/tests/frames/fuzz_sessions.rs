@@ -192,7 +192,8 @@ impl StageDriver {
                     let whole = |reading: &Reading| reading.part.end <= reading.batch.len();
                     assert!(readings.iter().all(whole), "{readings:?}");
                 }
-                Effect::Residuals(_)
+                Effect::Interrupt
+                | Effect::Residuals(_)
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }
                 | Effect::Progress(_)
@@ -394,6 +395,7 @@ impl BossDriver {
                 }
                 Effect::Notice(_) | Effect::Hangup { .. } | Effect::Dismiss { .. } => {}
                 Effect::Compute { .. }
+                | Effect::Interrupt
                 | Effect::Sum { .. }
                 | Effect::Data { .. }
                 | Effect::ReadAhead(_)

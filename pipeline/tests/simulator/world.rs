@@ -433,6 +433,7 @@ impl World {
                 | Effect::Sum { .. }
                 | Effect::Data { .. }
                 | Effect::ReadAhead(_)
+                | Effect::Interrupt
                 | Effect::Residuals(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)
