@@ -12,7 +12,7 @@ use pipeline::message::{
     RoundUpdate, Span,
 };
 use pipeline::norm::Square;
-use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node, Sharding};
+use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node, Sharding, UniqueId};
 use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 29;
+pub const KINDS: u64 = 30;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -56,6 +56,7 @@ pub fn kind(head: &Head) -> u64 {
         Head::Updated { .. } => 26,
         Head::Weight { .. } => 27,
         Head::Health { .. } => 28,
+        Head::UniqueIds { .. } => 29,
     }
 }
 
@@ -139,6 +140,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
                 })
                 .collect(),
         },
+        29 => Head::UniqueIds { id, ids: unique_ids(random) },
         23 => Head::Digests { id, digests: (0..random.below(3)).map(|_| (stage(random), [1; 32])).collect() },
         24 => Head::Progress(Progress {
             step: random.below(3),
@@ -168,7 +170,9 @@ pub fn envelope(random: &mut Random, head: Head) -> Envelope {
 }
 
 fn command(random: &mut Random) -> Command {
-    match random.below(11) {
+    match random.below(13) {
+        12 => Command::Communicate(unique_ids(random)),
+        11 => Command::MakeIds,
         10 => {
             let (id, inputs) = (DataId([7; 32]), GRAPH.inputs().to_vec());
             Command::OpenData(Box::new(DataSpec { id, description: b"some".to_vec(), inputs }))
@@ -184,6 +188,10 @@ fn command(random: &mut Random) -> Command {
         6 => Command::TakeFiles { files: random.below(4) as u32 },
         _ => Command::Run(Box::new(round(random))),
     }
+}
+
+fn unique_ids(random: &mut Random) -> Vec<(StageId, UniqueId)> {
+    (0..random.below(3)).map(|_| (stage(random), UniqueId::from([7; UniqueId::BYTES]))).collect()
 }
 
 fn regroup(random: &mut Random) -> Regroup {
@@ -204,8 +212,13 @@ fn peers(random: &mut Random, me: WorkerId) -> Vec<PeerAddress> {
     PLAN.peers_of(me).into_iter().map(peer).collect()
 }
 
-const REDUCTIONS: [Reduction; 4] =
-    [Reduction::Tree, Reduction::Fast, Reduction::Compressed(Compress::Int4), Reduction::Sequential];
+const REDUCTIONS: [Reduction; 5] = [
+    Reduction::Tree,
+    Reduction::Fast,
+    Reduction::Compressed(Compress::Int4),
+    Reduction::Sequential,
+    Reduction::Collective,
+];
 
 fn assignment(random: &mut Random) -> Assignment {
     let me = worker(random);

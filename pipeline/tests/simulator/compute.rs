@@ -93,6 +93,9 @@ impl Compute {
                 assert!(statistics.is_empty(), "there are no batch norms");
                 self.stage(stage).reduce(buckets)?;
             }
+            Task::AllReduce { .. } | Task::MakeIds { .. } | Task::Communicate { .. } => {
+                panic!("sums among compute threads are not simulated")
+            }
             Task::TiedGrads { stage } => return self.stage(stage).tied_grads(),
             Task::GradNorm { stage, tied } => return Ok(self.stage(stage).grad_norm(tied)),
             Task::OptimStep { stage, update, tied, health } => {

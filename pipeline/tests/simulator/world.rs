@@ -511,6 +511,7 @@ impl World {
                     self.ahead.0 += readings.len() as u64;
                     worker.ahead_of_time = readings;
                 }
+                Effect::Interrupt => panic!("{id} waits for others"),
                 // Nothing is compressed here, so nothing is lost.
                 Effect::Residuals(_) => {}
                 Effect::Dial { peer, .. } => self.network.dial(id, peer),
