@@ -257,7 +257,8 @@ mod tests {
         let missing = worker(Nccl::Missing("it computes on cpu".into()));
         let gpu = |number: &str| worker(Nccl::Here(nccl(22703, "a", number)));
         let workers = [gpu("0"), missing, gpu("1"), gpu("2")];
-        let of = |pairs: &[[u16; 2]]| -> Vec<Vec<WorkerId>> { pairs.iter().map(|p| p.map(WorkerId).to_vec()).collect() };
+        let of =
+            |pairs: &[[u16; 2]]| -> Vec<Vec<WorkerId>> { pairs.iter().map(|p| p.map(WorkerId).to_vec()).collect() };
         let taken = |groups: &[[u16; 2]]| choose(Collective::Auto, &of(groups), &workers).unwrap();
         assert!(matches!(taken(&[[0, 2]]), Choice::Nccl { .. }), "worker 1 is no replica");
         assert!(matches!(taken(&[[0, 2], [1, 3]]), Choice::Quic { .. }));

@@ -42,6 +42,11 @@ impl Place {
     }
 
     pub(crate) fn add_to(&self, failure: Failure) -> Failure {
-        Failure { stage: self.stage.or(failure.stage), microbatch: self.microbatch, action: Some(self.action.into()), ..failure }
+        Failure {
+            stage: self.stage.or(failure.stage),
+            microbatch: self.microbatch,
+            action: Some(self.action.into()),
+            ..failure
+        }
     }
 }

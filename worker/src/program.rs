@@ -174,8 +174,9 @@ async fn work(
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
     output::line(&format!("joined the boss at {boss} as {}", membership.worker));
     let membership = membership.transport(options.transport);
-    let compute =
-        ComputeThread::interruptible(move |called_off| StageCompute::with(device, own).summing_with(library, called_off));
+    let compute = ComputeThread::interruptible(move |called_off| {
+        StageCompute::with(device, own).summing_with(library, called_off)
+    });
     let compute = compute.context("cannot start the compute thread");
     let samples = Box::new(OwnSamples::below(options.data.clone()));
     let result = link::serve(membership, &endpoint, &ticket, compute.map_err(Trouble::Fatal)?, Some(samples)).await;

@@ -69,7 +69,9 @@ impl BossMan {
             return refused("a pool cannot have `shard`: what one worker alone keeps would be lost when it leaves");
         }
         if self.settings.collective == Collective::Nccl {
-            return refused("a pool cannot have collective(nccl): its communicators do not outlive a worker that leaves");
+            return refused(
+                "a pool cannot have collective(nccl): its communicators do not outlive a worker that leaves",
+            );
         }
         // What was chosen goes for workers that stay.
         (self.settings.collective, self.settings.nccl) = (Collective::Quic, false);

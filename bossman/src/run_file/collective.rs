@@ -22,7 +22,9 @@ pub(super) fn collective(run: &Mapping<'_>) -> Result<Collective, Fault> {
                 refused("goes with two replicas or more, at one place at least")
             }
             _ if super::compress(run)?.is_some() => refused("does not go with `compress`: NCCL sums float32"),
-            _ if super::sharding(run)?.is_some() => refused("does not go with `shard`: with it each replica gets all sums"),
+            _ if super::sharding(run)?.is_some() => {
+                refused("does not go with `shard`: with it each replica gets all sums")
+            }
             _ if exact => refused("does not go with `reduction: exact`: NCCL sums in an order of its own"),
             _ => Ok(Collective::Nccl),
         },

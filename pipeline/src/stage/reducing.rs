@@ -226,7 +226,8 @@ impl Reducing {
         let of_replica = |(replica, nodes): (usize, &Vec<Node>)| nodes.iter().map(|node| (*node, replica)).collect();
         let all: Vec<(Node, usize)> = nodes.iter().enumerate().flat_map::<Vec<_>, _>(of_replica).collect();
         let collective = round.reduction.is_collective();
-        let of_bucket = |slices: &Vec<usize>| match collective || slices.get(team.me).is_none_or(|slices| *slices == 0) {
+        let of_bucket = |slices: &Vec<usize>| match collective || slices.get(team.me).is_none_or(|slices| *slices == 0)
+        {
             true => Vec::new(),
             false => all.clone(),
         };
@@ -274,11 +275,7 @@ impl Reducing {
     }
 
     /// What batch norms saw elsewhere, where that is all that comes in frames.
-    pub(super) fn take_statistics(
-        &self,
-        team: &Team,
-        take: impl FnMut(Item) -> Vec<Slot>,
-    ) -> Option<Vec<Vec<Slot>>> {
+    pub(super) fn take_statistics(&self, team: &Team, take: impl FnMut(Item) -> Vec<Slot>) -> Option<Vec<Vec<Slot>>> {
         self.collective.then(|| self.statistics(team).map(take).collect())
     }
 

@@ -212,9 +212,8 @@ impl Running {
             Action::BackwardWeight { .. } => Task::BackwardWeight { stage, key, branch },
             Action::Reduce { .. } => {
                 let of_replicas = teams.get(&stage).zip(self.reducing.get(&stage));
-                let statistics = of_replicas.and_then(|(team, reducing)| {
-                    reducing.take_statistics(team, |item| inbox.take(key, stage, item))
-                });
+                let statistics = of_replicas
+                    .and_then(|(team, reducing)| reducing.take_statistics(team, |item| inbox.take(key, stage, item)));
                 if let Some(statistics) = statistics {
                     return Some(Task::AllReduce { stage, batch: key.batch, statistics });
                 }

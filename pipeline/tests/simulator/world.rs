@@ -1,6 +1,8 @@
 //! The fleet: one boss session, the workers' sessions with their compute threads, and the driver that
 //! carries out effects, all on one virtual clock.
 
+#[path = "meeting.rs"]
+mod meeting;
 #[path = "striking.rs"]
 mod striking;
 
@@ -21,7 +23,7 @@ use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, Summing
 use pipeline::frame::{decode, encode, head_len, Envelope, Route};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Failure, Head};
-use pipeline::replicas::{BucketBytes, Node, Tree};
+use pipeline::replicas::{BucketBytes, Homes, Node, Tree};
 use pipeline::samples::{DataSpec, DataTask, Reading};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
@@ -75,6 +77,10 @@ struct Worker {
     finished: bool,
     /// Until then it does nothing.
     asleep: u64,
+    /// The first task waits for other workers.
+    waits: bool,
+    /// No task is to wait for others until this worker has cleared up.
+    interrupted: bool,
 }
 
 impl Worker {
@@ -91,6 +97,8 @@ impl Worker {
             alive: true,
             finished: false,
             asleep: 0,
+            waits: false,
+            interrupted: false,
         }
     }
 
@@ -130,6 +138,8 @@ pub struct World {
     pub perils: Perils,
     /// The ways that weights to be loaded took, by name, each with the stage.
     pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
+    /// Who has which stage, where nobody comes and goes.
+    homes: Homes,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
@@ -161,6 +171,7 @@ impl World {
             churn: None,
             perils: Perils::default(),
             weights: BTreeMap::new(),
+            homes: plan.homes.clone(),
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
@@ -308,27 +319,9 @@ impl World {
             }
             Event::Leaves(worker) => self.vanish(worker),
             Event::Computed(id) => {
-                let worker = &mut self.workers[id.0 as usize];
-                if !worker.alive {
-                    return;
+                if self.alive(id) {
+                    self.computed(id);
                 }
-                let (ticket, task) = worker.tasks.pop_front().expect("a task at work");
-                self.log.note(|| format!("{:>9} {id}: computed {}", now.0, short(&task)));
-                let result = match self.trouble.fail(id, &task) {
-                    Some(failure) => Err(failure),
-                    None => worker.compute.run(task).map(|outcome| hold_all(outcome, &mut worker.slots)),
-                };
-                for handed in std::mem::take(&mut worker.compute.handed) {
-                    let handed = handed.map(|tensor| worker.slots.hold(tensor));
-                    worker.session.on_handed_out(worker.clock(now), handed);
-                }
-                let span = (worker.clock(Micros(worker.began)), worker.clock(now));
-                if let Some((_, task)) = worker.tasks.front() {
-                    worker.began = now.0;
-                    self.network.compute(id, task);
-                }
-                worker.session.on_done(worker.clock(now), ticket, result, span);
-                self.drain_worker(id);
             }
             Event::Summed(id, ticket, sums) => {
                 let worker = &mut self.workers[id.0 as usize];
@@ -466,7 +459,8 @@ impl World {
         let measured = answer.measured.first().map(|(_, times)| times.clone()).unwrap_or_default();
         assert!(answer.measured.iter().all(|(_, times)| *times == measured));
         assert!(answer.measured.is_empty() || answer.measured.len() == self.workers.len());
-        Answered { losses, outputs, state, grad_norm: answer.grad_norm.map(f64::to_bits), measured }
+        let (grad_norm, unique_ids) = (answer.grad_norm.map(f64::to_bits), answer.unique_ids);
+        Answered { losses, outputs, state, grad_norm, unique_ids, measured }
     }
 
     fn drain_worker(&mut self, id: WorkerId) {
@@ -511,7 +505,7 @@ impl World {
                     self.ahead.0 += readings.len() as u64;
                     worker.ahead_of_time = readings;
                 }
-                Effect::Interrupt => panic!("{id} waits for others"),
+                Effect::Interrupt => self.interrupt(id),
                 // Nothing is compressed here, so nothing is lost.
                 Effect::Residuals(_) => {}
                 Effect::Dial { peer, .. } => self.network.dial(id, peer),

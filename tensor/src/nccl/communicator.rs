@@ -48,7 +48,9 @@ impl Communicator {
         }
         if !nccl.is_for(device) {
             let device = crate::device::name(device);
-            return Err(NcclError::Invalid(format!("NCCL sums on GPUs with CUDA, and this worker computes on {device}")));
+            return Err(NcclError::Invalid(format!(
+                "NCCL sums on GPUs with CUDA, and this worker computes on {device}"
+            )));
         }
         let attempted = "finding the other replicas";
         let mut made = Communicator { nccl: nccl.clone(), device, raw: std::ptr::null_mut() };
@@ -56,13 +58,7 @@ impl Communicator {
         let mut config = Config::asynchronous();
         // SAFETY: both pointers are to live values of NCCL's layout; the config is read before the call returns.
         let status = unsafe {
-            (nccl.symbols.init_rank)(
-                &mut made.raw,
-                ranks.into(),
-                UniqueId { bytes: *id },
-                rank.into(),
-                &mut config,
-            )
+            (nccl.symbols.init_rank)(&mut made.raw, ranks.into(), UniqueId { bytes: *id }, rank.into(), &mut config)
         };
         made.settle(attempted, status, called_off, Some(ALL_THERE))?;
         Ok(made)

@@ -144,7 +144,12 @@ impl Team {
             }
             for index in taken.iter().rev() {
                 let last = Some(index) == taken.first();
-                let branch = Branch { microbatches, hand_out: (last && replicas > 1).then_some(replicas as u16), last, tells: last && replicas > 1 };
+                let branch = Branch {
+                    microbatches,
+                    hand_out: (last && replicas > 1).then_some(replicas as u16),
+                    last,
+                    tells: last && replicas > 1,
+                };
                 let key = MicrobatchKey { batch, index: *index };
                 let mut hand_out = |sums| {
                     handed.take(number, sums);
@@ -372,7 +377,8 @@ fn batches_under_way_are_told_apart() {
     };
     let outputs = [1, 2].map(|batch| forward(&mut engine, batch));
     for (batch, output) in (1..).zip(outputs) {
-        let (key, branch) = (MicrobatchKey { batch, index: 0 }, Branch { microbatches: 1, hand_out: None, last: true, tells: false });
+        let (key, branch) =
+            (MicrobatchKey { batch, index: 0 }, Branch { microbatches: 1, hand_out: None, last: true, tells: false });
         let back = |along: Along<'_>| engine.backward_along(key, vec![vec![output]], along).map(drop);
         assert_eq!(along(branch, &mut |_| Ok(()), back), "done");
         engine.reduce(batch, Vec::new(), Vec::new()).unwrap();
