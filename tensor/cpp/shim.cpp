@@ -114,11 +114,13 @@ char* bm_is_idle(int32_t kind, int32_t index, bool* idle) {
   });
 }
 
-// Where a tensor of float32 in one piece lies, and how many numbers it has.
-char* bm_floats(const at::Tensor* tensor, void** data, size_t* count) {
+// Where a tensor of float32 in one piece lies on this device, and how many numbers it has.
+char* bm_floats(const at::Tensor* tensor, int32_t kind, int32_t index, void** data, size_t* count) {
   return guarded([&] {
-    TORCH_CHECK(tensor->defined() && tensor->scalar_type() == at::kFloat && tensor->is_contiguous(),
-                "expected a float32 tensor in one piece");
+    auto device = device_of(kind, index);
+    TORCH_CHECK(tensor->defined() && tensor->scalar_type() == at::kFloat && tensor->is_contiguous() &&
+                    tensor->device() == device,
+                "expected a float32 tensor in one piece on ", device);
     *data = tensor->mutable_data_ptr();
     *count = static_cast<size_t>(tensor->numel());
   });

@@ -7,8 +7,12 @@ use pipeline::message::Failure;
 use pipeline::replicas::{ShardId, UniqueId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
 use tensor::nccl::{Communicator, Nccl, NcclError};
+
+/// By then the boss knows that a worker is gone, however it went.
+const KNOWN: Duration = Duration::from_secs(15);
 
 /// What sums over replicas need.
 #[derive(Default)]
@@ -41,7 +45,7 @@ impl Communicators {
             let called_off = || self.interrupt.is_raised();
             let rank = (rank.replica, rank.replicas);
             let found = Communicator::new(self.nccl()?, id.bytes(), rank, device, &called_off);
-            let found = found.map_err(|e| Failure { stage: Some(*stage), ..failed(&e) })?;
+            let found = heard(&self.interrupt, found).map_err(|e| Failure { stage: Some(*stage), ..failed(&e) })?;
             self.of_stages.insert(*stage, found);
         }
         Ok(())
@@ -73,12 +77,24 @@ pub(crate) struct Rank<'a> {
 
 impl crate::engine::AllReduce for Rank<'_> {
     fn all_reduce(&mut self, tensor: &mut Tensor) -> Result<(), NcclError> {
-        self.communicator.all_reduce(tensor, &|| self.interrupt.is_raised())
+        let result = self.communicator.all_reduce(tensor, &|| self.interrupt.is_raised());
+        heard(self.interrupt, result)
     }
 
     fn finish(&mut self) -> Result<(), NcclError> {
-        self.communicator.finish(&|| self.interrupt.is_raised())
+        let result = self.communicator.finish(&|| self.interrupt.is_raised());
+        heard(self.interrupt, result)
     }
+}
+
+/// NCCL may know sooner than the boss that another replica is gone, which is then not this one's failure: the boss calls off
+/// what waits for it.
+fn heard<T>(interrupt: &Interrupt, result: Result<T, NcclError>) -> Result<T, NcclError> {
+    let begun = Instant::now();
+    while matches!(result, Err(NcclError::Remote { .. })) && !interrupt.is_raised() && begun.elapsed() < KNOWN {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    result
 }
 
 fn failed(error: &NcclError) -> Failure {

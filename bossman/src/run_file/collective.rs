@@ -38,3 +38,24 @@ fn unless(exact: bool) -> Collective {
         false => Collective::Auto,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use layerspec::yaml;
+
+    #[test]
+    fn who_asks_for_the_exact_order_gets_it() {
+        let read = |text: &str| {
+            let root = yaml::parse(text).unwrap();
+            collective(&root.mapping("the run file", "key", &["replicas", "reduction", "collective"]).unwrap()).unwrap()
+        };
+        assert_eq!(read("replicas: 2"), Collective::Auto);
+        assert_eq!(read("{replicas: 2, reduction: fast}"), Collective::Auto);
+        assert_eq!(read("{replicas: 2, reduction: exact}"), Collective::Quic);
+        assert_eq!(read("{replicas: 2, reduction: exact, collective: auto}"), Collective::Quic);
+        assert_eq!(read("{replicas: [2, 1], collective: nccl}"), Collective::Nccl);
+        assert_eq!(read("{replicas: auto, reduction: fast, collective: nccl}"), Collective::Nccl);
+        assert_eq!(read("collective: quic"), Collective::Quic);
+    }
+}

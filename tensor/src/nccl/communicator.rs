@@ -6,6 +6,8 @@
 use super::symbols::{Comm, Config, UniqueId, FLOAT, IN_PROGRESS, SUCCESS, SUM};
 use super::{Nccl, NcclError, UNIQUE_ID_BYTES};
 use crate::ffi;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
@@ -56,10 +58,16 @@ impl Communicator {
         let mut made = Communicator { nccl: nccl.clone(), device, raw: std::ptr::null_mut() };
         made.use_device()?;
         let mut config = Config::asynchronous();
-        // SAFETY: both pointers are to live values of NCCL's layout; the config is read before the call returns.
+        // A thread of NCCL's writes here once more, when it is through with finding the others; who knows when that is, where it
+        // is called off. So these few bytes are never freed.
+        let raw: &'static AtomicPtr<c_void> = Box::leak(Box::new(AtomicPtr::new(std::ptr::null_mut())));
+        // SAFETY: both pointers are to live values of NCCL's layout; the config is read before the call returns, and the other
+        // one lives as long as the process.
         let status = unsafe {
-            (nccl.symbols.init_rank)(&mut made.raw, ranks.into(), UniqueId { bytes: *id }, rank.into(), &mut config)
+            let id = UniqueId { bytes: *id };
+            (nccl.symbols.init_rank)(raw.as_ptr(), ranks.into(), id, rank.into(), &mut config)
         };
+        made.raw = raw.load(Ordering::Acquire);
         made.settle(attempted, status, called_off, Some(ALL_THERE))?;
         Ok(made)
     }
@@ -76,13 +84,9 @@ impl Communicator {
         if self.raw.is_null() {
             return Err(NcclError::Broken);
         }
-        if tensor.device() != self.device {
-            let there = crate::device::name(tensor.device());
-            return Err(NcclError::Invalid(format!("a tensor on {there} among replicas elsewhere")));
-        }
-        let (mut data, mut count) = (std::ptr::null_mut(), 0);
+        let ((kind, index), mut data, mut count) = (ffi::device_code(self.device), std::ptr::null_mut(), 0);
         // SAFETY: the tensor is alive, and both pointers are to live values.
-        let status = unsafe { ffi::bm_floats(tensor.as_ptr(), &mut data, &mut count) };
+        let status = unsafe { ffi::bm_floats(tensor.as_ptr(), kind, index, &mut data, &mut count) };
         ffi::check("sum over replicas", status)?;
         if count == 0 {
             return Ok(());

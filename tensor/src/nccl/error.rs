@@ -40,6 +40,14 @@ pub enum NcclError {
         /// NCCL's message.
         reason: String,
     },
+    /// Another rank is gone, or a network between them.
+    #[error("{attempted}: NCCL says {reason}")]
+    Remote {
+        /// What was attempted, as a noun phrase.
+        attempted: &'static str,
+        /// NCCL's message.
+        reason: String,
+    },
     /// What was asked for makes no sense.
     #[error("{0}")]
     Invalid(String),

@@ -7,6 +7,8 @@ use std::path::Path;
 
 /// `ncclResult_t`: what was asked for is done, or under way.
 pub(super) const SUCCESS: c_int = 0;
+/// `ncclResult_t`: another process has ended, or the network to it fails.
+const REMOTE_ERROR: c_int = 6;
 /// `ncclResult_t`: a communicator whose calls do not block is still at the last one.
 pub(super) const IN_PROGRESS: c_int = 7;
 /// `ncclDataType_t`: float32.
@@ -98,6 +100,7 @@ impl Symbols {
     pub(super) fn check(&self, attempted: &'static str, status: c_int) -> Result<(), NcclError> {
         match status {
             SUCCESS => Ok(()),
+            REMOTE_ERROR => Err(NcclError::Remote { attempted, reason: self.message(status) }),
             failed => Err(NcclError::Call { attempted, reason: self.message(failed) }),
         }
     }
