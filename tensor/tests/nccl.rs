@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
+#[allow(unreachable_pub, reason = "other tests use it, too")]
 mod fake;
 
 use std::path::Path;
@@ -121,4 +122,37 @@ fn a_library_that_will_not_do_is_an_error_that_names_it() {
     assert!(nccl.is_for(Device::Cuda(0)) && !nccl.is_for(Device::Cpu));
     let error = Communicator::new(&nccl, &[0; 128], (0, 1), Device::Cpu, &never).unwrap_err();
     assert_eq!(error.to_string(), "NCCL sums on GPUs with CUDA, and this worker computes on cpu");
+}
+
+/// NCCL itself, which `BOSSMAN_NCCL` names: `cargo test -p tensor --test nccl -- --ignored --nocapture`. With one GPU one rank
+/// sums; without, what cannot be says why.
+#[test]
+#[ignore = "needs the library, which is large"]
+fn the_library_itself() {
+    let beyond = tensor::nccl::keep_to_this_machine();
+    let cuda = tensor::cuda::load();
+    let file = std::env::var_os("BOSSMAN_NCCL").map(std::path::PathBuf::from);
+    let nccl = Nccl::load(file.as_deref()).unwrap();
+    println!("{cuda}; NCCL {}, beyond this machine: {beyond}", tensor::nccl::version_name(nccl.version()));
+    let id = nccl.unique_id().unwrap();
+    let device = Device::Cuda(0);
+    if !tensor::device::all().contains(&device) {
+        let error = Communicator::new(&nccl, &id, (0, 1), device, &never).unwrap_err();
+        return println!("without a GPU: {error}");
+    }
+    println!("on the GPU at {:?}", tensor::cuda::bus_id(0));
+    let mut communicator = Communicator::new(&nccl, &id, (0, 1), device, &never).unwrap();
+    let mut tensor = numbers(0, 40_000).to_device(device);
+    communicator.all_reduce(&mut tensor, &never).unwrap();
+    communicator.finish(&never).unwrap();
+    assert_eq!(tensor.to_device(Device::Cpu), numbers(0, 40_000));
+    // Two ranks on one GPU are refused, by both.
+    let id = nccl.unique_id().unwrap();
+    let errors = std::thread::scope(|scope| {
+        let (nccl, id) = (&nccl, &id);
+        let rank = |rank| scope.spawn(move || Communicator::new(nccl, id, (rank, 2), device, &never).err());
+        [0, 1].map(rank).map(|thread| thread.join().unwrap())
+    });
+    println!("two ranks on one GPU: {errors:?}");
+    assert!(errors.iter().all(Option::is_some));
 }

@@ -122,7 +122,8 @@ fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_commu
         if number % 5 == 2 {
             // What the second microbatch is to come to is no number, which its replica alone sees.
             let mut run = RunRequest { batch, ..step(number, &fleet) };
-            let (index, _) = run.targets.pop().unwrap();
+            let (index, unused) = run.targets.pop().unwrap();
+            fleet.slots().take(unused).unwrap();
             let samples = case.batch(number).1.tensor_split(2, 0).pop().unwrap();
             run.targets.push((index, put(fleet.slots(), &samples.full_like(f64::NAN))));
             let begun = Instant::now();

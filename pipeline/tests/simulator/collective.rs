@@ -42,8 +42,9 @@ fn simulator_a_task_fails_while_others_wait_for_a_sum() {
         let mut random = Random::new(seed);
         let graph = random.pick(&models);
         let setting = setting(&mut random, graph);
-        let faults = Faults { fail_task: Some(1 + random.below(150)), ..Faults::default() };
-        log.note(|| format!("{}: {setting:?}, {faults:?}", graph.name()));
+        let fail_task = Some(1 + random.below(150));
+        let faults = Faults { fail_task, ..Faults::default() };
+        log.note(|| format!("{}: {setting:?}, task {fail_task:?} fails", graph.name()));
         let mut user = user(graph, &setting, random.next(), Conditions::random(&mut random), faults, log);
         failing::recover(&mut user, &mut Oracle::new(graph, &setting), 4);
     });
@@ -61,6 +62,16 @@ fn simulator_a_worker_is_lost_while_others_wait_for_a_sum() {
         let worker = WorkerId(random.below(setting.workers() as u64) as u16);
         let point = (1 + random.below(events), worker);
         log.note(|| format!("{}: {setting:?}, {conditions:?}, lost at {point:?}", graph.name()));
-        lost::lose(graph, &setting, network, conditions, point, log);
+        let faults = Faults { lose: Some(point), ..Faults::default() };
+        let mut user = user(graph, &setting, network, conditions, faults, log);
+        let calls =
+            [Call::Distribute, Call::Optimizer(1), Call::Train(1), Call::Gather(2), Call::Train(3), Call::Digest];
+        for call in calls {
+            if let Err(failure) = user.call(call) {
+                assert!(user.world.trouble.lost.is_some(), "an error without a cause: {failure}");
+                assert!(failure.to_string().contains(&worker.to_string()), "{call:?}: {failure}");
+            }
+        }
+        user.stop();
     });
 }
