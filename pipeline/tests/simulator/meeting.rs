@@ -85,6 +85,10 @@ impl World {
         if let Task::Discard { .. } = task {
             worker.interrupted = false;
         }
+        // It was given before that was known.
+        if worker.interrupted && matches!(task, Task::OptimStep { .. }) {
+            return Err(called_off());
+        }
         match self.trouble.fail(id, task) {
             Some(failure) => Err(failure),
             None => worker.compute.run(task.clone()),
@@ -98,6 +102,7 @@ impl World {
         worker.waits = false;
         let (ticket, task) = worker.tasks.pop_front().expect("a task at work");
         self.log.note(|| format!("{:>9} {id}: computed {}", now.0, short(&task)));
+        worker.interrupted |= result.is_err() && matches!(task, Task::AllReduce { .. } | Task::Communicate { .. });
         let result = result.map(|outcome| hold_all(outcome, &mut worker.slots));
         for handed in std::mem::take(&mut worker.compute.handed) {
             let handed = handed.map(|tensor| worker.slots.hold(tensor));

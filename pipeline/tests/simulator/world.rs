@@ -79,7 +79,7 @@ struct Worker {
     asleep: u64,
     /// The first task waits for other workers.
     waits: bool,
-    /// No task is to wait for others until this worker has cleared up.
+    /// No task is to wait for others, or to update parameters, until this worker has cleared up.
     interrupted: bool,
 }
 
