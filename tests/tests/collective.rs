@@ -79,13 +79,14 @@ fn two_replicas_come_to_the_same_as_with_frames() {
 fn the_sums_are_those_of_one_process() {
     tensor::threads::set_count(1);
     let gathered = Steps { accumulate: 2, max_norm: Some(0.5), ..Steps::default() };
-    let cases: [(fn() -> Case, &[u16], Placement, ScheduleKind, u32); 6] = [
+    type Run = (fn() -> Case, &'static [u16], Placement, ScheduleKind, u32);
+    let cases: [Run; 6] = [
         (Case::residual, &[2], Placement::Plain, ScheduleKind::GPipe, 4),
         (Case::residual, &[3], Placement::Plain, ScheduleKind::GPipe, 1),
         (Case::residual, &[3, 1], Placement::Plain, ScheduleKind::OneFOneB, 5),
         (Case::convnet, &[1, 2], Placement::Plain, ScheduleKind::Ready, 5),
         (Case::residual, &[2, 2], Placement::V, ScheduleKind::ZbV, 5),
-        (|| Case::skip(), &[2, 2], Placement::Plain, ScheduleKind::Ready, 5),
+        (Case::skip, &[2, 2], Placement::Plain, ScheduleKind::Ready, 5),
     ];
     for (number, (case, replicas, placement, kind, microbatches)) in cases.into_iter().enumerate() {
         let case = || if number == 5 { case().with(gathered) } else { case() };
@@ -155,11 +156,12 @@ fn whoever_waits_for_a_worker_that_is_lost_comes_back_at_once() {
     runtime.block_on(async {
         let port = free_port();
         let first = tokio::spawn(work(port, "0", false));
-        let (mut boss, second) = tokio::join!(build(port, Collective::Auto), async {
+        let second = tokio::spawn(async move {
             // The second place is the second comer's.
             tokio::time::sleep(Duration::from_millis(500)).await;
-            tokio::spawn(work(port, "1", true))
+            work(port, "1", true).await;
         });
+        let mut boss = build(port, Collective::Auto).await;
         boss.distribute_model().await.unwrap();
         boss.send_optimizer(Optimizer::sgd_momentum(0.1, 0.9)).await.unwrap();
         boss.train_step(&batch(1)).await.unwrap();
