@@ -1,5 +1,6 @@
 //! The boss: a model spread over workers, as an object.
 
+use crate::collective;
 use crate::gathered::Gathered;
 use crate::guards::{Guards, NonFinite, Watching};
 use crate::host::Workers;
@@ -8,6 +9,7 @@ use crate::open_data::OpenData;
 use crate::output;
 use crate::pool::Pool;
 use crate::scheduling::{LastStep, Scheduling};
+use crate::settings::Settings;
 use crate::under_way::UnderWay;
 use crate::{BossManError, Model};
 use bytes::Bytes;
@@ -18,9 +20,8 @@ use pipeline::effect::Answer;
 use pipeline::loss_scale::LossScale;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::message::Mode;
-use pipeline::message::Reduction;
 use pipeline::plan::PlanError;
-use pipeline::replicas::{BucketBytes, Columns, Compress, Replicas, Sharding};
+use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind, TensorMeta};
 
 /// A model spread over workers.
@@ -60,30 +61,10 @@ pub struct BossMan {
     pub(crate) watching: Watching,
     /// Nothing is printed.
     pub(crate) quiet: bool,
+    /// Replicas that sum gradients with NCCL have found each other.
+    pub(crate) communicators: bool,
     /// Keeps local workers running.
     _local: Processes,
-}
-
-pub(crate) struct Settings {
-    pub(crate) microbatches: u32,
-    pub(crate) loss: Option<LossSpec>,
-    pub(crate) accumulate: u32,
-    pub(crate) max_norm: Option<f64>,
-    /// Only where float16 needs it.
-    pub(crate) loss_scale: Option<LossScale>,
-    pub(crate) lr_schedule: LrSchedule,
-    pub(crate) in_flight: usize,
-    /// How many workers get the same stages; nothing for one each.
-    pub(crate) replicas: Option<Replicas>,
-    /// Replicas take as many microbatches each, whatever their speed.
-    pub(crate) even: bool,
-    /// Gradients are added up replica by replica.
-    pub(crate) fast: bool,
-    /// In what form replicas exchange gradients, where that is not float32.
-    pub(crate) compress: Option<Compress>,
-    /// What replicas share out.
-    pub(crate) sharding: Option<Sharding>,
-    pub(crate) guards: Guards,
 }
 
 /// How a model is cut and trained; every setting has a default.
@@ -247,6 +228,17 @@ impl Builder {
         self
     }
 
+    /// By what the gradients of replicas are summed; by default NCCL where all replicas of a stage are on GPUs of one machine, else
+    /// frames. [`Collective::Nccl`] says that the networks between the workers are trusted: NCCL neither encrypts nor
+    /// authenticates its connections. With NCCL each replica adds its own gradients up first, as with
+    /// [`Builder::fast_reduction`]. It goes with [`Builder::replicas`], and neither with [`Builder::compress`],
+    /// [`Builder::shard`] nor a pool.
+    #[must_use]
+    pub fn collective(mut self, collective: Collective) -> Self {
+        self.settings.collective = collective;
+        self
+    }
+
     /// In what form replicas exchange gradients; by default float32. It is for networks that are slow beside the computers:
     /// [`Compress::Int4`] sends about a seventh of the bytes, [`Compress::Int8`] a quarter, [`Compress::Bf16`] half. What rounding loses is added to what
     /// is sent next, and all replicas have the same weights to the bit; but the result is no longer the same for any
@@ -389,6 +381,7 @@ impl Builder {
                 "fast_reduction: without replicas no gradients are exchanged; set `replicas`".into(),
             ));
         }
+        collective::check(&self.settings)?;
         let asked = self.asked();
         let Workers { lobby, local, runtime, count, quiet } = workers;
         let plan = self.plan(count)?;
@@ -410,7 +403,7 @@ impl Builder {
         };
         let handle = lobby.start(plan.clone(), settings.buckets(), seed, settings.in_flight, notice)?;
         let local = local.map(|local| local.watch(handle.clone())).unwrap_or_default();
-        Ok(BossMan {
+        let mut boss = BossMan {
             model,
             plan,
             handle,
@@ -429,46 +422,11 @@ impl Builder {
             watching: Watching::new(settings.guards),
             settings,
             quiet,
+            communicators: false,
             _local: local,
-        })
-    }
-}
-
-impl Settings {
-    /// The ways to group so many workers.
-    pub(crate) fn columns(&self, workers: usize) -> Result<Vec<Columns>, BossManError> {
-        let Some(replicas) = &self.replicas else { return Ok(vec![Columns::from(workers)]) };
-        let ways = replicas.ways(workers);
-        match (ways.is_empty(), replicas) {
-            (false, _) => Ok(ways),
-            (true, Replicas::Of(of)) => Err(BossManError::Usage(format!(
-                "replicas {of:?} are {} workers in all, each at least one a place; there are {workers}",
-                of.iter().map(|n| u32::from(*n)).sum::<u32>()
-            ))),
-            (true, _) => Err(BossManError::Usage(format!(
-                "{workers} workers cannot be grouped so that each stage has as many replicas as asked for; start a \
-                 multiple of that, or set `replicas` to auto"
-            ))),
-        }
-    }
-
-    /// How gradients are summed.
-    pub(crate) fn reduction(&self) -> Reduction {
-        match (&self.replicas, self.compress) {
-            (None, _) => Reduction::Sequential,
-            (Some(_), None) if self.fast => Reduction::Fast,
-            (Some(_), None) => Reduction::Tree,
-            (Some(_), Some(compress)) => Reduction::Compressed(compress),
-        }
-    }
-
-    /// How large the buckets of gradients are. Whoever compresses has a slow network, which is to have something to send as
-    /// soon as there is something, and for which a message more is little.
-    pub(crate) fn buckets(&self) -> BucketBytes {
-        match self.compress {
-            None => BucketBytes::default(),
-            Some(_) => BucketBytes { other: 2 << 20, ..BucketBytes::default() },
-        }
+        };
+        boss.choose_collective()?;
+        Ok(boss)
     }
 }
 
@@ -495,6 +453,8 @@ impl BossMan {
             even: false,
             fast: false,
             compress: None,
+            collective: Collective::default(),
+            nccl: false,
             sharding: None,
             guards: Guards::default(),
         };
@@ -508,6 +468,7 @@ impl BossMan {
         self.gathered.clear();
         self.send_files().await?;
         self.open_data.forget_told();
+        self.communicators = false;
         self.call(Request::Distribute).await.map(drop)
     }
 

@@ -255,9 +255,16 @@ impl BossMan {
     /// Has a round carried out. Where training fails all gradients are void, and so are the batches under way.
     pub(crate) async fn run(&mut self, run: pipeline::boss::RunRequest) -> Result<Answer, BossManError> {
         let (batch, training) = (run.batch, run.mode == Mode::Train);
-        let result = self.call(Request::Run(Box::new(run))).await;
+        let result = match self.find_replicas(&run).await {
+            Ok(()) => self.call(Request::Run(Box::new(run))).await,
+            Err(error) => {
+                self.let_go(run);
+                Err(error)
+            }
+        };
         if training && result.as_ref().is_err_and(|error| !error.was_refused()) {
             self.gathered.clear();
+            self.communicators = false;
             for other in std::mem::take(&mut self.under_way).batches.into_iter().filter(|other| *other != batch) {
                 // A worker that is lost is reported by the first error.
                 self.call(Request::Discard { batch: other }).await.ok();

@@ -34,7 +34,8 @@ impl BossMan {
         let (cuts, microbatches) = (self.scheduling.cuts.clone(), ranges.len() as u32);
         self.measure(&work).await?;
         let links = self.call(Request::Links).await?.links;
-        Ok(Candidates { choice: self.predict(&work, microbatches, cuts)?, links })
+        let (choice, collective) = (self.predict(&work, microbatches, cuts)?, self.scheduling.collective.clone());
+        Ok(Candidates { choice, links, collective })
     }
 
     /// The schedule of the next [`BossMan::train_step`]; nothing where it is yet to be chosen.
@@ -109,6 +110,7 @@ impl BossMan {
             self.plan = plan;
             self.scheduling.observed = Observed::default();
             self.open_data.forget_told();
+            self.choose_collective()?;
             self.call(Request::Distribute).await?;
             if let Some(optimizer) = self.optimizer {
                 self.call(Request::SetOptimizer(optimizer)).await?;

@@ -91,6 +91,7 @@ impl RunFile {
             .cuts(self.cuts.clone())
             .replicas(self.replicas.clone())
             .fast_reduction(self.fast_reduction)
+            .collective(self.collective)
             .compress(self.compress)
             .shard(self.sharding)
             .schedule(self.schedule)

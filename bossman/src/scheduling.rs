@@ -28,6 +28,8 @@ pub(crate) struct Scheduling {
     pub(crate) observed: Observed,
     /// Schedules by microbatches and ending.
     pub(crate) made: BTreeMap<(u32, Ending), Arc<Schedule>>,
+    /// By what replicas sum gradients, and why, where there was something to choose.
+    pub(crate) collective: Option<String>,
 }
 
 /// What the workers measured, and for which sizes of a microbatch.
@@ -65,11 +67,16 @@ pub struct Candidates {
     pub choice: Choice,
     /// The connections as measured: a worker, and another or the boss.
     pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
+    /// By what replicas sum their gradients, and why, where there was something to choose.
+    pub collective: Option<String>,
 }
 
 impl fmt::Display for Candidates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.choice.fmt(f)?;
+        if let Some(collective) = &self.collective {
+            writeln!(f, "{collective}")?;
+        }
         for (from, to, report) in &self.links {
             let to = to.map_or_else(|| "the boss".to_string(), |to| to.to_string());
             let (trip, rate) = (report.rtt.0 as f64 / 1e3, report.bytes_per_second as f64 / 1e6);
@@ -99,6 +106,7 @@ impl Scheduling {
             measured: None,
             observed: Observed::default(),
             made: BTreeMap::new(),
+            collective: None,
         }
     }
 

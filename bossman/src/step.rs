@@ -1,11 +1,12 @@
 //! A whole training step in one call.
 
-use crate::boss::{BossMan, Settings};
+use crate::boss::BossMan;
 use crate::counts::{counts, tokens};
 use crate::gathered::Gathered;
 use crate::inputs::Inputs;
 use crate::probing::first_bytes;
 use crate::scheduling::{LastStep, Work};
+use crate::settings::Settings;
 use crate::Batch;
 use crate::BossManError;
 use layerspec::ValueId;

@@ -17,7 +17,8 @@ use crate::resume::{self, Found};
 use crate::run_file::{Length, RunFile};
 use crate::trace::Trace;
 use crate::translate::Translator;
-use crate::{BossMan, BossManError, Builder, Model, Redundancy, Replicas, StateDict, StepReport, Timelines};
+use crate::{BossMan, BossManError, Builder, Collective, Model, Redundancy, Replicas, StateDict};
+use crate::{StepReport, Timelines};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -132,6 +133,11 @@ struct Training<'a> {
 impl<'a> Training<'a> {
     /// Reads and checks all that can be before any worker is waited for.
     async fn prepare(file: &'a RunFile, settings: &'a Settings) -> Result<Self, BossManError> {
+        if settings.pool && file.collective == Collective::Nccl {
+            return Err(BossManError::Usage(
+                "a pool cannot have `collective: nccl`, whose communicators do not outlive a worker that leaves".into(),
+            ));
+        }
         let model = Model::from_file(&file.model)?;
         for warning in model.graph().warnings() {
             output::warn(&format!("warning: {}: {warning}", file.model.display()));
@@ -218,6 +224,7 @@ impl<'a> Training<'a> {
         let (file, pool) = (self.file, self.settings.pool);
         let mut builder = file.builder(self.model.clone());
         if pool {
+            builder = builder.collective(Collective::Quic);
             builder = builder.replicas(file.replicas.clone().unwrap_or(Replicas::Of(vec![self.workers as u16])));
         }
         // Where nothing is said they depend on how many workers there were.

@@ -137,6 +137,7 @@ async fn answer(address: SocketAddr, ticket: &Ticket, transport: Transport) -> F
         direct: false,
         host: "here".into(),
         process: std::process::id(),
+        nccl: link::Nccl::Missing("none".into()),
     };
     let mut wire = Wire::dial(&endpoint, address, ticket, info, transport).await?;
     wire.send(&head(0, 0), &[])?;

@@ -325,6 +325,7 @@ impl Driver {
                 | Effect::Sum { .. }
                 | Effect::Data { .. }
                 | Effect::ReadAhead(_)
+                | Effect::Interrupt
                 | Effect::Residuals(_)
                 | Effect::Keep { .. }
                 | Effect::SendKept { .. }

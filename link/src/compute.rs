@@ -1,5 +1,6 @@
 //! The compute thread: takes tasks in order and never waits on the network.
 
+use crate::interrupt::Interrupt;
 use crate::payload::Payload;
 use pipeline::ids::Ticket;
 use pipeline::message::Failure;
@@ -34,21 +35,29 @@ pub(crate) struct Done {
     pub(crate) end: Instant,
 }
 
-/// A thread that ends when this is dropped, which waits for the task at work.
+/// A thread that ends when this is dropped, which waits for the task at work; that one waits for no other worker then.
 pub struct ComputeThread {
     /// Taken, and so closed, to end the thread.
     tasks: Option<std::sync::mpsc::Sender<(Ticket, Task<Payload>)>>,
     results: results::UnboundedReceiver<Report>,
     thread: Option<JoinHandle<()>>,
+    interrupt: Interrupt,
 }
 
 impl ComputeThread {
     /// Starts the thread; `make` runs on it.
     pub fn start<C: Compute>(make: impl FnOnce() -> C + Send + 'static) -> std::io::Result<Self> {
+        Self::interruptible(|_| make())
+    }
+
+    /// The same for tasks that wait for other workers, unless they are interrupted.
+    pub fn interruptible<C: Compute>(make: impl FnOnce(Interrupt) -> C + Send + 'static) -> std::io::Result<Self> {
+        let interrupt = Interrupt::default();
+        let given = interrupt.clone();
         let (tasks, todo) = std::sync::mpsc::channel::<(Ticket, Task<Payload>)>();
         let (done, results) = results::unbounded_channel();
         let thread = std::thread::Builder::new().name("compute".into()).spawn(move || {
-            let mut compute = make();
+            let mut compute = make(given);
             for (ticket, task) in todo {
                 let start = Instant::now();
                 // A panic is a defect of ours; it must reach the boss as an error all the same.
@@ -63,7 +72,7 @@ impl ComputeThread {
                 }
             }
         })?;
-        Ok(ComputeThread { tasks: Some(tasks), results, thread: Some(thread) })
+        Ok(ComputeThread { tasks: Some(tasks), results, thread: Some(thread), interrupt })
     }
 
     pub(crate) fn give(&self, ticket: Ticket, task: Task<Payload>) {
@@ -71,6 +80,11 @@ impl ComputeThread {
         if let Some(tasks) = &self.tasks {
             tasks.send((ticket, task)).ok();
         }
+    }
+
+    /// Tasks up to the next that clears up wait for no other worker any more.
+    pub(crate) fn interrupt(&self) {
+        self.interrupt.raise();
     }
 
     /// What comes next. Cancel safe.
@@ -82,6 +96,7 @@ impl ComputeThread {
 impl Drop for ComputeThread {
     fn drop(&mut self) {
         self.tasks = None;
+        self.interrupt.raise();
         self.results.close();
         // A thread left behind would hold its memory while the next one fills its own.
         if let Some(thread) = self.thread.take() {

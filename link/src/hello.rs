@@ -9,6 +9,7 @@
 
 use crate::error::LinkError;
 use crate::memory::Transport;
+use crate::nccl::Nccl;
 use pipeline::ids::WorkerId;
 use pipeline::message::PROTOCOL_VERSION;
 use quinn::{RecvStream, SendStream};
@@ -50,6 +51,8 @@ pub struct WorkerInfo {
     pub host: String,
     /// The process's number on that machine.
     pub process: u32,
+    /// Whether it can sum gradients with NCCL.
+    pub nccl: Nccl,
 }
 
 /// What the callee answers.

@@ -16,6 +16,7 @@ mod ends;
 mod error;
 mod hello;
 mod identity;
+mod interrupt;
 mod join;
 mod kept;
 mod lane;
@@ -26,6 +27,7 @@ mod memory;
 #[allow(unreachable_pub, reason = "other tests use it, too")]
 #[path = "../../pipeline/tests/support/mutate.rs"]
 mod mutate;
+mod nccl;
 mod outgoing;
 mod path;
 mod payload;
@@ -58,10 +60,12 @@ pub use endpoint::{own_address, worker_endpoint, Farewell};
 pub use error::LinkError;
 pub use hello::WorkerInfo;
 pub use identity::{ticket_on_this_machine, Identity, CONFIG_DIR};
+pub use interrupt::Interrupt;
 pub use join::{join, look, resolve, Membership};
 pub use kept::Kept;
 pub use lobby::{Lobby, LobbyEvent};
 pub use memory::Transport;
+pub use nccl::{Nccl, NcclInfo};
 pub use payload::{Payload, Slots};
 pub use pool::keep_received_memory;
 pub use report::{Carrier, PathReport};

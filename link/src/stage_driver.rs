@@ -142,6 +142,7 @@ impl Driver {
                         }
                     }
                 }
+                Effect::Interrupt => self.compute.interrupt(),
                 Effect::Sum { ticket, summing, sums } => {
                     let take = |(node, slots): (Node, Vec<Slot>)| Ok((node, outgoing::take(&self.slots, &slots)?));
                     let given = sums.into_iter().map(take).collect::<Result<_, String>>();

@@ -40,6 +40,7 @@ impl Pair {
             direct: false,
             host: "here".into(),
             process: 0,
+            nccl: link::Nccl::Missing("none".into()),
         };
         let (boss, worker) =
             tokio::join!(Wire::accept(lobby), Wire::dial(&endpoint, address, &ticket, info, transport));

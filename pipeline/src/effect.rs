@@ -5,7 +5,7 @@ use crate::frame::Route;
 use crate::ids::{Slot, StageId, Ticket, WorkerId};
 use crate::kept::{CopyId, CopyNote, KeptCopy};
 use crate::message::{Failure, Head, LinkReport, Progress};
-use crate::replicas::{Compress, Node};
+use crate::replicas::{Compress, Node, UniqueId};
 use crate::samples::{DataTask, Reading};
 use crate::schedule::Action;
 use crate::task::{LayerTimes, Task};
@@ -72,6 +72,9 @@ pub enum Effect {
         /// The work.
         task: Task<Slot>,
     },
+    /// A stage session only: whatever the compute thread is given before the next [`Task::Discard`] does not wait for other
+    /// workers any more.
+    Interrupt,
     /// Sum these gradients beside the compute thread, and give the sum of each slice to `on_summed`.
     Sum {
         /// Names the result.
@@ -213,6 +216,8 @@ pub struct Answer {
     pub digests: Vec<(WorkerId, StageId, [u8; 32])>,
     /// What each worker keeps of the run's copies.
     pub copies: Vec<(WorkerId, KeptCopy)>,
+    /// An id for a communicator of each stage whose replicas sum gradients, ascending.
+    pub unique_ids: Vec<(StageId, UniqueId)>,
     /// What each worker said last of its links: to another worker, or to the boss.
     pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
     /// For each follower how many commands it has still to carry out.

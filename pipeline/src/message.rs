@@ -7,7 +7,7 @@ use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{Compress, Deal, Node};
+use crate::replicas::{Compress, Deal, Node, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
@@ -110,6 +110,13 @@ pub enum Head {
         id: u64,
         /// By copy.
         copies: Vec<KeptCopy>,
+    },
+    /// Worker to boss, before the answer to [`Command::MakeIds`].
+    UniqueIds {
+        /// Which command.
+        id: u64,
+        /// For each stage whose first replica it is.
+        ids: Vec<(StageId, UniqueId)>,
     },
     /// Worker to boss: how layers fared in an optimizer step of a round that [asks](Watch::health) for it.
     Health {
@@ -363,6 +370,10 @@ pub enum Command {
     },
     /// Say what the trained parameters of each stage come to, with [`Head::Digests`].
     Digest,
+    /// Make ids for communicators among the replicas of stages, and say them with [`Head::UniqueIds`].
+    MakeIds,
+    /// Make the communicators among the replicas of these stages, which all do.
+    Communicate(Vec<(StageId, UniqueId)>),
     /// Take parameters and buffers, which come as [`Head::Weight`], and pass them on.
     LoadState {
         /// How many come.
@@ -497,6 +508,9 @@ pub enum Reduction {
     Fast,
     /// The same, what travels in fewer bits.
     Compressed(Compress),
+    /// Along the tree by each replica, and then by a collective operation among the devices ([`Command::Communicate`]): no
+    /// gradient travels in frames.
+    Collective,
 }
 
 impl Reduction {
@@ -509,13 +523,18 @@ impl Reduction {
     pub fn compress(self) -> Option<Compress> {
         match self {
             Reduction::Compressed(compress) => Some(compress),
-            Reduction::Sequential | Reduction::Tree | Reduction::Fast => None,
+            Reduction::Sequential | Reduction::Tree | Reduction::Fast | Reduction::Collective => None,
         }
     }
 
     /// Whether a replica adds up all that its microbatches came to before it sends.
     pub fn adds_up_first(self) -> bool {
-        matches!(self, Reduction::Fast | Reduction::Compressed(_))
+        matches!(self, Reduction::Fast | Reduction::Compressed(_) | Reduction::Collective)
+    }
+
+    /// Whether the sums over replicas are taken by a collective operation of the compute threads.
+    pub fn is_collective(self) -> bool {
+        self == Reduction::Collective
     }
 }
 

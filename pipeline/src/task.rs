@@ -8,7 +8,7 @@ use crate::loss::LossSpec;
 use crate::mode::Mode;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{BucketBytes, Node, ShardId, Sharding};
+use crate::replicas::{BucketBytes, Node, ShardId, Sharding, UniqueId};
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
 use crate::watch::{Finite, LayerHealth};
@@ -91,6 +91,28 @@ pub enum Task<T> {
         buckets: Vec<Vec<Vec<T>>>,
         /// What the batch norms of each replica saw, in any order; nothing where the stage has one replica.
         statistics: Vec<Vec<T>>,
+    },
+    /// The same by a collective operation among the stage's replicas, of which each has this task: what the microbatches of
+    /// each came to is summed. It waits for the others, and fails where it is
+    /// [interrupted](crate::effect::Effect::Interrupt).
+    AllReduce {
+        /// Which stage.
+        stage: StageId,
+        /// The batch of the round, whose statistics are learnt.
+        batch: u64,
+        /// What the batch norms of each other replica saw, in any order.
+        statistics: Vec<Vec<T>>,
+    },
+    /// Make an id for a communicator of each of these stages; answered by [`Outcome::UniqueIds`].
+    MakeIds {
+        /// Which stages.
+        stages: Vec<StageId>,
+    },
+    /// Make the communicators among the replicas of stages, which all do, in this order, in place of any there are. It waits
+    /// for the others as [`Task::AllReduce`] does.
+    Communicate {
+        /// For each stage which of its replicas this is, and by what they find each other.
+        stages: Vec<(StageId, ShardId, UniqueId)>,
     },
     /// Hand out the gradients of the parameters that other stages own; answered by [`Outcome::Tied`].
     TiedGrads {
@@ -189,8 +211,10 @@ pub struct Branch {
     /// Set where what is summed so far leaves with this microbatch: it is handed out as [`HandedOut`], for so many
     /// replicas, as soon as a bucket is complete.
     pub hand_out: Option<u16>,
-    /// Whether it is the last one of this replica's, with which it hands out what batch norms saw.
+    /// Whether it is the last one of this replica's.
     pub last: bool,
+    /// Whether it hands out what batch norms saw.
+    pub tells: bool,
 }
 
 /// What the compute thread hands out while it is at work.
@@ -338,6 +362,11 @@ pub enum Outcome<T> {
         /// By stage.
         digests: Vec<(StageId, [u8; 32])>,
     },
+    /// After [`Task::MakeIds`].
+    UniqueIds {
+        /// By stage.
+        ids: Vec<(StageId, UniqueId)>,
+    },
     /// After [`Task::Snapshot`].
     State {
         /// Tensors by name.
@@ -377,6 +406,11 @@ impl<T> Task<T> {
             Task::Reduce { stage, batch, buckets, statistics } => {
                 Task::Reduce { stage, batch, buckets: shards(buckets, &mut f)?, statistics: nested(statistics, f)? }
             }
+            Task::AllReduce { stage, batch, statistics } => {
+                Task::AllReduce { stage, batch, statistics: nested(statistics, f)? }
+            }
+            Task::MakeIds { stages } => Task::MakeIds { stages },
+            Task::Communicate { stages } => Task::Communicate { stages },
             Task::TiedGrads { stage } => Task::TiedGrads { stage },
             Task::GradNorm { stage, tied } => Task::GradNorm { stage, tied: by_stage(tied, f)? },
             Task::OptimStep { stage, update, tied, health } => {
@@ -416,6 +450,7 @@ impl<T> Outcome<T> {
             Outcome::Norms { squares } => Outcome::Norms { squares },
             Outcome::Measured { times } => Outcome::Measured { times },
             Outcome::Digests { digests } => Outcome::Digests { digests },
+            Outcome::UniqueIds { ids } => Outcome::UniqueIds { ids },
             Outcome::State { tensors } => Outcome::State { tensors: named(tensors, f)? },
         })
     }
@@ -423,7 +458,11 @@ impl<T> Outcome<T> {
     /// Every tensor in it, for letting go of a result that nobody wants any more.
     pub fn into_tensors(self) -> Vec<T> {
         match self {
-            Outcome::Done | Outcome::Norms { .. } | Outcome::Measured { .. } | Outcome::Digests { .. } => Vec::new(),
+            Outcome::Done
+            | Outcome::Norms { .. }
+            | Outcome::Measured { .. }
+            | Outcome::Digests { .. }
+            | Outcome::UniqueIds { .. } => Vec::new(),
             Outcome::Tied { tensors } => tensors.into_iter().flat_map(|(_, tensors)| tensors).collect(),
             Outcome::Forward { outputs, .. } => outputs,
             Outcome::Backward { grads } => grads.into_iter().flatten().collect(),

@@ -26,6 +26,7 @@
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/softshrink.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -91,6 +92,37 @@ char* bm_device_memory(int32_t kind, int32_t index, uint64_t* free_bytes, uint64
     auto [free_now, total] = at::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
     *free_bytes = free_now;
     *total_bytes = total;
+  });
+}
+
+// From now on this thread's work that names no device goes to this one.
+char* bm_use_device(int32_t kind, int32_t index) {
+  return guarded([&] {
+    auto device = device_of(kind, index);
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  });
+}
+
+// Whether all is done that was given to the device; an error where it is given to another stream than the default one.
+char* bm_is_idle(int32_t kind, int32_t index, bool* idle) {
+  return guarded([&] {
+    auto device = device_of(kind, index);
+    c10::impl::VirtualGuardImpl guard(device.type());
+    auto stream = guard.getStream(device);
+    TORCH_CHECK(stream.id() == 0, "work is on another stream than the default one");
+    *idle = guard.queryStream(stream);
+  });
+}
+
+// Where a tensor of float32 in one piece lies on this device, and how many numbers it has.
+char* bm_floats(const at::Tensor* tensor, int32_t kind, int32_t index, void** data, size_t* count) {
+  return guarded([&] {
+    auto device = device_of(kind, index);
+    TORCH_CHECK(tensor->defined() && tensor->scalar_type() == at::kFloat && tensor->is_contiguous() &&
+                    tensor->device() == device,
+                "expected a float32 tensor in one piece on ", device);
+    *data = tensor->mutable_data_ptr();
+    *count = static_cast<size_t>(tensor->numel());
   });
 }
 

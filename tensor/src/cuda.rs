@@ -84,6 +84,22 @@ pub fn libtorch_folder() -> Option<PathBuf> {
     path.parent().map(Path::to_path_buf)
 }
 
+/// A name of a GPU that no other of the machine has, whatever `CUDA_VISIBLE_DEVICES` says: its address on the PCI bus. Nothing
+/// where CUDA is not loaded or there is no such GPU.
+pub fn bus_id(gpu: usize) -> Option<String> {
+    type GetBusId = unsafe extern "C" fn(*mut std::ffi::c_char, i32, i32) -> i32;
+    // SAFETY: what libtorch_cuda has loaded is searched for the function, whose declaration in CUDA's headers is this type.
+    let get_bus_id = unsafe {
+        let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"cudaDeviceGetPCIBusId".as_ptr());
+        (!symbol.is_null()).then(|| std::mem::transmute::<*mut libc::c_void, GetBusId>(symbol))
+    }?;
+    let mut name = [0u8; 32];
+    // SAFETY: the pointer is to as many bytes as it is told, the last of which it leaves for the end of the string.
+    let status = unsafe { get_bus_id(name.as_mut_ptr().cast(), name.len() as i32 - 1, i32::try_from(gpu).ok()?) };
+    let name = CStr::from_bytes_until_nul(&name).ok()?.to_str().ok()?;
+    (status == 0 && !name.is_empty()).then(|| name.to_string())
+}
+
 fn open(library: &Path) -> Result<(), String> {
     let name = CString::new(library.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
     // SAFETY: `name` is NUL-terminated. The library's initialisers run here; these are libtorch's
@@ -115,6 +131,11 @@ mod tests {
         }
         let sum = tch::Tensor::from_slice(&[1.0f32, 2.0]).sum(None);
         assert_eq!(sum.double_value(&[]), 3.0);
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_has_no_name() {
+        assert_eq!(bus_id(99), None);
     }
 
     #[test]

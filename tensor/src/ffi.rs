@@ -19,6 +19,15 @@ extern "C" {
     pub(crate) fn bm_libtorch_cpu_path() -> *const c_char;
     pub(crate) fn bm_set_interop_threads(threads: i32) -> Status;
     pub(crate) fn bm_device_memory(kind: i32, index: i32, free: *mut u64, total: *mut u64) -> Status;
+    pub(crate) fn bm_use_device(kind: i32, index: i32) -> Status;
+    pub(crate) fn bm_is_idle(kind: i32, index: i32, idle: *mut bool) -> Status;
+    pub(crate) fn bm_floats(
+        tensor: *const C_tensor,
+        kind: i32,
+        index: i32,
+        data: *mut *mut c_void,
+        count: *mut usize,
+    ) -> Status;
     pub(crate) fn bm_from_blob(
         data: *mut c_void,
         sizes: *const i64,

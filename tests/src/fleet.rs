@@ -26,6 +26,9 @@ pub trait Fleet {
 pub fn train(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32, fleet: &mut impl Fleet) -> Training {
     fleet.call(Request::Distribute).unwrap();
     fleet.call(Request::SetOptimizer(case.optimizer)).unwrap();
+    if case.steps.reduction.is_collective() {
+        find_replicas(fleet);
+    }
     let losses: Vec<f32> = (0..STEPS)
         .map(|step| {
             let run = step_request(case, plan, kind, microbatches, step, fleet.slots());
@@ -35,6 +38,12 @@ pub fn train(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32, fl
         })
         .collect();
     left(plan, fleet, &losses)
+}
+
+/// Has replicas find each other, to sum gradients among themselves.
+pub fn find_replicas(fleet: &mut impl Fleet) {
+    let ids = fleet.call(Request::MakeIds).unwrap().unique_ids;
+    fleet.call(Request::Communicate(ids)).unwrap();
 }
 
 /// What a training leaves that had these losses.

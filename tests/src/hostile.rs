@@ -44,6 +44,7 @@ impl Hostile {
             direct: true,
             host: "hostile".into(),
             process,
+            nccl: link::Nccl::Missing("none".into()),
         };
         let (worker, run, control) = take_place(&quic, info).await.unwrap();
         Hostile { worker, run, ticket: ticket.clone(), endpoint, boss: Line { quic, control } }

@@ -5,6 +5,9 @@
 
 mod case;
 pub mod cuts;
+#[allow(unreachable_pub, reason = "other tests use it, too")]
+#[path = "../../tensor/tests/fake/mod.rs"]
+pub mod fake;
 mod fleet;
 pub mod hostile;
 mod memory;
@@ -15,7 +18,7 @@ pub mod strangers;
 mod training;
 
 pub use case::{Case, Steps};
-pub use fleet::{left, put, step_request, train, Fleet};
+pub use fleet::{find_replicas, left, put, step_request, train, Fleet};
 pub use memory::Memory;
 pub use reference::one_process;
 pub use sockets::{Reach, Sockets};

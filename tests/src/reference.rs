@@ -191,7 +191,7 @@ impl<'a> Net<'a> {
     /// The gradient of a leaf, over all microbatches so far.
     fn grad(&self, name: &String, leaf: &Tensor) -> Tensor {
         match self.along {
-            Along::Tree | Along::Fast | Along::Compressed(_) => self.sums[name].shallow_clone(),
+            Along::Tree | Along::Fast | Along::Compressed(_) | Along::Collective => self.sums[name].shallow_clone(),
             Along::Sequential => self.tables.get(name).map_or_else(|| leaf.grad(), Tensor::copy),
         }
     }

@@ -8,7 +8,9 @@ use pipeline::message::Failure;
 use pipeline::replicas::BucketBytes;
 use pipeline::Plan;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use tch::Device;
+use tensor::nccl::Nccl;
 use tokio::runtime::Runtime;
 use worker::StageCompute;
 
@@ -33,6 +35,11 @@ pub struct Sockets {
 impl Sockets {
     /// Workers for a plan, reached so.
     pub fn new(plan: Plan, seed: u64, reach: Reach) -> Self {
+        Self::summing_with(None, plan, seed, reach)
+    }
+
+    /// The same, whose compute threads sum with this library.
+    pub fn summing_with(nccl: Option<Arc<Nccl>>, plan: Plan, seed: u64, reach: Reach) -> Self {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
         let runtime = Runtime::new().unwrap();
@@ -40,7 +47,7 @@ impl Sockets {
             let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
             let mut lobby = Lobby::open(&identity, here, plan.workers()).unwrap();
             for _ in 0..plan.workers() {
-                tokio::spawn(work(lobby.address(), identity.ticket().clone(), reach));
+                tokio::spawn(work(lobby.address(), identity.ticket().clone(), reach, nccl.clone()));
             }
             while lobby.missing() > 0 {
                 let event = lobby.next().await;
@@ -52,7 +59,7 @@ impl Sockets {
     }
 }
 
-async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach) {
+async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach, nccl: Option<Arc<Nccl>>) {
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
     let info = WorkerInfo {
         device: "cpu".into(),
@@ -62,15 +69,16 @@ async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach) {
         direct: reach != Reach::Relayed,
         host: "here".into(),
         process: 0,
+        nccl: link::Nccl::Missing("none".into()),
     };
     let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
     let membership = match reach {
         Reach::SharedMemory => membership,
         Reach::Quic | Reach::Relayed => membership.transport(Transport::Quic),
     };
-    let compute = ComputeThread::start(|| {
+    let compute = ComputeThread::interruptible(|called_off| {
         tensor::threads::set_count(1);
-        StageCompute::new(Device::Cpu)
+        StageCompute::new(Device::Cpu).summing_with(nccl, called_off)
     });
     link::serve(membership, &endpoint, &ticket, compute.unwrap(), None, link::Kept::default()).await.unwrap();
 }

@@ -96,6 +96,7 @@ async fn joiners_that_leave_at_once_by_the_hundred_do_not_end_a_pool() {
                     direct: false,
                     host: "crowd".into(),
                     process: 0,
+                    nccl: link::Nccl::Missing("none".into()),
                 };
                 let endpoint = link::worker_endpoint(&ticket, at).unwrap();
                 let joined = tokio::time::timeout(SOON, link::join(&endpoint, at, &ticket, info)).await.unwrap();

@@ -120,6 +120,7 @@ fn info() -> WorkerInfo {
         direct: false,
         host: "here".into(),
         process: 0,
+        nccl: link::Nccl::Missing("none".into()),
     }
 }
 

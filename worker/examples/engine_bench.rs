@@ -64,7 +64,7 @@ fn step(
     microbatches: i64,
     (split, tree): (bool, bool),
 ) -> Result<()> {
-    let branch = Branch { microbatches: u32::try_from(microbatches)?, hand_out: None, last: false };
+    let branch = Branch { microbatches: u32::try_from(microbatches)?, hand_out: None, last: false, tells: false };
     for (index, (x, y)) in (0..).zip(x.f_chunk(microbatches, 0)?.into_iter().zip(y.f_chunk(microbatches, 0)?)) {
         let pass = Pass { key: MicrobatchKey { batch: number, index }, step: number, mode: Mode::Train, apart: false };
         let outputs = engine.forward(&pass, vec![x])?;

@@ -1,11 +1,12 @@
 //! What the compute thread does: tasks in, libtorch at work, outcomes out.
 
+use crate::collective::Communicators;
 use crate::engine::{measure, Along, ByStage, Engine, LossTask, Mode, OwnLayers, Pass, StageInput, StageModel};
 use crate::payloads::{by_stage, explain, handed, payloads, plain, sums, tensor, tensors, tied, to_payload};
 use crate::place::Place;
 use bytes::Bytes;
 use layerspec::Precision;
-use link::{Compute, Payload};
+use link::{Compute, Interrupt, Payload};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
@@ -15,7 +16,9 @@ use pipeline::watch::Finite;
 use pipeline::StateName;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tch::{Device, Tensor};
+use tensor::nccl::Nccl;
 use tensor::parts::joined;
 
 /// Takes what is handed out.
@@ -26,6 +29,7 @@ pub struct StageCompute {
     device: Device,
     stages: BTreeMap<StageId, Engine>,
     own: OwnLayers,
+    communicators: Communicators,
     /// A task failed, and nothing has cleared up after it.
     failed: bool,
 }
@@ -38,7 +42,13 @@ impl StageCompute {
 
     /// No stages yet, and further layers.
     pub fn with(device: Device, own: OwnLayers) -> Self {
-        StageCompute { device, stages: BTreeMap::new(), own, failed: false }
+        StageCompute { device, stages: BTreeMap::new(), own, communicators: Communicators::default(), failed: false }
+    }
+
+    /// The same, that sums gradients over replicas with this library. What waits for others then is called off by `interrupt`.
+    #[must_use]
+    pub fn summing_with(self, nccl: Option<Arc<Nccl>>, interrupt: Interrupt) -> Self {
+        StageCompute { communicators: Communicators::new(nccl, interrupt), ..self }
     }
 
     fn stage(&mut self, stage: StageId) -> Result<&mut Engine, Failure> {
@@ -193,12 +203,17 @@ impl Compute for StageCompute {
     ) -> Result<Outcome<Payload>, Failure> {
         let place = Place::of(&task);
         let result = match &task {
-            Task::OptimStep { .. } | Task::AllGather { .. } if self.failed => {
+            Task::OptimStep { .. } | Task::AllGather { .. } | Task::AllReduce { .. } if self.failed => {
                 Err(Failure::new("an earlier task of this step failed"))
             }
             _ => {
-                if let Task::Discard { .. } = task {
+                if let Task::Discard { gradients, .. } = task {
                     self.failed = false;
+                    self.communicators.go_on();
+                    // Other replicas may have left a sum that this one took.
+                    if gradients {
+                        self.communicators.forget();
+                    }
                 }
                 self.carry_out(task, hand_out)
             }
@@ -227,6 +242,7 @@ impl StageCompute {
             Task::Build { stages, buckets, sharding, shard_ids, seed } => {
                 // Frees the old parameters before the new ones are made.
                 self.stages.clear();
+                self.communicators.forget();
                 // Whoever shares out state has little memory; without, time counts more.
                 match sharding {
                     Some(_) => tensor::memory::give_back_freed_memory(),
@@ -273,6 +289,15 @@ impl StageCompute {
                 let statistics = statistics.iter().map(|list| tensors(list)).collect::<Result<_, _>>()?;
                 self.stage(stage)?.reduce(batch, buckets, statistics).map_err(explain)?;
             }
+            Task::AllReduce { stage, batch, statistics } => {
+                let statistics = statistics.iter().map(|list| tensors(list)).collect::<Result<_, _>>()?;
+                let mut replicas = self.communicators.of(stage)?;
+                let engine = self.stages.get_mut(&stage);
+                let engine = engine.ok_or_else(|| Failure::new(format!("{stage} is not on this worker")))?;
+                engine.all_reduce(batch, statistics, &mut replicas).map_err(explain)?;
+            }
+            Task::MakeIds { stages } => return Ok(Outcome::UniqueIds { ids: self.communicators.ids(&stages)? }),
+            Task::Communicate { stages } => self.communicators.find(&stages, self.device)?,
             Task::TiedGrads { stage } => return tied(&self.stage(stage)?.tied_grads().map_err(explain)?),
             Task::GradNorm { stage, tied } => {
                 let squares = self.stage(stage)?.grad_norm(by_stage(&tied)?).map_err(explain)?;

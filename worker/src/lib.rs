@@ -1,9 +1,11 @@
 //! A stage at work: layers as modules, the compute thread, gradients, the optimizer, and the `worker`
 //! program, which dials a boss, takes its stages and works until told to stop.
 
+mod collective;
 mod compute;
 pub mod engine;
 mod every_gpu;
+mod nccl;
 mod options;
 mod output;
 mod payloads;

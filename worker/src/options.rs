@@ -36,6 +36,10 @@ pub struct Options {
     /// the run file; the boss can have nothing else read.
     #[arg(long, env = "MODEL_DATA", value_name = "FOLDER")]
     pub data: Option<PathBuf>,
+    /// The library by which replicas sum gradients among GPUs, where the loader finds another one, or none, by the name
+    /// libnccl.so.2.
+    #[arg(long, env = "BOSSMAN_NCCL", value_name = "FILE")]
+    pub nccl: Option<PathBuf>,
     /// End where the boss was lost and none is there for so many seconds [default: wait as long as it takes]
     #[arg(long, value_name = "SECONDS")]
     pub orphan_timeout: Option<u64>,

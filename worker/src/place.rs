@@ -21,6 +21,8 @@ impl Place {
             Task::Backward { stage, key, .. } => place(Some(*stage), Some(key.index), "backward for inputs"),
             Task::BackwardWeight { stage, key, .. } => place(Some(*stage), Some(key.index), "backward for weights"),
             Task::Reduce { stage, .. } => place(Some(*stage), None, "reduction of gradients"),
+            Task::AllReduce { stage, .. } => place(Some(*stage), None, "reduction of gradients"),
+            Task::MakeIds { .. } | Task::Communicate { .. } => place(None, None, "making communicators"),
             Task::TiedGrads { stage } => place(Some(*stage), None, "handing over of tied gradients"),
             Task::GradNorm { stage, .. } => place(Some(*stage), None, "gradient norm"),
             Task::AllGather { stage, .. } => place(Some(*stage), None, "gathering of parameters"),
@@ -40,6 +42,11 @@ impl Place {
     }
 
     pub(crate) fn add_to(&self, failure: Failure) -> Failure {
-        Failure { stage: self.stage, microbatch: self.microbatch, action: Some(self.action.into()), ..failure }
+        Failure {
+            stage: self.stage.or(failure.stage),
+            microbatch: self.microbatch,
+            action: Some(self.action.into()),
+            ..failure
+        }
     }
 }

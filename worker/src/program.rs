@@ -3,6 +3,7 @@
 use crate::compute::StageCompute;
 use crate::engine::OwnLayers;
 use crate::every_gpu;
+use crate::nccl;
 use crate::options::Options;
 use crate::output;
 use crate::samples::OwnSamples;
@@ -10,9 +11,10 @@ use anyhow::{bail, Context, Result};
 use clap::Parser;
 use link::{ComputeThread, Farewell, Kept, LinkError, Ticket, WorkerInfo};
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tch::Device;
+use tensor::nccl::Nccl;
 
 /// Waits between attempts to reach the boss grow from the first to the second.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
@@ -31,6 +33,8 @@ type OnLeaving = Mutex<Option<Farewell>>;
 /// The program with its arguments.
 pub(crate) fn main(own: OwnLayers) -> ! {
     let options = Options::parse();
+    // Before there are other threads.
+    let beyond_machine = tensor::nccl::keep_to_this_machine();
     // Before libtorch is first asked about GPUs: it remembers the answer.
     tensor::cuda::load();
     if options.end_with_stdin {
@@ -38,7 +42,7 @@ pub(crate) fn main(own: OwnLayers) -> ! {
     }
     let result = match options.device.as_deref() {
         Some("all") => every_gpu::run(),
-        _ => start(&options, own.allowing_torchscript(options.allow_torchscript)),
+        _ => start(&options, own.allowing_torchscript(options.allow_torchscript), beyond_machine),
     };
     match result {
         Ok(()) => leave(SUCCESS),
@@ -49,13 +53,13 @@ pub(crate) fn main(own: OwnLayers) -> ! {
     }
 }
 
-fn start(options: &Options, own: OwnLayers) -> Result<()> {
+fn start(options: &Options, own: OwnLayers, beyond_machine: bool) -> Result<()> {
     // One thread for the network: the cores are for the compute thread.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let farewell = OnLeaving::default();
     runtime.block_on(async {
         tokio::select! {
-            result = run(options, own, &farewell) => result,
+            result = run(options, own, beyond_machine, &farewell) => result,
             () = interrupted() => {
                 // The others go on at once, and do not wait until this worker has been silent for long.
                 let farewell = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -76,7 +80,7 @@ fn leave(code: i32) -> ! {
 }
 
 /// Works for one run after another until a boss says stop. Errors that waiting cannot mend end it.
-async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<()> {
+async fn run(options: &Options, own: OwnLayers, beyond_machine: bool, farewell: &OnLeaving) -> Result<()> {
     tensor::memory::keep_freed_memory();
     let device = device(options)?;
     if let Some(threads) = options.threads {
@@ -88,7 +92,8 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
     if let Some(folder) = options.data.as_ref().filter(|folder| !folder.is_dir()) {
         bail!("--data {}: there is no such folder", folder.display());
     }
-    let info = info(options, device);
+    let (library, told) = nccl::look_for(options, device, beyond_machine);
+    let info = info(options, device, told);
     let memory = info.memory_bytes.map_or_else(String::new, |b| format!(", {:.1} GiB memory", b as f64 / GIB));
     output::line(&format!("worker {}: {}, {} threads{memory}", info.version, info.device, info.threads));
 
@@ -98,7 +103,7 @@ async fn run(options: &Options, own: OwnLayers, farewell: &OnLeaving) -> Result<
     // Whatever becomes of a boss, the next finds it here.
     let kept = Kept::default();
     loop {
-        match work(options, device, &info, own.clone(), (farewell, &kept)).await {
+        match work(options, device, &info, (own.clone(), library.clone()), (farewell, &kept)).await {
             Ok(()) => {
                 output::line("the run is over");
                 return Ok(());
@@ -149,7 +154,7 @@ async fn work(
     options: &Options,
     device: Device,
     info: &WorkerInfo,
-    own: OwnLayers,
+    (own, library): (OwnLayers, Option<Arc<Nccl>>),
     (farewell, kept): (&OnLeaving, &Kept),
 ) -> Result<(), Trouble> {
     let trouble = |worked: bool| {
@@ -171,8 +176,10 @@ async fn work(
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
     output::line(&format!("joined the boss at {boss} as {}", membership.worker));
     let membership = membership.transport(options.transport);
-    let compute =
-        ComputeThread::start(move || StageCompute::with(device, own)).context("cannot start the compute thread");
+    let compute = ComputeThread::interruptible(move |called_off| {
+        StageCompute::with(device, own).summing_with(library, called_off)
+    });
+    let compute = compute.context("cannot start the compute thread");
     let samples = Box::new(OwnSamples::below(options.data.clone()));
     let compute = compute.map_err(Trouble::Fatal)?;
     let result = link::serve(membership, &endpoint, &ticket, compute, Some(samples), kept.clone()).await;
@@ -204,7 +211,7 @@ fn device(options: &Options) -> Result<Device> {
     Ok(device)
 }
 
-fn info(options: &Options, device: Device) -> WorkerInfo {
+fn info(options: &Options, device: Device, nccl: link::Nccl) -> WorkerInfo {
     WorkerInfo {
         device: tensor::device::name(device),
         threads: u32::try_from(tensor::threads::count()).unwrap_or(u32::MAX),
@@ -213,6 +220,7 @@ fn info(options: &Options, device: Device) -> WorkerInfo {
         direct: !options.relay,
         host: gethostname::gethostname().to_string_lossy().into_owned(),
         process: std::process::id(),
+        nccl,
     }
 }
 

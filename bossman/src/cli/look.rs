@@ -125,5 +125,5 @@ fn candidates(report: &Candidates) -> Value {
     };
     let schedules: Vec<Value> = report.choice.candidates.iter().map(one).collect();
     let links: Vec<Value> = report.links.iter().map(link).collect();
-    json!({"schedules": schedules, "links": links})
+    json!({"schedules": schedules, "links": links, "collective": report.collective})
 }

@@ -18,7 +18,7 @@ use link::PoolEvent;
 use pipeline::boss::Request;
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, LinkReport};
-use pipeline::replicas::keeps_statistics;
+use pipeline::replicas::{keeps_statistics, Collective};
 use pipeline::schedule::ScheduleKind;
 pub use status::{Status, WorkerStatus};
 use std::collections::BTreeMap;
@@ -68,6 +68,13 @@ impl BossMan {
         if self.settings.sharding.is_some() {
             return refused("a pool cannot have `shard`: what one worker alone keeps would be lost when it leaves");
         }
+        if self.settings.collective == Collective::Nccl {
+            return refused(
+                "a pool cannot have collective(nccl): its communicators do not outlive a worker that leaves",
+            );
+        }
+        // What was chosen goes for workers that stay.
+        (self.settings.collective, self.settings.nccl) = (Collective::Quic, false);
         if self.settings.accumulate > 1 {
             return refused(
                 "a pool cannot have `accumulate`: gradients of earlier steps would be lost with whoever leaves; take larger \

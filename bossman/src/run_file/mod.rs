@@ -1,6 +1,7 @@
 //! The run file: what `bossman train` is told, as checked values.
 
 mod checkpoint;
+mod collective;
 mod data;
 #[cfg(test)]
 mod fuzz;
@@ -18,7 +19,7 @@ use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION,
 use layerspec::{Fault, Precision, Recompute};
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
-use pipeline::replicas::{Compress, Replicas, Sharding};
+use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, ScheduleKind};
 use std::path::{Path, PathBuf};
 
@@ -69,6 +70,8 @@ pub struct RunFile {
     pub replicas: Option<Replicas>,
     /// Whether replicas add their gradients up before they send, in whatever order that comes to.
     pub fast_reduction: bool,
+    /// By what the gradients of replicas are summed.
+    pub collective: Collective,
     /// In what form replicas exchange gradients, where that is not float32.
     pub compress: Option<Compress>,
     /// What replicas share out.
@@ -105,7 +108,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 28] = [
     "model",
     "data",
     "loss",
@@ -123,6 +126,7 @@ const KEYS: [&str; 27] = [
     "cuts",
     "replicas",
     "reduction",
+    "collective",
     "compress",
     "shard",
     "recompute",
@@ -180,6 +184,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         cuts: cuts(&run)?,
         replicas: replicas(&run)?,
         fast_reduction: fast_reduction(&run)?,
+        collective: collective::collective(&run)?,
         compress: compress(&run)?,
         sharding: sharding(&run)?,
         weights: weights(&run, folder)?,

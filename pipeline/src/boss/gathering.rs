@@ -1,6 +1,6 @@
 //! The answer to a request, as it comes together.
 
-use super::{Request, RunRequest};
+use super::{request, Request, RunRequest};
 use crate::effect::{Answer, Micros, WorkerSpan};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::kept::MOST_COPIES;
@@ -33,6 +33,8 @@ pub(super) struct Gathering {
     unmeasured: BTreeSet<WorkerId>,
     /// Workers that have still to tell what their weights come to.
     undigested: BTreeSet<WorkerId>,
+    /// Workers that have still to tell the ids that they made, with the stages of these.
+    unidentified: BTreeMap<WorkerId, Vec<StageId>>,
     /// Workers that have still to send norms, and what the others sent.
     norms: BTreeSet<WorkerId>,
     squares: Squares,
@@ -72,6 +74,7 @@ impl Gathering {
             probes,
             unmeasured: if probes.is_some() { unanswered.clone() } else { BTreeSet::new() },
             undigested: if matches!(request, Request::Digest) { unanswered.clone() } else { BTreeSet::new() },
+            unidentified: if matches!(request, Request::MakeIds) { id_makers(plan) } else { BTreeMap::new() },
             norms: unanswered.iter().copied().filter(gives_norms).collect(),
             squares: Squares::default(),
             scale: run.and_then(|run| run.update).map_or(1.0, |update| update.scale),
@@ -110,10 +113,9 @@ impl Gathering {
                 if !self.unanswered.remove(&from) {
                     return Err("answered twice".into());
                 }
-                if [&self.unmeasured, &self.norms, &self.undigested, &self.uncounted]
-                    .iter()
-                    .any(|owed| owed.contains(&from))
-                {
+                let owes = [&self.unmeasured, &self.norms, &self.undigested, &self.uncounted];
+                let owed = owes.iter().any(|owed| owed.contains(&from));
+                if owed || self.unidentified.contains_key(&from) {
                     return Err("answered without what it was asked for".into());
                 }
                 self.answer.losses.extend(losses);
@@ -168,6 +170,13 @@ impl Gathering {
                     return Err("sent digests that nobody asked for".into());
                 }
                 self.answer.digests.extend(digests.into_iter().map(|(stage, digest)| (from, stage, digest)));
+            }
+            Head::UniqueIds { ids, .. } => {
+                let stages: Vec<StageId> = ids.iter().map(|(stage, _)| *stage).collect();
+                if self.unidentified.remove(&from) != Some(stages) {
+                    return Err("sent ids for communicators that nobody asked for".into());
+                }
+                self.answer.unique_ids.extend(ids);
             }
             Head::Health { layers, .. } => {
                 let known = |seen: &LayerHealth| self.health.as_ref().is_some_and(|known| known.contains(&seen.layer));
@@ -241,6 +250,7 @@ impl Gathering {
         answer.losses.sort_by_key(|(microbatch, _)| *microbatch);
         answer.outputs.sort_by_key(|(microbatch, value, _)| (*microbatch, *value));
         answer.digests.sort_unstable();
+        answer.unique_ids.sort_by_key(|(stage, _)| *stage);
         answer.measured.sort_by_key(|(worker, _)| *worker);
         answer
     }
@@ -250,6 +260,17 @@ impl Gathering {
         let outputs = self.answer.outputs.drain(..).map(|(.., slot)| slot);
         outputs.chain(self.answer.state.drain(..).map(|(_, slot)| slot)).collect()
     }
+}
+
+/// Who makes the ids of which stages' communicators.
+pub(super) fn id_makers(plan: &Plan) -> BTreeMap<WorkerId, Vec<StageId>> {
+    let mut makers: BTreeMap<WorkerId, Vec<StageId>> = BTreeMap::new();
+    for stage in request::summing(plan) {
+        if let Some(first) = plan.homes.first(stage) {
+            makers.entry(first).or_default().push(stage);
+        }
+    }
+    makers
 }
 
 /// Whether every replica of every stage finds the norm before it updates. What several stages share is given on only after

@@ -368,6 +368,7 @@ impl BossSession {
             Request::Stop => BTreeSet::new(),
             Request::SendState { stage, optimizer } => request::speakers(&self.setup.plan, stage, optimizer),
             Request::OpenData(_) => request::readers(&self.setup.plan),
+            Request::MakeIds => gathering::id_makers(&self.setup.plan).into_keys().collect(),
             _ => self.living(),
         };
         self.lends.extend(request.lends(&self.setup.plan));
@@ -393,8 +394,8 @@ impl BossSession {
         let id = *id;
         let of_job = match &head {
             Head::Done { id: of, .. } | Head::Norms { id: of, .. } | Head::Measured { id: of, .. } => *of == id,
-            Head::Digests { id: of, .. } | Head::Health { id: of, .. } => *of == id,
             Head::State { id: of, .. } | Head::Kept { id: of, .. } | Head::Copies { id: of, .. } => *of == id,
+            Head::Digests { id: of, .. } | Head::Health { id: of, .. } | Head::UniqueIds { id: of, .. } => *of == id,
             Head::Output { key, .. } => *batch == Some(key.batch),
             _ => false,
         };
@@ -421,6 +422,7 @@ impl BossSession {
             | Head::Norms { .. }
             | Head::Measured { .. }
             | Head::Digests { .. }
+            | Head::UniqueIds { .. }
             | Head::Health { .. }
             | Head::State { .. }
             | Head::Kept { .. }

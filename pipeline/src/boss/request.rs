@@ -8,7 +8,7 @@ use crate::kept::{CopyId, CopyNote, Keep, Recall, Recalled};
 use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
-use crate::replicas::{BucketBytes, Deal, Turns};
+use crate::replicas::{BucketBytes, Deal, Turns, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::LayerProbe;
@@ -91,6 +91,11 @@ pub enum Request {
         /// Every tensor, for each stage that gets it.
         tensors: Vec<Recalled>,
     },
+    /// Have an id made for a communicator of each stage whose replicas sum gradients.
+    MakeIds,
+    /// Have the replicas of these stages make their communicators, in place of any there are. Whatever training fails ends
+    /// them.
+    Communicate(Vec<(StageId, UniqueId)>),
     /// Gather what the trained parameters of every stage of every worker come to.
     Digest,
     /// Replace parameters and buffers.
@@ -258,6 +263,8 @@ impl Request {
             | Request::Measure(_)
             | Request::Links
             | Request::Digest
+            | Request::MakeIds
+            | Request::Communicate(_)
             | Request::OpenData(_)
             | Request::SendState { .. }
             | Request::Keep(_)
@@ -323,6 +330,15 @@ impl Request {
                 };
                 vec![to_all(&restore)]
             }
+            Request::MakeIds => {
+                let to = summing(plan).into_iter().filter_map(|stage| plan.homes.first(stage)).collect::<BTreeSet<_>>();
+                let to = to.into_iter().map(|w| command(w, id, Command::MakeIds)).collect();
+                vec![Effect::Send { to, slots: Vec::new() }]
+            }
+            Request::Communicate(ids) => {
+                let of = |w| ids.iter().filter(|(stage, _)| plan.homes.has(*stage, w)).cloned().collect();
+                vec![to_all(&|w| Command::Communicate(of(w)))]
+            }
             Request::Discard { batch } => vec![to_all(&|_| Command::Discard { batch })],
             Request::Measure(probes) => vec![to_all(&|_| Command::Measure(probes.clone()))],
             // Answered without the workers, or seen to by `members`.
@@ -381,6 +397,12 @@ pub fn speakers(plan: &Plan, only: Option<StageId>, optimizer: bool) -> BTreeSet
     let wanted = plan.homes.iter().filter(|(stage, _)| only.is_none_or(|only| only == *stage));
     let most = if optimizer && plan.sharding.is_some() { usize::MAX } else { 1 };
     wanted.flat_map(|(_, workers)| workers.iter().take(most)).copied().collect()
+}
+
+/// The stages whose replicas sum gradients.
+pub(super) fn summing(plan: &Plan) -> Vec<StageId> {
+    let trained = plan.stages.iter().filter(|spec| spec.is_trained()).map(|spec| spec.stage);
+    trained.filter(|stage| plan.homes.of(*stage).len() > 1).collect()
 }
 
 /// The workers that have a stage which takes samples.

@@ -5,6 +5,7 @@
 //! took which; and they travel in [`buckets`], each of which is cut into one shard a replica.
 
 mod bucket;
+mod collective;
 mod columns;
 mod compress;
 mod deal;
@@ -13,9 +14,11 @@ mod sharding;
 mod statistics;
 mod tree;
 mod turns;
+mod unique_id;
 mod wanted;
 
 pub use bucket::{buckets, shard, Bucket, BucketBytes, Slice, Use};
+pub use collective::Collective;
 pub use columns::Columns;
 pub use compress::Compress;
 pub use deal::{Deal, Pace};
@@ -24,4 +27,5 @@ pub use sharding::{ShardId, Sharding};
 pub use statistics::keeps_statistics;
 pub use tree::{nodes, Node, Tree};
 pub use turns::Turns;
+pub use unique_id::UniqueId;
 pub use wanted::Replicas;

@@ -74,6 +74,8 @@ impl StageSession {
             Command::Copies { run } => self.tell_copies(id, run),
             Command::Restore { tensors, keepers, recall } => self.restore(id, (tensors, keepers), *recall),
             Command::Digest => self.single(id, Task::Digest),
+            Command::MakeIds => self.make_ids(id),
+            Command::Communicate(ids) => self.communicate(id, ids),
             Command::LoadState { tensors, optimizer } => {
                 let what: fn(_) -> _ = match optimizer {
                     true => |tensors| Task::Load { tensors, optimizer: true },
@@ -200,6 +202,7 @@ impl StageSession {
         if gradients {
             self.residuals(Residuals::Restore);
         }
+        self.interrupt();
         // The compute thread works in order: when this is done, all that was given to it before is.
         self.answered = self.answered.max(id);
         self.job = Some(Job::Abort);

@@ -4,6 +4,7 @@
 //! empty, and `on_timeout` at the latest at the time `poll_timeout` names.
 
 mod commands;
+mod communicating;
 mod early;
 mod inbox;
 mod keeping;
@@ -115,6 +116,10 @@ enum Job {
         id: u64,
         times: Option<Vec<LayerTimes>>,
     },
+    /// Communicators that are being made with other workers.
+    Communicate {
+        id: u64,
+    },
     /// Anything that is one task.
     Task {
         id: u64,
@@ -128,7 +133,7 @@ impl Job {
     fn id(&self) -> Option<u64> {
         match self {
             Job::Assign { id, .. } | Job::Load { id, .. } | Job::Measure { id, .. } => Some(*id),
-            Job::Task { id } | Job::Keep { id } => Some(*id),
+            Job::Task { id } | Job::Keep { id } | Job::Communicate { id } => Some(*id),
             Job::Round(running) => Some(running.id),
             Job::Regroup(regrouping) => Some(regrouping.id),
             Job::Abort => None,
@@ -320,6 +325,7 @@ impl StageSession {
         if round.reduction.adds_up_first() && self.teams.values().any(Team::scatters) {
             return Err("a round that adds up gradients which leave with each microbatch".into());
         }
+        self.check_collective(round)?;
         match &round.order {
             Order::Ready { in_flight, held }
                 if in_flight.len() < self.homes.stages() || held.len() < self.homes.stages() =>

@@ -93,6 +93,17 @@ impl Team {
         self.sharded.contains(&true)
     }
 
+    /// Which of the replicas this is, where there are others.
+    pub(super) fn rank(&self) -> Option<ShardId> {
+        let rank = ShardId { replica: self.me as u16, replicas: self.replicas() };
+        (self.me < self.workers.len() && self.workers.len() > 1).then_some(rank)
+    }
+
+    /// Whether other workers follow.
+    pub(super) fn is_followed(&self) -> bool {
+        !self.followers.is_empty() || self.me >= self.workers.len()
+    }
+
     /// Whether parameters are gathered before they are used, and not after they were updated.
     pub(super) fn gathers_first(&self) -> bool {
         self.gathers_first
@@ -191,6 +202,8 @@ pub(super) struct Reducing {
     nodes: Vec<Vec<Node>>,
     /// For every bucket the sums that are to be added up here, each with the replica it is from; none once they are.
     left: Vec<Vec<(Node, usize)>>,
+    /// The compute threads sum among themselves, and nothing is added up here.
+    collective: bool,
 }
 
 /// Sums of a bucket that can be added up now, each with the replica it is from.
@@ -212,12 +225,14 @@ impl Reducing {
         let nodes: Vec<Vec<Node>> = team.workers.iter().enumerate().map(of_worker).collect();
         let of_replica = |(replica, nodes): (usize, &Vec<Node>)| nodes.iter().map(|node| (*node, replica)).collect();
         let all: Vec<(Node, usize)> = nodes.iter().enumerate().flat_map::<Vec<_>, _>(of_replica).collect();
-        let of_bucket = |slices: &Vec<usize>| match slices.get(team.me).is_none_or(|slices| *slices == 0) {
+        let collective = round.reduction.is_collective();
+        let of_bucket = |slices: &Vec<usize>| match collective || slices.get(team.me).is_none_or(|slices| *slices == 0)
+        {
             true => Vec::new(),
             false => all.clone(),
         };
         let left = team.slices.iter().map(of_bucket).collect();
-        Reducing { nodes, left }
+        Reducing { nodes, left, collective }
     }
 
     /// What of a bucket can be added up now: all of it, or where gradients leave with each microbatch two neighbours in the
@@ -246,7 +261,7 @@ impl Reducing {
 
     /// What has to be here before the round's gradients are whole.
     pub(super) fn needs(&self, team: &Team) -> Vec<Item> {
-        let reduced = team.slices.iter().enumerate().flat_map(|(bucket, slices)| {
+        let reduced = team.slices.iter().enumerate().filter(|_| !self.collective).flat_map(|(bucket, slices)| {
             let here = move |replica: usize| !team.sharded[bucket] || replica == team.me;
             let owners = slices.iter().enumerate().filter(move |(replica, slices)| **slices > 0 && here(*replica));
             owners.map(move |(replica, _)| Item::Reduced { bucket: bucket as u32, replica })
@@ -257,6 +272,11 @@ impl Reducing {
     fn statistics<'a>(&'a self, team: &'a Team) -> impl Iterator<Item = Item> + 'a {
         let at_work = team.others().filter(|(replica, _)| team.statistics && !self.nodes[*replica].is_empty());
         at_work.map(|(replica, _)| Item::Statistics { replica })
+    }
+
+    /// What batch norms saw elsewhere, where that is all that comes in frames.
+    pub(super) fn take_statistics(&self, team: &Team, take: impl FnMut(Item) -> Vec<Slot>) -> Option<Vec<Vec<Slot>>> {
+        self.collective.then(|| self.statistics(team).map(take).collect())
     }
 
     /// The same, as the task takes it: the shards of every bucket, and what batch norms saw.

@@ -40,6 +40,7 @@ impl StageSession {
                 }
             }
             Outcome::Digests { digests } => self.tell_boss(Head::Digests { id, digests }),
+            Outcome::UniqueIds { ids } => self.tell_boss(Head::UniqueIds { id, ids }),
             other => self.drop_slots(other.into_tensors()),
         }
         self.done(id, Vec::new(), sent, Vec::new());

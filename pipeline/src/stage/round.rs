@@ -181,8 +181,10 @@ impl Running {
             None => false,
         };
         let team = teams.get(&stage).filter(|team| adds && (last || team.scatters()));
-        let hand_out = team.filter(|_| self.reducing.contains_key(&stage)).map(Team::replicas);
-        let branch = Branch { microbatches: self.round.microbatches, hand_out, last };
+        let team = team.filter(|_| self.reducing.contains_key(&stage));
+        let hand_out = team.filter(|_| !self.round.reduction.is_collective()).map(Team::replicas);
+        let tells = last && team.is_some();
+        let branch = Branch { microbatches: self.round.microbatches, hand_out, last, tells };
         self.round.reduction.is_apart().then_some(branch)
     }
 
@@ -209,6 +211,12 @@ impl Running {
             Action::BackwardInput { .. } => self.backward(spec, key, inbox, true, None),
             Action::BackwardWeight { .. } => Task::BackwardWeight { stage, key, branch },
             Action::Reduce { .. } => {
+                let of_replicas = teams.get(&stage).zip(self.reducing.get(&stage));
+                let statistics = of_replicas
+                    .and_then(|(team, reducing)| reducing.take_statistics(team, |item| inbox.take(key, stage, item)));
+                if let Some(statistics) = statistics {
+                    return Some(Task::AllReduce { stage, batch: key.batch, statistics });
+                }
                 let (buckets, statistics) = match (teams.get(&stage), self.reducing.get(&stage)) {
                     (Some(team), Some(reducing)) => reducing.take(team, |item| inbox.take(key, stage, item)),
                     _ => (Vec::new(), Vec::new()),

@@ -202,6 +202,7 @@ impl StageDriver {
                 Effect::Residuals(_)
                 | Effect::SendKept { .. }
                 | Effect::KeepOnly(_)
+                | Effect::Interrupt
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }
                 | Effect::Progress(_)
@@ -417,6 +418,7 @@ impl BossDriver {
                 }
                 Effect::Notice(_) | Effect::Hangup { .. } | Effect::Dismiss { .. } => {}
                 Effect::Compute { .. }
+                | Effect::Interrupt
                 | Effect::Sum { .. }
                 | Effect::Data { .. }
                 | Effect::ReadAhead(_)

@@ -13,7 +13,7 @@ use pipeline::message::{
     RoundUpdate, Span,
 };
 use pipeline::norm::Square;
-use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node, Sharding};
+use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node, Sharding, UniqueId};
 use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 /// How many kinds of head there are.
-pub const KINDS: u64 = 32;
+pub const KINDS: u64 = 33;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -61,6 +61,7 @@ pub fn kind(head: &Head) -> u64 {
         Head::Kept { .. } => 29,
         Head::Copies { .. } => 30,
         Head::Keeping { .. } => 31,
+        Head::UniqueIds { .. } => 32,
     }
 }
 
@@ -144,6 +145,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
                 })
                 .collect(),
         },
+        32 => Head::UniqueIds { id, ids: unique_ids(random) },
         23 => Head::Digests { id, digests: (0..random.below(3)).map(|_| (stage(random), [1; 32])).collect() },
         24 => Head::Progress(Progress {
             step: random.below(3),
@@ -181,7 +183,7 @@ pub fn envelope(random: &mut Random, head: Head) -> Envelope {
 }
 
 fn command(random: &mut Random) -> Command {
-    match random.below(14) {
+    match random.below(16) {
         11 => Command::Keep(Box::new(keep(random))),
         12 => Command::Copies { run: random.below(2) },
         13 => {
@@ -190,6 +192,8 @@ fn command(random: &mut Random) -> Command {
             let keepers = (0..random.below(3)).map(|_| worker(random)).collect();
             Command::Restore { tensors: random.below(4) as u32, keepers, recall }
         }
+        14 => Command::Communicate(unique_ids(random)),
+        15 => Command::MakeIds,
         10 => {
             let (id, inputs) = (DataId([7; 32]), GRAPH.inputs().to_vec());
             Command::OpenData(Box::new(DataSpec { id, description: b"some".to_vec(), inputs }))
@@ -230,6 +234,10 @@ fn parts(random: &mut Random) -> BTreeMap<u32, BTreeSet<String>> {
     (0..random.below(3)).map(|_| (part(random), BTreeSet::from([text(random)]))).collect()
 }
 
+fn unique_ids(random: &mut Random) -> Vec<(StageId, UniqueId)> {
+    (0..random.below(3)).map(|_| (stage(random), UniqueId::from([7; UniqueId::BYTES]))).collect()
+}
+
 fn regroup(random: &mut Random) -> Regroup {
     let me = worker(random);
     let homes = if random.chance(20) { PLAN.homes.without(me) } else { PLAN.homes.clone() };
@@ -248,8 +256,13 @@ fn peers(random: &mut Random, me: WorkerId) -> Vec<PeerAddress> {
     PLAN.peers_of(me).into_iter().map(peer).collect()
 }
 
-const REDUCTIONS: [Reduction; 4] =
-    [Reduction::Tree, Reduction::Fast, Reduction::Compressed(Compress::Int4), Reduction::Sequential];
+const REDUCTIONS: [Reduction; 5] = [
+    Reduction::Tree,
+    Reduction::Fast,
+    Reduction::Compressed(Compress::Int4),
+    Reduction::Sequential,
+    Reduction::Collective,
+];
 
 fn assignment(random: &mut Random) -> Assignment {
     let me = worker(random);

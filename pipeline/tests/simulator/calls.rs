@@ -4,7 +4,9 @@
 use crate::math::{Fake, Hash};
 use crate::random::Random;
 use layerspec::{Layer, LayerGraph, ValueId};
+use pipeline::ids::StageId;
 use pipeline::message::RoundUpdate;
+use pipeline::replicas::UniqueId;
 use pipeline::samples::{Column, DataId, DataSpec, Reading};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::{LossSpec, OptimizerSpec};
@@ -51,6 +53,8 @@ pub struct Answered {
     pub state: BTreeMap<String, Fake>,
     /// As bits.
     pub grad_norm: Option<u64>,
+    /// What replicas find each other by.
+    pub unique_ids: Vec<(StageId, UniqueId)>,
     /// What every worker says that layers take.
     pub measured: Vec<LayerTimes>,
 }

@@ -7,7 +7,7 @@ use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{buckets, Bucket, ShardId, Sharding};
+use pipeline::replicas::{buckets, Bucket, Node, ShardId, Sharding, Tree, UniqueId};
 use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update};
 use pipeline::watch::LayerHealth;
 use pipeline::StateName;
@@ -19,6 +19,8 @@ pub struct Compute {
     stages: BTreeMap<StageId, Stage>,
     seed: u64,
     optimizer: Option<OptimizerSpec>,
+    /// The stages whose other replicas were found.
+    communicators: BTreeSet<StageId>,
     /// What was handed out and not yet fetched.
     pub handed: Vec<HandedOut<Fake>>,
 }
@@ -34,6 +36,8 @@ struct Stage {
     gathered: bool,
     /// A round's sums along a tree were begun and not ended.
     branching: bool,
+    /// How many microbatches such a round has.
+    microbatches: u32,
     /// Forward passes that wait for their backward pass.
     saved: BTreeMap<MicrobatchKey, Saved>,
     /// Backward passes that wait for their second half: the gradient of each use of a weight.
@@ -49,6 +53,27 @@ struct Saved {
     values: BTreeMap<ValueId, Fake>,
     /// The output with the loss, and its gradient.
     loss: Option<(usize, Fake)>,
+}
+
+/// What a replica's microbatches came to: how many there are in all, and for each use of a weight the sums.
+pub struct Handed {
+    microbatches: u32,
+    uses: Vec<Vec<(Node, Option<Fake>)>>,
+}
+
+impl Handed {
+    /// What all replicas' come to, along the tree.
+    pub fn together(all: Vec<Handed>) -> Vec<Option<Fake>> {
+        let microbatches = all.iter().map(|own| own.microbatches).max().unwrap_or(0);
+        let uses = all.iter().map(|own| own.uses.len()).max().unwrap_or(0);
+        let sum = |place: usize| {
+            let mut tree = Tree::new(microbatches);
+            let nodes = all.iter().filter_map(|own| own.uses.get(place)).flatten();
+            nodes.for_each(|(node, grad)| math::branch(&mut tree, *node, *grad));
+            tree.into_root().expect("all microbatches")
+        };
+        (0..uses).map(sum).collect()
+    }
 }
 
 impl Compute {
@@ -67,7 +92,7 @@ impl Compute {
                     let gathers = sharding.is_some_and(Sharding::gathers_first);
                     (spec.stage, Stage { gathers, gathered: !gathers, ..Stage::new(spec, (buckets, share), seed) })
                 });
-                *self = Compute { stages: stages.collect(), seed, optimizer: None, handed: Vec::new() };
+                *self = Compute { stages: stages.collect(), seed, ..Compute::default() };
             }
             Task::SetOptimizer(spec) => {
                 self.optimizer = Some(spec);
@@ -93,6 +118,12 @@ impl Compute {
                 assert!(statistics.is_empty(), "there are no batch norms");
                 self.stage(stage).reduce(buckets)?;
             }
+            Task::MakeIds { stages } => {
+                let id = |stage: StageId| (stage, UniqueId::from([stage.0 as u8; UniqueId::BYTES]));
+                return Ok(Outcome::UniqueIds { ids: stages.into_iter().map(id).collect() });
+            }
+            Task::Communicate { stages } => assert!(stages.is_empty(), "others are needed for that"),
+            Task::AllReduce { .. } => panic!("others are needed for that"),
             Task::TiedGrads { stage } => return self.stage(stage).tied_grads(),
             Task::GradNorm { stage, tied } => return Ok(self.stage(stage).grad_norm(tied)),
             Task::OptimStep { stage, update, tied, health } => {
@@ -118,6 +149,9 @@ impl Compute {
             }
             Task::Discard { batch, gradients } => {
                 self.stages.values_mut().for_each(|stage| stage.discard(batch, gradients));
+                if gradients {
+                    self.communicators.clear();
+                }
             }
             Task::Snapshot { parameters, optimizer } => {
                 let mut tensors = Vec::new();
@@ -156,6 +190,30 @@ impl Compute {
             Task::Files { .. } => {}
         }
         Ok(Outcome::Done)
+    }
+
+    /// The other replicas of these stages are found.
+    pub fn communicate(&mut self, stages: impl Iterator<Item = StageId>) {
+        self.communicators = stages.collect();
+    }
+
+    /// What this replica's microbatches came to, where it has found the others.
+    pub fn own_sums(&mut self, stage: StageId) -> Option<Handed> {
+        let found = self.communicators.contains(&stage);
+        let Stage { params, buckets, microbatches, .. } = self.stages.get_mut(&stage).filter(|_| found)?;
+        Some(Handed { microbatches: std::mem::take(microbatches), uses: params.take_trees(buckets) })
+    }
+
+    /// Ends a round's sum with what all replicas came to.
+    pub fn all_reduce(&mut self, stage: StageId, sums: &[Option<Fake>]) -> Result<(), Failure> {
+        let Stage { params, buckets, halves, branching, .. } = self.stage(stage);
+        // Where the last pass failed, this was already waiting behind it.
+        if !halves.is_empty() {
+            return Err(Failure::new("a sum without some of its microbatches"));
+        }
+        *branching = false;
+        params.add_sums(buckets, sums);
+        Ok(())
     }
 
     /// Hands out this replica's part of the parameters.
@@ -204,6 +262,7 @@ impl Stage {
             gathers,
             gathered,
             branching,
+            microbatches: 0,
             saved,
             halves,
             last_backward: None,
@@ -324,6 +383,7 @@ impl Stage {
         };
         // Along a tree the order is free.
         self.branching = true;
+        self.microbatches = branch.microbatches;
         for used in self.buckets.iter().flat_map(|bucket| &bucket.uses) {
             let (name, user) = self.params.named(used);
             let grad = half.iter().find(|(n, u, _)| (n, *u) == (&name, user)).map(|(.., grad)| *grad);

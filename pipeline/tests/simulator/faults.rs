@@ -90,7 +90,9 @@ impl Trouble {
             Task::Forward { stage, key, .. } => (Some(*stage), "forward", Some(key.index)),
             Task::Backward { stage, key, .. } => (Some(*stage), "backward", Some(key.index)),
             Task::BackwardWeight { stage, key, .. } => (Some(*stage), "backward for weights", Some(key.index)),
-            Task::Reduce { stage, .. } => (Some(*stage), "reduction of gradients", None),
+            Task::Reduce { stage, .. } | Task::AllReduce { stage, .. } => {
+                (Some(*stage), "reduction of gradients", None)
+            }
             Task::TiedGrads { stage } => (Some(*stage), "handing over of tied gradients", None),
             Task::GradNorm { stage, .. } => (Some(*stage), "gradient norm", None),
             Task::OptimStep { stage, .. } => (Some(*stage), "optimizer step", None),
@@ -113,7 +115,8 @@ impl Trouble {
         }
         let updates = matches!(task, Task::OptimStep { .. });
         // It was given before the failure was known; parameters stay as they were.
-        if (updates || matches!(task, Task::AllGather { .. })) && self.void == Some(worker) {
+        let together = matches!(task, Task::AllGather { .. } | Task::AllReduce { .. });
+        if (updates || together) && self.void == Some(worker) {
             return Some(Failure::new("an earlier task of this step failed"));
         }
         self.updates += u64::from(updates);

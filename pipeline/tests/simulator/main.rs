@@ -7,6 +7,7 @@
 
 mod calls;
 mod churn;
+mod collective;
 mod compute;
 mod cuts;
 mod failing;
@@ -52,6 +53,8 @@ struct Setting {
     replicas: Vec<u16>,
     /// Whether gradients are summed along a tree.
     tree: bool,
+    /// Whether replicas sum gradients among their compute threads.
+    collective: bool,
     /// What replicas share out.
     sharding: Option<Sharding>,
     /// What uneven deals are drawn from.
@@ -76,8 +79,8 @@ impl Setting {
         max_norm: Option<f64>,
     ) -> Self {
         let replicas = vec![1; (cuts.len() + 1) / placement.chunks()];
-        let (tree, sharding, deals, own_data) = (false, None, None, false);
-        Setting { cuts, kind, placement, microbatches, max_norm, replicas, tree, sharding, deals, own_data }
+        let (tree, collective, sharding, deals, own_data) = (false, false, None, None, false);
+        Setting { cuts, kind, placement, microbatches, max_norm, replicas, tree, collective, sharding, deals, own_data }
     }
 
     fn workers(&self) -> usize {

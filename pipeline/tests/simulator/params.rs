@@ -144,6 +144,19 @@ impl Params {
         (0..replicas).map(shard).collect()
     }
 
+    /// The sums of every use.
+    pub fn take_trees(&mut self, buckets: &[Bucket]) -> Vec<Vec<(Node, Option<Fake>)>> {
+        buckets.iter().flat_map(|bucket| &bucket.uses).map(|used| self.take_tree(used)).collect()
+    }
+
+    /// Adds for every use what all replicas' sums came to.
+    pub fn add_sums(&mut self, buckets: &[Bucket], sums: &[Option<Fake>]) {
+        for (used, sum) in buckets.iter().flat_map(|bucket| &bucket.uses).zip(sums) {
+            let (name, user) = self.named(used);
+            sum.iter().for_each(|grad| self.add_grad(&name, user, *grad));
+        }
+    }
+
     fn take_tree(&mut self, used: &Use) -> Vec<(Node, Option<Fake>)> {
         let (name, user) = self.named(used);
         let tree = self.all.get_mut(&name).expect("known").trees.remove(&user);

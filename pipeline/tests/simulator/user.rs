@@ -50,8 +50,12 @@ struct With {
 impl<'g> User<'g> {
     pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
         let (open, state, kept, gathers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), Vec::new());
-        let Setting { kind, microbatches, max_norm, tree, deals, own_data, .. } = *setting;
-        let reduction = if tree { Reduction::Tree } else { Reduction::Sequential };
+        let Setting { kind, microbatches, max_norm, tree, collective, deals, own_data, .. } = *setting;
+        let reduction = match (tree, collective) {
+            (_, true) => Reduction::Collective,
+            (true, false) => Reduction::Tree,
+            (false, false) => Reduction::Sequential,
+        };
         let deals = deals.map(Random::new);
         let batch = 0;
         User {
@@ -134,7 +138,20 @@ impl<'g> User<'g> {
         self.own_data.then(|| calls::own_data(self.graph)).into_iter().collect()
     }
 
+    /// Has replicas that sum gradients find each other, if they are all there.
+    fn find_replicas(&mut self) {
+        let made = self.world.submit(Request::MakeIds);
+        if let Ok(answered) = self.world.reply(made).result {
+            let found = self.world.submit(Request::Communicate(answered.unique_ids));
+            self.world.reply(found).result.ok();
+        }
+    }
+
     fn submit_alone(&mut self, call: Call) -> u64 {
+        // Whatever fails has ended the communicators.
+        if self.reduction.is_collective() && matches!(call, Call::Train(_) | Call::Gather(_) | Call::Backward(_)) {
+            self.find_replicas();
+        }
         let request = match call {
             Call::Distribute => Request::Distribute,
             Call::Optimizer(lr) => Request::SetOptimizer(calls::optimizer(lr)),

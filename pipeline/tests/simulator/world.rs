@@ -3,6 +3,8 @@
 
 #[path = "keeping.rs"]
 mod keeping;
+#[path = "meeting.rs"]
+mod meeting;
 #[path = "slots.rs"]
 mod slots;
 #[path = "striking.rs"]
@@ -26,7 +28,7 @@ use pipeline::frame::{decode, encode, head_len, Envelope, Route};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::kept::KeptCopy;
 use pipeline::message::{Failure, Head};
-use pipeline::replicas::{BucketBytes, Node, Tree};
+use pipeline::replicas::{BucketBytes, Homes, Node, Tree};
 use pipeline::samples::{DataSpec, DataTask, Reading};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
@@ -58,6 +60,10 @@ struct Worker {
     asleep: u64,
     /// What it keeps beyond the run.
     kept: Kept,
+    /// The first task waits for other workers.
+    waits: bool,
+    /// No task is to wait for others, or to update parameters, until this worker has cleared up.
+    interrupted: bool,
 }
 
 impl Worker {
@@ -75,6 +81,8 @@ impl Worker {
             finished: false,
             asleep: 0,
             kept: Kept::default(),
+            waits: false,
+            interrupted: false,
         }
     }
 
@@ -116,6 +124,8 @@ pub struct World {
     pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
     /// What workers said last of the copies that they keep.
     pub copies: Vec<(WorkerId, KeptCopy)>,
+    /// Who has which stage, where nobody comes and goes.
+    homes: Homes,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
@@ -153,6 +163,7 @@ impl World {
             perils: Perils::default(),
             weights: BTreeMap::new(),
             copies: Vec::new(),
+            homes: plan.homes.clone(),
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
@@ -304,27 +315,9 @@ impl World {
             }
             Event::Leaves(worker) => self.vanish(worker),
             Event::Computed(id) => {
-                let worker = &mut self.workers[id.0 as usize];
-                if !worker.alive {
-                    return;
+                if self.alive(id) {
+                    self.computed(id);
                 }
-                let (ticket, task) = worker.tasks.pop_front().expect("a task at work");
-                self.log.note(|| format!("{:>9} {id}: computed {}", now.0, short(&task)));
-                let result = match self.trouble.fail(id, &task) {
-                    Some(failure) => Err(failure),
-                    None => worker.compute.run(task).map(|outcome| hold_all(outcome, &mut worker.slots)),
-                };
-                for handed in std::mem::take(&mut worker.compute.handed) {
-                    let handed = handed.map(|tensor| worker.slots.hold(tensor));
-                    worker.session.on_handed_out(worker.clock(now), handed);
-                }
-                let span = (worker.clock(Micros(worker.began)), worker.clock(now));
-                if let Some((_, task)) = worker.tasks.front() {
-                    worker.began = now.0;
-                    self.network.compute(id, task);
-                }
-                worker.session.on_done(worker.clock(now), ticket, result, span);
-                self.drain_worker(id);
             }
             Event::Summed(id, ticket, sums) => {
                 let worker = &mut self.workers[id.0 as usize];
@@ -430,6 +423,7 @@ impl World {
                 | Effect::Sum { .. }
                 | Effect::Data { .. }
                 | Effect::ReadAhead(_)
+                | Effect::Interrupt
                 | Effect::Residuals(_)
                 | Effect::Keep { .. }
                 | Effect::SendKept { .. }
@@ -466,7 +460,8 @@ impl World {
         let measured = answer.measured.first().map(|(_, times)| times.clone()).unwrap_or_default();
         assert!(answer.measured.iter().all(|(_, times)| *times == measured));
         assert!(answer.measured.is_empty() || answer.measured.len() == self.workers.len());
-        Answered { losses, outputs, state, grad_norm: answer.grad_norm.map(f64::to_bits), measured }
+        let (grad_norm, unique_ids) = (answer.grad_norm.map(f64::to_bits), answer.unique_ids);
+        Answered { losses, outputs, state, grad_norm, unique_ids, measured }
     }
 
     fn drain_worker(&mut self, id: WorkerId) {
@@ -520,6 +515,7 @@ impl World {
                     self.send(Peer::Worker(id), to, vec![tensor]);
                 }
                 Effect::KeepOnly(copies) => worker.kept.keep_only(&copies),
+                Effect::Interrupt => self.interrupt(id),
                 // Nothing is compressed here, so nothing is lost.
                 Effect::Residuals(_) => {}
                 Effect::Dial { peer, .. } => self.network.dial(id, peer),

@@ -37,6 +37,9 @@ pub enum EngineError {
         /// Which numbers, and what of the rest is known.
         what: String,
     },
+    /// Gradients could not be summed over the replicas' devices.
+    #[error(transparent)]
+    AllReduce(#[from] tensor::nccl::NcclError),
     /// A tensor could not be moved, summed or copied.
     #[error(transparent)]
     Tensor(#[from] TensorError),

@@ -11,6 +11,7 @@
 //!   microbatch's is made by itself and they are summed along a tree, which replicas of the stage can share
 //!   ([`Engine::backward_along`]).
 
+mod all_reduce;
 mod backward;
 mod branch;
 mod call;
@@ -43,6 +44,7 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
+pub use all_reduce::AllReduce;
 pub use branch::{Along, HandOut};
 use error::in_layer;
 pub use error::{Doing, EngineError};

@@ -68,7 +68,7 @@ impl Engine {
             self.gradients = gradients;
             return result;
         };
-        if along.branch.hand_out.is_some() && along.branch.last {
+        if along.branch.tells {
             self.hand_out_statistics(key.batch, &mut along)?;
         }
         let mut trees = std::mem::take(&mut self.trees);

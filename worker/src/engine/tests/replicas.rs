@@ -144,7 +144,12 @@ impl Team {
             }
             for index in taken.iter().rev() {
                 let last = Some(index) == taken.first();
-                let branch = Branch { microbatches, hand_out: (last && replicas > 1).then_some(replicas as u16), last };
+                let branch = Branch {
+                    microbatches,
+                    hand_out: (last && replicas > 1).then_some(replicas as u16),
+                    last,
+                    tells: last && replicas > 1,
+                };
                 let key = MicrobatchKey { batch, index: *index };
                 let mut hand_out = |sums| {
                     handed.take(number, sums);
@@ -332,7 +337,7 @@ fn small(engine: &mut Engine, (batch, index): (u64, u32), microbatches: u32) -> 
         Ok(mut outputs) => outputs.remove(0),
         Err(e) => return e.to_string(),
     };
-    let branch = Branch { microbatches, hand_out: None, last: false };
+    let branch = Branch { microbatches, hand_out: None, last: false, tells: false };
     along(branch, &mut |_| Ok(()), |along| engine.backward_along(key, vec![vec![output]], along).map(drop))
 }
 
@@ -372,7 +377,8 @@ fn batches_under_way_are_told_apart() {
     };
     let outputs = [1, 2].map(|batch| forward(&mut engine, batch));
     for (batch, output) in (1..).zip(outputs) {
-        let (key, branch) = (MicrobatchKey { batch, index: 0 }, Branch { microbatches: 1, hand_out: None, last: true });
+        let (key, branch) =
+            (MicrobatchKey { batch, index: 0 }, Branch { microbatches: 1, hand_out: None, last: true, tells: false });
         let back = |along: Along<'_>| engine.backward_along(key, vec![vec![output]], along).map(drop);
         assert_eq!(along(branch, &mut |_| Ok(()), back), "done");
         engine.reduce(batch, Vec::new(), Vec::new()).unwrap();
@@ -398,7 +404,7 @@ fn gradients_of_another_type_do_not_travel() {
     }
     let pass = Pass { apart: true, ..train(0) };
     let output = engine.forward(&pass, vec![normal("x", &[2, 3, 4]).to_kind(Kind::Double)]).unwrap().remove(0);
-    let branch = Branch { microbatches: 1, hand_out: Some(2), last: true };
+    let branch = Branch { microbatches: 1, hand_out: Some(2), last: true, tells: true };
     let error =
         along(branch, &mut |_| Ok(()), |along| engine.backward_along(key(0), vec![vec![output]], along).map(drop));
     assert_eq!(error, "the gradient of 1.weight is Double; in a stage with replicas gradients must be float32");

@@ -1,0 +1,267 @@
+//! By what replicas sum their gradients: NCCL or frames, as asked for and as far as their machines allow; and how those that sum
+//! with NCCL find each other.
+
+use crate::boss::BossMan;
+use crate::settings::Settings;
+use crate::{output, BossManError};
+use link::{Nccl, NcclInfo, WorkerInfo};
+use pipeline::boss::{Request, RunRequest};
+use pipeline::ids::WorkerId;
+use pipeline::replicas::{Collective, Replicas};
+use pipeline::schedule::Action;
+use pipeline::Plan;
+
+/// What was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// NCCL of this version; whether it connects machines.
+    Nccl { version: u32, between_machines: bool },
+    /// Frames, and why.
+    Quic { why: String },
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Choice::Nccl { version, between_machines } => {
+                write!(f, "replicas sum their gradients with NCCL {}", tensor::nccl::version_name(*version))?;
+                match between_machines {
+                    true => f.write_str(", over connections that are neither encrypted nor authenticated"),
+                    false => Ok(()),
+                }
+            }
+            Choice::Quic { why } => write!(f, "replicas sum their gradients over QUIC: {why}"),
+        }
+    }
+}
+
+/// Refuses what does not go with NCCL, before any worker is asked.
+pub(crate) fn check(settings: &Settings) -> Result<(), BossManError> {
+    if settings.collective != Collective::Nccl {
+        return Ok(());
+    }
+    let problem = match (&settings.replicas, settings.compress, settings.sharding) {
+        (None, ..) => "without replicas no gradients are exchanged; set `replicas`".to_string(),
+        (_, Some(compress), _) => format!("it does not go with compress({compress}): NCCL sums float32"),
+        (.., Some(sharding)) => format!("it does not go with shard({sharding}): with NCCL each replica gets all sums"),
+        (Some(Replicas::Each(1)), ..) => "with one replica no gradients are exchanged".to_string(),
+        (Some(Replicas::Of(of)), ..) if of.iter().all(|replicas| *replicas <= 1) => {
+            "with one replica at each place no gradients are exchanged".to_string()
+        }
+        _ => return Ok(()),
+    };
+    Err(BossManError::Usage(format!("collective(nccl): {problem}")))
+}
+
+/// The workers that sum gradients together, for each stage that several have.
+fn groups(plan: &Plan) -> Vec<Vec<WorkerId>> {
+    let trained = plan.stages.iter().filter(|spec| spec.is_trained());
+    trained.map(|spec| plan.homes.of(spec.stage).to_vec()).filter(|workers| workers.len() > 1).collect()
+}
+
+/// Chooses for these groups of workers.
+///
+/// # Errors
+/// NCCL is asked for, and cannot be.
+fn choose(wish: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) -> Result<Choice, String> {
+    if wish == Collective::Quic {
+        return Ok(Choice::Quic { why: "as asked for".into() });
+    }
+    let found = groups.iter().map(|group| of_group(wish, group, workers)).collect::<Result<Vec<_>, String>>();
+    let found = found.and_then(|found| found.into_iter().reduce(worst).ok_or_else(|| "there are no replicas".into()));
+    match found {
+        Ok(Choice::Quic { why }) | Err(why) if wish == Collective::Auto => Ok(Choice::Quic { why }),
+        other => other,
+    }
+}
+
+/// Of the choices for two groups the one that counts for both.
+fn worst(one: Choice, other: Choice) -> Choice {
+    match (&one, &other) {
+        (Choice::Nccl { between_machines: true, .. }, _) => one,
+        _ => other,
+    }
+}
+
+/// Whether these workers can sum with NCCL, and if not, why.
+fn of_group(wish: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Result<Choice, String> {
+    let mut here: Vec<(WorkerId, &NcclInfo)> = Vec::new();
+    for worker in group {
+        match workers.get(usize::from(worker.0)).map(|info| &info.nccl) {
+            Some(Nccl::Here(info)) => here.push((*worker, info)),
+            Some(Nccl::Missing(why)) => return Err(format!("{worker} has no NCCL: {}", printable(why))),
+            None => return Err(format!("nothing is known of {worker}'s NCCL")),
+        }
+    }
+    let Some((first, like)) = here.first().copied() else { return Err("there are no replicas".into()) };
+    let version = like.version;
+    if let Some((other, info)) = here.iter().find(|(_, info)| info.version != version) {
+        let [one, two] = [version, info.version].map(tensor::nccl::version_name);
+        return Err(format!("{first} has NCCL {one}, and {other} {two}; they must have the same"));
+    }
+    for (number, (worker, info)) in here.iter().enumerate() {
+        let same = |(_, other): &&(WorkerId, &NcclInfo)| (&other.machine, &other.gpu) == (&info.machine, &info.gpu);
+        if let Some((other, _)) = here[..number].iter().find(same) {
+            return Err(format!("{other} and {worker} share a GPU, which NCCL does not allow"));
+        }
+    }
+    let between_machines = like.machine.is_empty() || here.iter().any(|(_, info)| info.machine != like.machine);
+    if !between_machines {
+        return Ok(Choice::Nccl { version, between_machines });
+    }
+    if wish == Collective::Auto {
+        return Err(format!(
+            "the replicas of a stage are not all on {first}'s machine, and NCCL's connections are neither encrypted nor \
+             authenticated; `collective: nccl` takes it where the network is trusted"
+        ));
+    }
+    match here.iter().find(|(_, info)| !info.beyond_machine) {
+        Some((worker, _)) => Err(format!(
+            "the replicas of a stage are not all on one machine, and {worker} keeps NCCL to its own; start every worker with \
+             NCCL_SOCKET_IFNAME, which names the interfaces of a network that is trusted"
+        )),
+        None => Ok(Choice::Nccl { version, between_machines }),
+    }
+}
+
+/// What a worker says of itself, on one line of this terminal.
+fn printable(text: &str) -> String {
+    text.chars().take(300).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+impl BossMan {
+    /// Chooses by what replicas sum their gradients, for the plan as it is, and tells it where there was something to choose.
+    pub(crate) fn choose_collective(&mut self) -> Result<(), BossManError> {
+        let Settings { collective: wish, compress, sharding, .. } = self.settings;
+        let (groups, workers) = (groups(&self.plan), self.handle.workers());
+        (self.settings.nccl, self.communicators) = (false, false);
+        // What is refused where NCCL is asked for was refused before. How workers are grouped may not be found yet.
+        let asked = wish == Collective::Nccl && self.settings.replicas != Some(Replicas::Auto);
+        if compress.is_some() || sharding.is_some() || (groups.is_empty() && !asked) {
+            return Ok(());
+        }
+        let usage = |why| BossManError::Usage(format!("collective(nccl): {why}"));
+        let choice = choose(wish, &groups, workers).map_err(usage)?;
+        let is_here = |worker: &WorkerId| {
+            workers.get(usize::from(worker.0)).is_some_and(|info| matches!(info.nccl, Nccl::Here(_)))
+        };
+        let could = wish != Collective::Quic && groups.iter().flatten().any(is_here);
+        self.settings.nccl = matches!(choice, Choice::Nccl { .. });
+        self.scheduling.collective = could.then(|| choice.to_string());
+        if let Some(told) = self.scheduling.collective.as_ref().filter(|_| !self.quiet) {
+            output::warn(told);
+        }
+        Ok(())
+    }
+
+    /// Has replicas find each other before the first round in which they sum gradients, and again after one that failed.
+    pub(crate) async fn find_replicas(&mut self, run: &RunRequest) -> Result<(), BossManError> {
+        let sums = run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
+        if !run.reduction.is_collective() || !sums || self.communicators {
+            return Ok(());
+        }
+        let ids = self.call(Request::MakeIds).await?.unique_ids;
+        self.call(Request::Communicate(ids)).await?;
+        self.communicators = true;
+        Ok(())
+    }
+
+    /// Frees the tensors of a round that is not carried out.
+    pub(crate) fn let_go(&self, run: RunRequest) {
+        let grads = run.grads.into_iter().flatten().flat_map(|(.., slots)| slots);
+        let inputs = run.inputs.into_iter().map(|(.., slot)| slot);
+        let all = inputs.chain(run.targets.into_iter().map(|(_, slot)| slot)).chain(grads);
+        all.for_each(|slot| drop(self.handle.slots.take(slot)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nccl(version: u32, machine: &str, gpu: &str) -> NcclInfo {
+        NcclInfo { version, machine: machine.into(), gpu: gpu.into(), beyond_machine: false }
+    }
+
+    fn worker(nccl: Nccl) -> WorkerInfo {
+        WorkerInfo {
+            device: "cuda:0".into(),
+            threads: 1,
+            memory_bytes: None,
+            version: "test".into(),
+            direct: true,
+            host: "here".into(),
+            process: 0,
+            nccl,
+        }
+    }
+
+    fn fleet(infos: &[NcclInfo]) -> Vec<WorkerInfo> {
+        infos.iter().map(|info| worker(Nccl::Here(info.clone()))).collect()
+    }
+
+    const TWO: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];
+
+    /// What `auto` and `nccl` come to for two replicas.
+    fn both(workers: &[WorkerInfo]) -> [Result<Choice, String>; 2] {
+        [Collective::Auto, Collective::Nccl].map(|wish| choose(wish, &[TWO.to_vec()], workers))
+    }
+
+    #[test]
+    fn replicas_on_gpus_of_one_machine_sum_with_nccl() {
+        let workers = fleet(&[nccl(22703, "a", "0"), nccl(22703, "a", "1")]);
+        let taken = Choice::Nccl { version: 22703, between_machines: false };
+        assert_eq!(both(&workers), [Ok(taken.clone()), Ok(taken.clone())]);
+        assert_eq!(taken.to_string(), "replicas sum their gradients with NCCL 2.27.3");
+        let asked = choose(Collective::Quic, &[TWO.to_vec()], &workers).unwrap();
+        assert_eq!(asked.to_string(), "replicas sum their gradients over QUIC: as asked for");
+    }
+
+    #[test]
+    fn where_that_cannot_be_auto_takes_frames_and_nccl_is_an_error_that_says_why() {
+        let gpu = |version, machine, gpu| Nccl::Here(nccl(version, machine, gpu));
+        let cases = [
+            (Nccl::Missing("no\nlibrary".into()), "worker 1 has no NCCL: no library"),
+            (gpu(22800, "a", "1"), "worker 0 has NCCL 2.27.3, and worker 1 2.28.0"),
+            (gpu(22703, "a", "0"), "worker 0 and worker 1 share a GPU"),
+            (gpu(22703, "b", "0"), "not all on"),
+            (gpu(22703, "", "1"), "not all on"),
+        ];
+        for (second, why) in cases {
+            let workers = [worker(gpu(22703, "a", "0")), worker(second)];
+            let [auto, asked] = both(&workers);
+            assert!(matches!(&auto, Ok(Choice::Quic { why: found }) if found.contains(why)), "{auto:?}");
+            assert!(asked.as_ref().unwrap_err().contains(why), "{asked:?}");
+        }
+        let [auto, asked] = both(&fleet(&[nccl(22703, "a", "0")]));
+        assert!(auto.unwrap().to_string().contains("worker 1's NCCL") && asked.is_err());
+        let unknown = fleet(&[nccl(22703, "", "0"), nccl(22703, "", "1")]);
+        assert!(matches!(both(&unknown), [Ok(Choice::Quic { .. }), Err(_)]), "machines that nobody knows are not one");
+    }
+
+    #[test]
+    fn between_machines_nccl_is_taken_where_boss_and_workers_say_so() {
+        let trusted = |info| NcclInfo { beyond_machine: true, ..info };
+        let (one, other) = (nccl(22703, "a", "0"), nccl(22703, "b", "0"));
+        let [auto, asked] = both(&fleet(&[trusted(one.clone()), trusted(other.clone())]));
+        assert!(matches!(&auto, Ok(Choice::Quic { why }) if why.contains("neither encrypted nor authenticated")));
+        let taken = asked.unwrap();
+        assert_eq!(taken, Choice::Nccl { version: 22703, between_machines: true });
+        assert!(taken.to_string().ends_with("neither encrypted nor authenticated"));
+        let [_, asked] = both(&fleet(&[trusted(one), other]));
+        assert!(asked.unwrap_err().contains("worker 1 keeps NCCL to its own"));
+    }
+
+    #[test]
+    fn every_group_counts_and_who_is_in_none_does_not() {
+        let missing = worker(Nccl::Missing("it computes on cpu".into()));
+        let gpu = |number: &str| worker(Nccl::Here(nccl(22703, "a", number)));
+        let workers = [gpu("0"), missing, gpu("1"), gpu("2")];
+        let of =
+            |pairs: &[[u16; 2]]| -> Vec<Vec<WorkerId>> { pairs.iter().map(|p| p.map(WorkerId).to_vec()).collect() };
+        let taken = |groups: &[[u16; 2]]| choose(Collective::Auto, &of(groups), &workers).unwrap();
+        assert!(matches!(taken(&[[0, 2]]), Choice::Nccl { .. }), "worker 1 is no replica");
+        assert!(matches!(taken(&[[0, 2], [1, 3]]), Choice::Quic { .. }));
+        assert!(matches!(taken(&[]), Choice::Quic { .. }));
+    }
+}

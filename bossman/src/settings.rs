@@ -1,0 +1,75 @@
+//! How a model is trained, beside where it is cut.
+
+use crate::guards::Guards;
+use crate::BossManError;
+use pipeline::loss_scale::LossScale;
+use pipeline::lr_schedule::LrSchedule;
+use pipeline::message::Reduction;
+use pipeline::replicas::{BucketBytes, Collective, Columns, Compress, Replicas, Sharding};
+use pipeline::LossSpec;
+
+/// What a [`crate::Builder`] was told.
+pub(crate) struct Settings {
+    pub(crate) microbatches: u32,
+    pub(crate) loss: Option<LossSpec>,
+    pub(crate) accumulate: u32,
+    pub(crate) max_norm: Option<f64>,
+    /// Only where float16 needs it.
+    pub(crate) loss_scale: Option<LossScale>,
+    pub(crate) lr_schedule: LrSchedule,
+    pub(crate) in_flight: usize,
+    /// How many workers get the same stages; nothing for one each.
+    pub(crate) replicas: Option<Replicas>,
+    /// Replicas take as many microbatches each, whatever their speed.
+    pub(crate) even: bool,
+    /// Gradients are added up replica by replica.
+    pub(crate) fast: bool,
+    /// In what form replicas exchange gradients, where that is not float32.
+    pub(crate) compress: Option<Compress>,
+    /// By what the gradients of replicas are summed, as asked for.
+    pub(crate) collective: Collective,
+    /// And whether that is NCCL.
+    pub(crate) nccl: bool,
+    /// What replicas share out.
+    pub(crate) sharding: Option<Sharding>,
+    pub(crate) guards: Guards,
+}
+
+impl Settings {
+    /// The ways to group so many workers.
+    pub(crate) fn columns(&self, workers: usize) -> Result<Vec<Columns>, BossManError> {
+        let Some(replicas) = &self.replicas else { return Ok(vec![Columns::from(workers)]) };
+        let ways = replicas.ways(workers);
+        match (ways.is_empty(), replicas) {
+            (false, _) => Ok(ways),
+            (true, Replicas::Of(of)) => Err(BossManError::Usage(format!(
+                "replicas {of:?} are {} workers in all, each at least one a place; there are {workers}",
+                of.iter().map(|n| u32::from(*n)).sum::<u32>()
+            ))),
+            (true, _) => Err(BossManError::Usage(format!(
+                "{workers} workers cannot be grouped so that each stage has as many replicas as asked for; start a \
+                 multiple of that, or set `replicas` to auto"
+            ))),
+        }
+    }
+
+    /// How gradients are summed.
+    pub(crate) fn reduction(&self) -> Reduction {
+        match (&self.replicas, self.compress) {
+            (None, _) => Reduction::Sequential,
+            (Some(_), None) if self.nccl => Reduction::Collective,
+            (Some(_), None) if self.fast => Reduction::Fast,
+            (Some(_), None) => Reduction::Tree,
+            (Some(_), Some(compress)) => Reduction::Compressed(compress),
+        }
+    }
+
+    /// How large the buckets of gradients are. Whoever compresses has a slow network, which is to have something to send as
+    /// soon as there is something, and for which a message more is little.
+    pub(crate) fn buckets(&self) -> BucketBytes {
+        match self.compress {
+            None => BucketBytes::default(),
+            Some(_) => BucketBytes { other: 2 << 20, ..BucketBytes::default() },
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What can go wrong with NCCL.
+
+use crate::TensorError;
+use std::path::PathBuf;
+
+/// An error of NCCL, or of finding it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NcclError {
+    /// The library cannot be loaded.
+    #[error("{} cannot be loaded: {reason}", file.display())]
+    Load {
+        /// What was to be loaded.
+        file: PathBuf,
+        /// The loader's message.
+        reason: String,
+    },
+    /// It was loaded, and is no NCCL of a version that will do.
+    #[error("{} has no `{symbol}`: it is not NCCL 2.14 or newer", file.display())]
+    Symbol {
+        /// What was loaded.
+        file: PathBuf,
+        /// What it lacks.
+        symbol: &'static str,
+    },
+    /// It is too old.
+    #[error("{} is NCCL {}; at least {} is needed", file.display(), super::version_name(*found), super::version_name(*oldest))]
+    TooOld {
+        /// What was loaded.
+        file: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The first that will do.
+        oldest: u32,
+    },
+    /// A call failed.
+    #[error("{attempted}: NCCL says {reason}")]
+    Call {
+        /// What was attempted, as a noun phrase.
+        attempted: &'static str,
+        /// NCCL's message.
+        reason: String,
+    },
+    /// Another rank is gone, or a network between them.
+    #[error("{attempted}: NCCL says {reason}")]
+    Remote {
+        /// What was attempted, as a noun phrase.
+        attempted: &'static str,
+        /// NCCL's message.
+        reason: String,
+    },
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// Other ranks did not come, and it is of no use to wait for them any longer.
+    #[error("{attempted}: called off while it waited for the other replicas")]
+    Interrupted {
+        /// What waited.
+        attempted: &'static str,
+    },
+    /// Other ranks did not come in time.
+    #[error(
+        "{attempted}: the other replicas were not there within {seconds} seconds; NCCL reaches them over the network interfaces \
+         that NCCL_SOCKET_IFNAME names on each machine"
+    )]
+    Late {
+        /// What waited.
+        attempted: &'static str,
+        /// How long.
+        seconds: u64,
+    },
+    /// The communicator has failed before.
+    #[error("the communicator among the replicas has failed before")]
+    Broken,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] TensorError),
+}

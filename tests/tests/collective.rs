@@ -1,0 +1,330 @@
+//! Replicas that sum gradients among their devices, with a stand-in for NCCL that sums in the host's memory: what they come to,
+//! and what becomes of a step in which one does not come.
+//!
+//! `cargo test -p tests --test collective -- --nocapture` prints how far the sums are from one process's.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use bossman::{Batch, BossMan, Collective, Host, Model, Optimizer, StateDict};
+use link::{ComputeThread, Nccl as Told, NcclInfo, Payload, WorkerInfo};
+use pipeline::boss::{Request, RunRequest};
+use pipeline::ids::StageId;
+use pipeline::message::{Failure, Reduction};
+use pipeline::replicas::Columns;
+use pipeline::task::{HandedOut, Outcome, Task};
+use pipeline::{Cuts, Placement, Plan, ScheduleKind};
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+use tch::{Device, Kind, Tensor};
+use tensor::nccl::Nccl;
+use tests::programs::Place;
+use tests::{
+    fake, find_replicas, left, one_process, put, step_request, train, Case, Fleet, Memory, Reach, Sockets, Steps,
+    Training, STEPS,
+};
+use worker::StageCompute;
+
+static NCCL: LazyLock<Arc<Nccl>> = LazyLock::new(|| Nccl::load_for_host(&fake::library(&[])).unwrap());
+
+fn summed(case: Case, reduction: Reduction) -> Case {
+    let steps = Steps { reduction, ..case.steps };
+    case.with(steps)
+}
+
+fn plan(case: &Case, replicas: &[u16], placement: Placement) -> Plan {
+    Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), placement).unwrap()
+}
+
+fn fleet(plan: &Plan, case: &Case) -> Sockets {
+    Sockets::summing_with(Some(NCCL.clone()), plan.clone(), case.seed, Reach::Quic)
+}
+
+/// Panics where replicas of a stage differ.
+fn assert_alike(fleet: &mut impl Fleet, what: &str) {
+    let digests = fleet.call(Request::Digest).unwrap().digests;
+    let mut of_stages: BTreeMap<StageId, Vec<[u8; 32]>> = BTreeMap::new();
+    digests.into_iter().for_each(|(_, stage, digest)| of_stages.entry(stage).or_default().push(digest));
+    for (stage, digests) in of_stages {
+        assert!(digests.iter().all(|digest| *digest == digests[0]), "{what}: replicas of {stage} differ");
+    }
+}
+
+fn trained(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32) -> Training {
+    let mut fleet = fleet(plan, case);
+    let training = train(case, plan, kind, microbatches, &mut fleet);
+    assert_alike(&mut fleet, case.name);
+    training
+}
+
+/// With two replicas that have a microbatch each a sum has one order: frames and the collective operation come to the same.
+#[test]
+fn two_replicas_come_to_the_same_as_with_frames() {
+    tensor::threads::set_count(1);
+    for case in [Case::residual, Case::convnet, Case::tied, Case::skip] {
+        for (replicas, kind) in [(&[2][..], ScheduleKind::GPipe), (&[2, 2], ScheduleKind::ZbH1)] {
+            let (fast, collective) = (summed(case(), Reduction::Fast), summed(case(), Reduction::Collective));
+            let plan = plan(&fast, replicas, Placement::Plain);
+            let expected = train(&fast, &plan, kind, 2, &mut Memory::new(plan.clone(), fast.seed, 0));
+            let what = format!("{} on {replicas:?}, {kind}", fast.name);
+            expected.assert_same(&trained(&collective, &plan, kind, 2), &what);
+        }
+    }
+}
+
+/// More replicas than microbatches, unequal shares, several stages a worker, a norm over gathered gradients: near what one
+/// process comes to, and the same on all replicas.
+#[test]
+fn the_sums_are_those_of_one_process() {
+    tensor::threads::set_count(1);
+    let gathered = Steps { accumulate: 2, max_norm: Some(0.5), ..Steps::default() };
+    type Run = (fn() -> Case, &'static [u16], Placement, ScheduleKind, u32);
+    let cases: [Run; 6] = [
+        (Case::residual, &[2], Placement::Plain, ScheduleKind::GPipe, 4),
+        (Case::residual, &[3], Placement::Plain, ScheduleKind::GPipe, 1),
+        (Case::residual, &[3, 1], Placement::Plain, ScheduleKind::OneFOneB, 5),
+        (Case::convnet, &[1, 2], Placement::Plain, ScheduleKind::Ready, 5),
+        (Case::residual, &[2, 2], Placement::V, ScheduleKind::ZbV, 5),
+        (Case::skip, &[2, 2], Placement::Plain, ScheduleKind::Ready, 5),
+    ];
+    for (number, (case, replicas, placement, kind, microbatches)) in cases.into_iter().enumerate() {
+        let case = || if number == 5 { case().with(gathered) } else { case() };
+        let exact = one_process(&summed(case(), Reduction::Tree), microbatches);
+        let case = summed(case(), Reduction::Collective);
+        let training = trained(&case, &plan(&case, replicas, placement), kind, microbatches);
+        let what = format!("{} on {replicas:?}, {kind}, {microbatches} microbatches", case.name);
+        let near = [1e-7, 1e-6, 1e-5, 1e-4].into_iter().find(|near| training.losses_differ_by_at_most(&exact, *near));
+        println!("{what}: losses differ by at most {near:?} of them");
+        // Adam's first steps are as large for small gradients as for large ones.
+        let allowed = if case.name == "convnet" { 1e-4 } else { 1e-5 };
+        assert!(near.is_some_and(|near| near <= allowed), "{what}: far from one process's");
+    }
+}
+
+/// A step that fails on one worker fails on all at once, though the others wait for it, and leaves no trace.
+#[test]
+fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_communicators() {
+    tensor::threads::set_count(1);
+    let case = summed(Case::residual(), Reduction::Collective);
+    let plan = plan(&case, &[2], Placement::Plain);
+    let expected = trained(&case, &plan, ScheduleKind::GPipe, 2);
+    let mut fleet = fleet(&plan, &case);
+    fleet.call(Request::Distribute).unwrap();
+    fleet.call(Request::SetOptimizer(case.optimizer)).unwrap();
+    let step =
+        |number: usize, fleet: &Sockets| step_request(&case, &plan, ScheduleKind::GPipe, 2, number, fleet.slots());
+    let unfound = fleet.call(Request::Run(Box::new(step(0, &fleet)))).unwrap_err();
+    assert!(unfound.message.contains("no communicator among its replicas"), "{unfound}");
+    find_replicas(&mut fleet);
+    let mut losses = Vec::new();
+    for number in 0..STEPS {
+        let batch = 2 * number as u64 + 100;
+        if number % 5 == 2 {
+            // What the second microbatch is to come to is no number, which its replica alone sees.
+            let mut run = RunRequest { batch, ..step(number, &fleet) };
+            let (index, unused) = run.targets.pop().unwrap();
+            fleet.slots().take(unused).unwrap();
+            let samples = case.batch(number).1.tensor_split(2, 0).pop().unwrap();
+            run.targets.push((index, put(fleet.slots(), &samples.full_like(f64::NAN))));
+            let begun = Instant::now();
+            let failure = fleet.call(Request::Run(Box::new(run))).unwrap_err();
+            assert!(failure.not_finite && begun.elapsed() < Duration::from_secs(2), "{failure}");
+            find_replicas(&mut fleet);
+        }
+        let run = RunRequest { batch: batch + 1, ..step(number, &fleet) };
+        let answer = fleet.call(Request::Run(Box::new(run))).unwrap();
+        losses.push(answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap());
+    }
+    assert_alike(&mut fleet, "after steps that failed");
+    expected.assert_same(&left(&plan, &mut fleet, &losses), &"with steps that failed");
+}
+
+/// From the user's side.
+#[test]
+fn a_boss_with_such_workers() {
+    tensor::threads::set_count(1);
+    let place = Place::new();
+    std::env::set_var("BOSSMAN_CONFIG_DIR", place.file("config"));
+    it_is_chosen_by_itself_and_mended_by_itself();
+    whoever_waits_for_a_worker_that_is_lost_comes_back_at_once();
+}
+
+/// A worker whose connection is gone while others wait for it in a sum.
+fn whoever_waits_for_a_worker_that_is_lost_comes_back_at_once() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let port = free_port();
+        let first = tokio::spawn(work(port, "0", false));
+        let second = tokio::spawn(async move {
+            // The second place is the second comer's.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            work(port, "1", true).await;
+        });
+        let mut boss = build(port, Collective::Auto).await;
+        boss.distribute_model().await.unwrap();
+        boss.send_optimizer(Optimizer::sgd_momentum(0.1, 0.9)).await.unwrap();
+        boss.train_step(&batch(1)).await.unwrap();
+        boss.train_step(&batch(2)).await.unwrap();
+        let begun = Instant::now();
+        let error = boss.train_step(&batch(3)).await.unwrap_err().to_string();
+        assert!(error.contains("worker 1"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        second.await.unwrap();
+        boss.shutdown().await;
+        // Its compute thread is not left behind in the sum.
+        tokio::time::timeout(Duration::from_secs(5), first).await.unwrap().unwrap();
+    });
+}
+
+/// NCCL is chosen, its ranks find each other again after a step that failed, and it comes to what frames do.
+fn it_is_chosen_by_itself_and_mended_by_itself() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let weights = |collective: Collective, gpus: [&'static str; 2], fails: bool| {
+        runtime.block_on(async move {
+            let port = free_port();
+            gpus.into_iter().for_each(|gpu| drop(tokio::spawn(work(port, gpu, false))));
+            let mut boss = build(port, collective).await;
+            boss.distribute_model().await.unwrap();
+            boss.send_optimizer(Optimizer::sgd_momentum(0.1, 0.9)).await.unwrap();
+            for step in 1..=4 {
+                if fails && step == 3 {
+                    let wrong = Batch::new(&input(step), &input(step).full_like(f64::NAN));
+                    assert!(boss.train_step(&wrong).await.unwrap_err().to_string().contains("loss"));
+                }
+                boss.train_step(&batch(step)).await.unwrap();
+            }
+            let candidates = boss.candidates(&batch(1)).await.unwrap().collective;
+            let weights = boss.state_dict().await.unwrap();
+            boss.shutdown().await;
+            (weights, candidates)
+        })
+    };
+    let (expected, told) = weights(Collective::Quic, ["0", "1"], false);
+    assert_eq!(told, None, "there was nothing to choose");
+    let same = |weights: &StateDict| {
+        expected.iter().for_each(|(name, tensor)| assert_eq!(weights.get(name), Some(tensor), "{name}"));
+    };
+    let (by_nccl, told) = weights(Collective::Auto, ["0", "1"], false);
+    assert_eq!(told.as_deref(), Some("replicas sum their gradients with NCCL 2.27.3"));
+    same(&by_nccl);
+    let (mended, _) = weights(Collective::Auto, ["0", "1"], true);
+    same(&mended);
+    let (shared, told) = weights(Collective::Auto, ["0", "0"], false);
+    let why = "replicas sum their gradients over QUIC: worker 0 and worker 1 share a GPU, which NCCL does not allow";
+    assert_eq!(told.as_deref(), Some(why));
+    same(&shared);
+    let refused = runtime.block_on(async {
+        let port = free_port();
+        (0..2).for_each(|_| drop(tokio::spawn(work(port, "0", false))));
+        let workers = Host::new(2).port(port).quiet().wait().await.unwrap();
+        builder(Collective::Nccl).build(workers).err().unwrap().to_string()
+    });
+    assert!(refused.starts_with("collective(nccl): worker 0 and worker 1 share a GPU"), "{refused}");
+}
+
+const MODEL: &str = "
+model: small
+inputs: {x: [batch, 4]}
+layers:
+  - Linear: {in_features: 4, out_features: 8}
+  - Tanh: {}
+  - Linear: {in_features: 8, out_features: 4}
+";
+
+fn input(step: i64) -> Tensor {
+    (Tensor::arange(32, (Kind::Float, Device::Cpu)).view([8, 4]) + step).sin()
+}
+
+fn batch(step: i64) -> Batch {
+    Batch::new(&input(step), &input(step).cos())
+}
+
+fn builder(collective: Collective) -> bossman::Builder {
+    BossMan::builder(Model::from_yaml(MODEL).unwrap())
+        .replicas(bossman::Replicas::Each(2))
+        .deal_evenly(true)
+        .microbatches(2)
+        .collective(collective)
+        .fast_reduction(true)
+        .schedule(ScheduleKind::GPipe)
+        .loss(bossman::Loss::MSELoss)
+        .seed(5)
+}
+
+async fn build(port: u16, collective: Collective) -> BossMan {
+    let workers = Host::new(2).port(port).quiet().wait().await.unwrap();
+    builder(collective).build(workers).unwrap()
+}
+
+fn free_port() -> u16 {
+    UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+/// A worker that says that it has a GPU, and sums with the stand-in. One that dies never comes to its third sum, for which
+/// others wait.
+async fn work(port: u16, gpu: &'static str, dies: bool) {
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let boss = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let told = NcclInfo { version: NCCL.version(), machine: "here".into(), gpu: gpu.into(), beyond_machine: false };
+    let info = WorkerInfo {
+        device: "cuda:0".into(),
+        threads: 1,
+        memory_bytes: None,
+        version: "test".into(),
+        direct: true,
+        host: "here".into(),
+        process: 0,
+        nccl: Told::Here(told),
+    };
+    let (membership, endpoint, ticket) = loop {
+        if let Ok(Some(ticket)) = link::ticket_on_this_machine() {
+            let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
+            if let Ok(membership) = link::join(&endpoint, boss, &ticket, info.clone()).await {
+                break (membership, endpoint, ticket);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let (dying, died) = tokio::sync::oneshot::channel();
+    let compute = ComputeThread::interruptible(move |called_off| {
+        tensor::threads::set_count(1);
+        let compute = StageCompute::new(Device::Cpu).summing_with(Some(NCCL.clone()), called_off);
+        Dying { compute, sums: 0, dies: Some(dying).filter(|_| dies) }
+    });
+    let dead = async {
+        match died.await {
+            Ok(()) => tokio::time::sleep(Duration::from_millis(300)).await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = link::serve(membership, &endpoint, &ticket, compute.unwrap(), None, link::Kept::default()) => {}
+        () = dead => endpoint.close(1u32.into(), b"dead"),
+    }
+}
+
+/// A compute thread that may stop at its third sum.
+struct Dying {
+    compute: StageCompute,
+    sums: u32,
+    dies: Option<tokio::sync::oneshot::Sender<()>>,
+}
+
+impl link::Compute for Dying {
+    fn run(
+        &mut self,
+        task: Task<Payload>,
+        hand_out: &mut dyn FnMut(HandedOut<Payload>),
+    ) -> Result<Outcome<Payload>, Failure> {
+        self.sums += u32::from(matches!(task, Task::AllReduce { .. }));
+        if self.sums == 3 {
+            if let Some(dies) = self.dies.take() {
+                dies.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(600));
+                return Err(Failure::new("it is dead"));
+            }
+        }
+        self.compute.run(task, hand_out)
+    }
+}

@@ -1,0 +1,105 @@
+//! The communicators of this worker's stages: how its compute thread sums gradients with those of other replicas.
+
+use crate::payloads::plain;
+use link::Interrupt;
+use pipeline::ids::StageId;
+use pipeline::message::Failure;
+use pipeline::replicas::{ShardId, UniqueId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tch::{Device, Tensor};
+use tensor::nccl::{Communicator, Nccl, NcclError};
+
+/// By then the boss knows that a worker is gone, however it went.
+const KNOWN: Duration = Duration::from_secs(15);
+
+/// What sums over replicas need.
+#[derive(Default)]
+pub(crate) struct Communicators {
+    /// Nothing where the worker has none.
+    nccl: Option<Arc<Nccl>>,
+    interrupt: Interrupt,
+    of_stages: BTreeMap<StageId, Communicator>,
+}
+
+impl Communicators {
+    pub(crate) fn new(nccl: Option<Arc<Nccl>>, interrupt: Interrupt) -> Self {
+        Communicators { nccl, interrupt, of_stages: BTreeMap::new() }
+    }
+
+    fn nccl(&self) -> Result<&Arc<Nccl>, Failure> {
+        self.nccl.as_ref().ok_or_else(|| Failure::new("this worker has no NCCL"))
+    }
+
+    /// An id for a communicator of each stage.
+    pub(crate) fn ids(&self, stages: &[StageId]) -> Result<Vec<(StageId, UniqueId)>, Failure> {
+        let nccl = self.nccl()?;
+        stages.iter().map(|stage| Ok((*stage, nccl.unique_id().map_err(|e| failed(&e))?.into()))).collect()
+    }
+
+    /// Finds the other replicas of these stages, in place of any that were found before.
+    pub(crate) fn find(&mut self, stages: &[(StageId, ShardId, UniqueId)], device: Device) -> Result<(), Failure> {
+        self.forget();
+        for (stage, rank, id) in stages {
+            let called_off = || self.interrupt.is_raised();
+            let rank = (rank.replica, rank.replicas);
+            let found = Communicator::new(self.nccl()?, id.bytes(), rank, device, &called_off);
+            let found = heard(&self.interrupt, found).map_err(|e| Failure { stage: Some(*stage), ..failed(&e) })?;
+            self.of_stages.insert(*stage, found);
+        }
+        Ok(())
+    }
+
+    /// Ends all communicators, without the other replicas.
+    pub(crate) fn forget(&mut self) {
+        self.of_stages.clear();
+    }
+
+    /// Whoever waits may do so again: what was called off is over.
+    pub(crate) fn go_on(&self) {
+        self.interrupt.lower();
+    }
+
+    /// What a stage's replicas sum with.
+    pub(crate) fn of(&mut self, stage: StageId) -> Result<Rank<'_>, Failure> {
+        let missing = || Failure::new("there is no communicator among its replicas");
+        let communicator = self.of_stages.get_mut(&stage).ok_or_else(missing)?;
+        Ok(Rank { communicator, interrupt: &self.interrupt })
+    }
+}
+
+/// This worker's end of one communicator.
+pub(crate) struct Rank<'a> {
+    communicator: &'a mut Communicator,
+    interrupt: &'a Interrupt,
+}
+
+impl crate::engine::AllReduce for Rank<'_> {
+    fn all_reduce(&mut self, tensor: &mut Tensor) -> Result<(), NcclError> {
+        let result = self.communicator.all_reduce(tensor, &|| self.interrupt.is_raised());
+        heard(self.interrupt, result)
+    }
+
+    fn finish(&mut self) -> Result<(), NcclError> {
+        let result = self.communicator.finish(&|| self.interrupt.is_raised());
+        heard(self.interrupt, result)
+    }
+}
+
+/// NCCL may know sooner than the boss that another replica is gone, which is then not this one's failure: the boss calls off
+/// what waits for it.
+fn heard<T>(interrupt: &Interrupt, result: Result<T, NcclError>) -> Result<T, NcclError> {
+    let begun = Instant::now();
+    while matches!(result, Err(NcclError::Remote { .. })) && !interrupt.is_raised() && begun.elapsed() < KNOWN {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    result
+}
+
+fn failed(error: &NcclError) -> Failure {
+    match error {
+        NcclError::Device(error) => plain(error.clone()),
+        other => Failure::new(other.to_string()),
+    }
+}
