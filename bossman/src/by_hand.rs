@@ -253,12 +253,22 @@ impl BossMan {
     }
 
     /// Has a round carried out. Where training fails all gradients are void, and so are the batches under way.
-    pub(crate) async fn run(&mut self, run: pipeline::boss::RunRequest) -> Result<Answer, BossManError> {
+    pub(crate) async fn run(&mut self, mut run: pipeline::boss::RunRequest) -> Result<Answer, BossManError> {
         let (batch, training) = (run.batch, run.mode == Mode::Train);
-        let result = match self.find_replicas(&run).await {
-            Ok(()) => self.call(Request::Run(Box::new(run))).await,
+        let result = match self.find_replicas(&mut run).await {
+            Ok(()) => {
+                // Whoever drops this future has training fail, and with it they are gone.
+                let communicators = self.communicators;
+                self.communicators &= !training;
+                let result = self.call(Request::Run(Box::new(run))).await;
+                self.communicators = communicators;
+                result
+            }
             Err(error) => {
                 self.let_go(run);
+                if training && !error.was_refused() {
+                    self.call(Request::Discard { batch }).await.ok();
+                }
                 Err(error)
             }
         };

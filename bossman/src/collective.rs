@@ -14,8 +14,8 @@ use pipeline::Plan;
 /// What was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// NCCL of this version; whether it connects machines.
-    Nccl { version: u32, between_machines: bool },
+    /// NCCL of this version; whether its connections can be reached from other machines.
+    Nccl { version: u32, open: bool },
     /// Frames, and why.
     Quic { why: String },
 }
@@ -23,9 +23,9 @@ pub(crate) enum Choice {
 impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Choice::Nccl { version, between_machines } => {
+            Choice::Nccl { version, open } => {
                 write!(f, "replicas sum their gradients with NCCL {}", tensor::nccl::version_name(*version))?;
-                match between_machines {
+                match open {
                     true => f.write_str(", over connections that are neither encrypted nor authenticated"),
                     false => Ok(()),
                 }
@@ -78,7 +78,7 @@ fn choose(wish: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) ->
 /// Of the choices for two groups the one that counts for both.
 fn worst(one: Choice, other: Choice) -> Choice {
     match (&one, &other) {
-        (Choice::Nccl { between_machines: true, .. }, _) => one,
+        (Choice::Nccl { open: true, .. }, _) => one,
         _ => other,
     }
 }
@@ -100,14 +100,25 @@ fn of_group(wish: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Res
         return Err(format!("{first} has NCCL {one}, and {other} {two}; they must have the same"));
     }
     for (number, (worker, info)) in here.iter().enumerate() {
+        if info.gpu.is_empty() {
+            return Err(format!("it is not known which GPU {worker} has"));
+        }
         let same = |(_, other): &&(WorkerId, &NcclInfo)| (&other.machine, &other.gpu) == (&info.machine, &info.gpu);
         if let Some((other, _)) = here[..number].iter().find(same) {
             return Err(format!("{other} and {worker} share a GPU, which NCCL does not allow"));
         }
     }
     let between_machines = like.machine.is_empty() || here.iter().any(|(_, info)| info.machine != like.machine);
-    if !between_machines {
-        return Ok(Choice::Nccl { version, between_machines });
+    let open = here.iter().find(|(_, info)| info.beyond_machine);
+    match open {
+        Some((worker, _)) if !between_machines && wish == Collective::Auto => {
+            return Err(format!(
+                "{worker}'s NCCL_SOCKET_IFNAME opens NCCL to more than its machine, and its connections are neither encrypted nor \
+                 authenticated; `collective: nccl` takes it where the network is trusted"
+            ));
+        }
+        open if !between_machines => return Ok(Choice::Nccl { version, open: open.is_some() }),
+        _ => {}
     }
     if wish == Collective::Auto {
         return Err(format!(
@@ -120,7 +131,7 @@ fn of_group(wish: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Res
             "the replicas of a stage are not all on one machine, and {worker} keeps NCCL to its own; start every worker with \
              NCCL_SOCKET_IFNAME, which names the interfaces of a network that is trusted"
         )),
-        None => Ok(Choice::Nccl { version, between_machines }),
+        None => Ok(Choice::Nccl { version, open: true }),
     }
 }
 
@@ -155,11 +166,29 @@ impl BossMan {
     }
 
     /// Has replicas find each other before the first round in which they sum gradients, and again after one that failed.
-    pub(crate) async fn find_replicas(&mut self, run: &RunRequest) -> Result<(), BossManError> {
+    /// Where that cannot be, and NCCL was not asked for, they sum over QUIC from then on.
+    pub(crate) async fn find_replicas(&mut self, run: &mut RunRequest) -> Result<(), BossManError> {
         let sums = run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
         if !run.reduction.is_collective() || !sums || self.communicators {
             return Ok(());
         }
+        match self.communicate().await {
+            Err(error) if self.settings.collective == Collective::Auto && !error.workers_were_lost() => {
+                if error.was_refused() {
+                    return Err(error);
+                }
+                let why = format!("replicas cannot sum with NCCL, and sum over QUIC from now on: {error}");
+                output::warn(&format!("warning: {why}"));
+                self.settings.nccl = false;
+                self.scheduling.collective = Some(why);
+                run.reduction = self.settings.reduction();
+                Ok(())
+            }
+            found => found,
+        }
+    }
+
+    async fn communicate(&mut self) -> Result<(), BossManError> {
         let ids = self.call(Request::MakeIds).await?.unique_ids;
         self.call(Request::Communicate(ids)).await?;
         self.communicators = true;
@@ -210,7 +239,7 @@ mod tests {
     #[test]
     fn replicas_on_gpus_of_one_machine_sum_with_nccl() {
         let workers = fleet(&[nccl(22703, "a", "0"), nccl(22703, "a", "1")]);
-        let taken = Choice::Nccl { version: 22703, between_machines: false };
+        let taken = Choice::Nccl { version: 22703, open: false };
         assert_eq!(both(&workers), [Ok(taken.clone()), Ok(taken.clone())]);
         assert_eq!(taken.to_string(), "replicas sum their gradients with NCCL 2.27.3");
         let asked = choose(Collective::Quic, &[TWO.to_vec()], &workers).unwrap();
@@ -226,6 +255,7 @@ mod tests {
             (gpu(22703, "a", "0"), "worker 0 and worker 1 share a GPU"),
             (gpu(22703, "b", "0"), "not all on"),
             (gpu(22703, "", "1"), "not all on"),
+            (gpu(22703, "a", ""), "not known which GPU worker 1 has"),
         ];
         for (second, why) in cases {
             let workers = [worker(gpu(22703, "a", "0")), worker(second)];
@@ -246,8 +276,13 @@ mod tests {
         let [auto, asked] = both(&fleet(&[trusted(one.clone()), trusted(other.clone())]));
         assert!(matches!(&auto, Ok(Choice::Quic { why }) if why.contains("neither encrypted nor authenticated")));
         let taken = asked.unwrap();
-        assert_eq!(taken, Choice::Nccl { version: 22703, between_machines: true });
+        assert_eq!(taken, Choice::Nccl { version: 22703, open: true });
         assert!(taken.to_string().ends_with("neither encrypted nor authenticated"));
+        // One machine, which others can reach.
+        let beside = nccl(22703, "a", "1");
+        let [auto, asked] = both(&fleet(&[trusted(one.clone()), beside]));
+        assert!(matches!(&auto, Ok(Choice::Quic { why }) if why.contains("worker 0's NCCL_SOCKET_IFNAME")), "{auto:?}");
+        assert_eq!(asked.unwrap(), Choice::Nccl { version: 22703, open: true });
         let [_, asked] = both(&fleet(&[trusted(one), other]));
         assert!(asked.unwrap_err().contains("worker 1 keeps NCCL to its own"));
     }

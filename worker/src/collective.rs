@@ -91,7 +91,10 @@ impl crate::engine::AllReduce for Rank<'_> {
 /// what waits for it.
 fn heard<T>(interrupt: &Interrupt, result: Result<T, NcclError>) -> Result<T, NcclError> {
     let begun = Instant::now();
-    while matches!(result, Err(NcclError::Remote { .. })) && !interrupt.is_raised() && begun.elapsed() < KNOWN {
+    while matches!(result, Err(NcclError::Remote { .. } | NcclError::Call { .. }))
+        && !interrupt.is_raised()
+        && begun.elapsed() < KNOWN
+    {
         std::thread::sleep(Duration::from_millis(1));
     }
     result

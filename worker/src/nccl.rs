@@ -15,9 +15,7 @@ pub(crate) fn look_for(options: &Options, device: Device, beyond_machine: bool) 
     };
     match nccl::Nccl::load(options.nccl.as_deref()) {
         Ok(library) => {
-            // Where CUDA does not tell, two workers with other GPUs visible are taken to have other ones.
-            let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-            let gpu = tensor::cuda::bus_id(gpu).unwrap_or_else(|| format!("{name} of {visible}"));
+            let gpu = tensor::cuda::bus_id(gpu).unwrap_or_default();
             let info = NcclInfo { version: library.version(), machine: nccl::machine(), gpu, beyond_machine };
             (Some(library), Nccl::Here(info))
         }

@@ -75,6 +75,7 @@ impl BossMan {
         }
         // What was chosen goes for workers that stay.
         (self.settings.collective, self.settings.nccl) = (Collective::Quic, false);
+        self.scheduling.collective = None;
         if self.settings.accumulate > 1 {
             return refused(
                 "a pool cannot have `accumulate`: gradients of earlier steps would be lost with whoever leaves; take larger \

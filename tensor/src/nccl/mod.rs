@@ -107,6 +107,9 @@ pub fn version_name(version: u32) -> String {
 /// NCCL's connections are neither encrypted nor authenticated, so only who owns the machine can say that some network is
 /// trusted. Call it first thing in `main`: it sets variables of the environment, which no other thread may be reading.
 pub fn keep_to_this_machine() -> bool {
+    // Else a call could block, and could not be called off; or another address would count than that of the interface.
+    std::env::set_var("NCCL_COMM_BLOCKING", "0");
+    std::env::remove_var("NCCL_COMM_ID");
     if std::env::var_os(INTERFACE).is_some_and(|named| !named.is_empty() && named != LOOPBACK) {
         return true;
     }

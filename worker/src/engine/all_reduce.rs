@@ -65,6 +65,8 @@ impl Engine {
             let mut flat = Tensor::f_cat(&parts, 0).map_err(TensorError::from)?;
             drop((parts, sums));
             replicas.all_reduce(&mut flat)?;
+            // Work that piles up behind a sum that never ends would have launching block, where nothing can be called off.
+            replicas.finish()?;
             let mut begin = 0;
             for used in uses() {
                 let elements = used.elements as i64;
@@ -74,8 +76,7 @@ impl Engine {
                 self.gradients[used.layer][used.number].add_parts((&param.size(), param), 0, &[(0, part)])?;
             }
         }
-        // What was added before its sum was taken is void where that fails, as the whole step is.
-        Ok(replicas.finish()?)
+        Ok(())
     }
 
     /// For every bucket and use what this replica's microbatches came to, flat.
