@@ -35,13 +35,13 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
         serve(&quiet, "", &["--local", "1", "--threads", "1"]).end_within(LIMIT).await.well();
 
         let (place, port) = (Place::new(), free_port());
-        let begin = || {
-            let flags = ["--workers", "1", "--port", &port, "--resume=if-any"];
+        let begin = |workers: &str| {
+            let flags = ["--workers", workers, "--port", &port, "--resume=if-any"];
             serve(&place, "checkpoint: {dir: c, every: 3, keep: 2}", &flags)
         };
         let mut workers = [place.worker(&port, &[]), place.worker(&port, &[])];
-        for killed_at in ["checkpoint of step 6 ", "checkpoint of", "2 workers"] {
-            let mut boss = begin();
+        for (first, killed_at) in [("1", "checkpoint of step 6 "), ("1", "checkpoint of"), ("2", "checkpoint of")] {
+            let mut boss = begin(first);
             boss.line(killed_at).await;
             boss.signal("KILL");
             boss.end().await;
@@ -50,9 +50,8 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
             }
         }
         // One leaves for good, while copies of the other's state travel.
-        let mut boss = begin();
+        let mut boss = begin("2");
         boss.line("going on after step").await;
-        boss.line("2 workers").await;
         boss.line("checkpoint of").await;
         let [stays, dies] = workers;
         dies.signal("KILL");

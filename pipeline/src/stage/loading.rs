@@ -136,23 +136,34 @@ impl StageSession {
     /// Loads what the command at work wants, once all of it is here.
     pub(super) fn start_load(&mut self) {
         let Some(Job::Load { id, expected, what, .. }) = self.job else { return };
-        let held = self.loads.get_mut(&id).map(|arriving| std::mem::take(&mut arriving.held)).unwrap_or_default();
-        for Held { from, stage, name, slots } in held {
-            if self.worker.is_none_or(|me| from != self.giver(stage, me)) && !self.is_keeper(from) {
-                self.loads.entry(id).or_default().came -= 1;
-                self.refuse(from, slots, format!("sent weights of {stage}, which nobody asked it for"));
-                continue;
-            }
-            self.pass_on(id, stage, name, slots);
+        for Held { from, stage, slots, .. } in self.strange(id) {
+            self.refuse(from, slots, format!("sent weights of {stage}, which nobody asked it for"));
         }
-        let (came, here) = self.loads.get(&id).map_or((0, 0), |arriving| (arriving.came, arriving.tensors.len()));
+        let came = self.loads.get(&id).map_or(0, |arriving| arriving.came);
         if came > expected {
             let failure = Failure::new(format!("{came} tensors came to be loaded; there are {expected}"));
             return self.fail(id, failure);
         }
+        let held = self.loads.get_mut(&id).map(|arriving| std::mem::take(&mut arriving.held)).unwrap_or_default();
+        for Held { stage, name, slots, .. } in held {
+            self.pass_on(id, stage, name, slots);
+        }
+        let here = self.loads.get(&id).map_or(0, |arriving| arriving.tensors.len());
         if here == expected {
             let tensors = self.loads.remove(&id).map(Arriving::into_tensors).unwrap_or_default();
             self.single(id, what(tensors));
         }
+    }
+
+    /// Takes out what came for the load at work from workers that are not to send it.
+    fn strange(&mut self, id: u64) -> Vec<Held> {
+        let Some(mut arriving) = self.loads.remove(&id) else { return Vec::new() };
+        let sends = |held: &Held| self.worker.is_some_and(|me| held.from == self.giver(held.stage, me));
+        let held = std::mem::take(&mut arriving.held).into_iter();
+        let (held, strange): (Vec<_>, Vec<_>) = held.partition(|held| sends(held) || self.is_keeper(held.from));
+        arriving.came -= strange.len();
+        arriving.held = held;
+        self.loads.insert(id, arriving);
+        strange
     }
 }
