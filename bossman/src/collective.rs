@@ -55,8 +55,7 @@ pub(crate) fn check(settings: &Settings) -> Result<(), BossManError> {
 
 /// The workers that sum gradients together, for each stage that several have.
 fn groups(plan: &Plan) -> Vec<Vec<WorkerId>> {
-    let trained = plan.stages.iter().filter(|spec| spec.is_trained());
-    trained.map(|spec| plan.homes.of(spec.stage).to_vec()).filter(|workers| workers.len() > 1).collect()
+    plan.summing().map(|stage| plan.homes.of(stage).to_vec()).collect()
 }
 
 /// Chooses for these groups of workers.

@@ -1,12 +1,12 @@
 //! What a worker keeps of runs' states beyond the runs: the tensors that `pipeline`'s [`kept`](pipeline::kept) names.
 
 use crate::payload::Payload;
-use bytes::Bytes;
 use pipeline::kept::{CopyId, CopyNote, KeptCopy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Copies of state, in memory. Clones share them.
+/// Copies of state, in memory. Clones share them. What others sent lies in memory of its own: it never comes through the
+/// sender's (`outgoing::Way::Background`).
 #[derive(Clone, Default)]
 pub struct Kept {
     copies: Arc<Mutex<BTreeMap<CopyId, Copy>>>,
@@ -43,21 +43,6 @@ impl Kept {
         self.with(|copies| copies.get(&copy)?.parts.get(&part)?.get(name).cloned())
     }
 
-    /// Copies what lies in memory that is the sender's, or in which more is to come.
-    pub(crate) fn take_over(&self, copy: CopyId, part: u32) {
-        let tensors = self.with(|copies| copies.get(&copy)?.parts.get(&part).cloned());
-        let own = |(name, Payload { meta, bytes }): (String, Payload)| {
-            (name, Payload { meta, bytes: Bytes::copy_from_slice(&bytes) })
-        };
-        let Some(tensors) = tensors.map(|tensors| tensors.into_iter().map(own).collect()) else { return };
-        self.with(|copies| {
-            // It may have been let go meanwhile.
-            if let Some(place) = copies.get_mut(&copy).and_then(|copy| copy.parts.get_mut(&part)) {
-                *place = tensors;
-            }
-        });
-    }
-
     pub(crate) fn keep_only(&self, wanted: &[CopyId]) {
         self.with(|copies| copies.retain(|copy, _| wanted.contains(copy)));
     }
@@ -70,6 +55,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
     use layerspec::DType;
     use pipeline::TensorMeta;
 
@@ -93,12 +79,8 @@ mod tests {
         let listed = of_next_membership.list();
         assert_eq!(listed.iter().map(|kept| (kept.copy.step, kept.parts.len())).collect::<Vec<_>>(), [(1, 2), (2, 1)]);
         assert_eq!(listed[0].note, note);
-        let before = kept.get((copy(1), 1), "w").map(|payload| payload.bytes).unwrap_or_default();
-        kept.take_over(copy(1), 1);
-        kept.take_over(copy(3), 1);
-        let after = kept.get((copy(1), 1), "w").map(|payload| payload.bytes).unwrap_or_default();
-        assert_eq!((&before[..], &after[..]), (&[11][..], &[11][..]));
-        assert_ne!(before.as_ptr(), after.as_ptr(), "in memory of its own");
+        let payload = kept.get((copy(1), 1), "w").map(|payload| payload.bytes).unwrap_or_default();
+        assert_eq!(&payload[..], [11]);
         kept.keep_only(&[copy(2), copy(3)]);
         assert!(kept.get((copy(1), 1), "w").is_none() && kept.get((copy(2), 0), "w").is_some());
         assert!(kept.get((copy(2), 0), "b").is_none() && kept.get((copy(2), 1), "w").is_none());

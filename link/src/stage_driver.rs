@@ -160,15 +160,11 @@ impl Driver {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
-                Effect::Keep { copy, note, part, tensors, came } => {
+                Effect::Keep { copy, note, part, tensors } => {
                     let (names, slots): (Vec<String>, Vec<Slot>) = tensors.into_iter().unzip();
                     match outgoing::take(&self.slots, &slots) {
                         Ok(tensors) => self.kept.put((copy, part), note, names.into_iter().zip(tensors).collect()),
                         Err(reason) => return ControlFlow::Break(Err(broken("this worker", reason))),
-                    }
-                    if came {
-                        let kept = self.kept.clone();
-                        tokio::task::spawn_blocking(move || kept.take_over(copy, part));
                     }
                 }
                 Effect::SendKept { to, copy, part, name } => {

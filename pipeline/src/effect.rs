@@ -107,8 +107,6 @@ pub enum Effect {
         part: u32,
         /// The tensors by name.
         tensors: Vec<(String, Slot)>,
-        /// They came from another worker.
-        came: bool,
     },
     /// A stage session only: send a tensor that is kept.
     SendKept {

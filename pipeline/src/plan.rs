@@ -187,6 +187,12 @@ impl Plan {
         stages.map(|stage| stage.stage).filter(reaches_more).collect()
     }
 
+    /// The stages whose replicas sum gradients, ascending.
+    pub fn summing(&self) -> impl Iterator<Item = StageId> + '_ {
+        let trained = self.stages.iter().filter(|spec| spec.is_trained()).map(|spec| spec.stage);
+        trained.filter(|stage| self.homes.of(*stage).len() > 1)
+    }
+
     /// The stages of a worker.
     pub fn stages_of(&self, worker: WorkerId) -> Vec<StageSpec> {
         self.stages.iter().filter(|s| self.homes.has(s.stage, worker)).cloned().collect()

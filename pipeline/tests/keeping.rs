@@ -108,7 +108,7 @@ fn what_is_copied_here_goes_to_the_neighbour_and_to_this_worker_which_keeps_it()
     assert_eq!(effects[0], Effect::Send { to: vec![myself, neighbour], slots: vec![Slot(10)] });
     assert!(matches!(said(&effects)[..], [Head::Done { id: 2, sent: 0, .. }]), "{effects:?}");
     let effects = hear(&mut session, ME, head, &[11]);
-    let kept = Effect::Keep { copy: copy(7), note: note(), part: 1, tensors: vec![tensor(11)], came: false };
+    let kept = Effect::Keep { copy: copy(7), note: note(), part: 1, tensors: vec![tensor(11)] };
     assert_eq!(effects[0], kept);
     assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 1 }]);
 }
@@ -120,7 +120,7 @@ fn a_part_that_comes_before_its_command_is_kept_with_it() {
     assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "b", 2), &[11]), []);
     let effects = tell(&mut session, 2, keep(7, None));
     let tensors = vec![tensor(10), ("b".into(), Slot(11))];
-    let kept = Effect::Keep { copy: copy(7), note: note(), part: 0, tensors, came: true };
+    let kept = Effect::Keep { copy: copy(7), note: note(), part: 0, tensors };
     assert!(effects.contains(&kept), "{effects:?}");
     assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 0 }]);
     // A part of which there is nothing.

@@ -1,6 +1,7 @@
 //! The answer to a request, as it comes together.
 
-use super::{request, Request, RunRequest};
+use super::request::id_makers;
+use super::{Request, RunRequest};
 use crate::effect::{Answer, Micros, WorkerSpan};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::kept::MOST_COPIES;
@@ -260,17 +261,6 @@ impl Gathering {
         let outputs = self.answer.outputs.drain(..).map(|(.., slot)| slot);
         outputs.chain(self.answer.state.drain(..).map(|(_, slot)| slot)).collect()
     }
-}
-
-/// Who makes the ids of which stages' communicators.
-pub(super) fn id_makers(plan: &Plan) -> BTreeMap<WorkerId, Vec<StageId>> {
-    let mut makers: BTreeMap<WorkerId, Vec<StageId>> = BTreeMap::new();
-    for stage in request::summing(plan) {
-        if let Some(first) = plan.homes.first(stage) {
-            makers.entry(first).or_default().push(stage);
-        }
-    }
-    makers
 }
 
 /// Whether every replica of every stage finds the norm before it updates. What several stages share is given on only after

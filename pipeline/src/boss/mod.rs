@@ -368,7 +368,7 @@ impl BossSession {
             Request::Stop => BTreeSet::new(),
             Request::SendState { stage, optimizer } => request::speakers(&self.setup.plan, stage, optimizer),
             Request::OpenData(_) => request::readers(&self.setup.plan),
-            Request::MakeIds => gathering::id_makers(&self.setup.plan).into_keys().collect(),
+            Request::MakeIds => request::id_makers(&self.setup.plan).into_keys().collect(),
             _ => self.living(),
         };
         self.lends.extend(request.lends(&self.setup.plan));
@@ -530,9 +530,6 @@ impl BossSession {
         if !self.alive(peer) || !self.relayed.insert((from.min(peer), from.max(peer))) {
             return;
         }
-        if was_up {
-            self.copies_broken();
-        }
         let relay = |to, peer| Destination { peer: Peer::Worker(to), route: None, head: Head::UseRelay { peer } };
         let to = vec![relay(from, peer), relay(peer, from)];
         self.effects.push_back(Effect::Send { to, slots: Vec::new() });
@@ -542,6 +539,7 @@ impl BossSession {
             self.effects.push_back(Effect::Notice(notice));
         }
         if was_up {
+            self.copies_broken();
             let message = format!(
                 "its direct link to {peer} broke ({reason}) and tensors may be lost; the step is cancelled, the boss \
                  relays from now on, call it again"

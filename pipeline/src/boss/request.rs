@@ -331,8 +331,8 @@ impl Request {
                 vec![to_all(&restore)]
             }
             Request::MakeIds => {
-                let to = summing(plan).into_iter().filter_map(|stage| plan.homes.first(stage)).collect::<BTreeSet<_>>();
-                let to = to.into_iter().map(|w| command(w, id, Command::MakeIds)).collect();
+                let makers = id_makers(plan).into_keys();
+                let to = makers.map(|w| command(w, id, Command::MakeIds)).collect();
                 vec![Effect::Send { to, slots: Vec::new() }]
             }
             Request::Communicate(ids) => {
@@ -399,10 +399,15 @@ pub fn speakers(plan: &Plan, only: Option<StageId>, optimizer: bool) -> BTreeSet
     wanted.flat_map(|(_, workers)| workers.iter().take(most)).copied().collect()
 }
 
-/// The stages whose replicas sum gradients.
-pub(super) fn summing(plan: &Plan) -> Vec<StageId> {
-    let trained = plan.stages.iter().filter(|spec| spec.is_trained()).map(|spec| spec.stage);
-    trained.filter(|stage| plan.homes.of(*stage).len() > 1).collect()
+/// Who makes the ids of which stages' communicators.
+pub(super) fn id_makers(plan: &Plan) -> BTreeMap<WorkerId, Vec<StageId>> {
+    let mut makers: BTreeMap<WorkerId, Vec<StageId>> = BTreeMap::new();
+    for stage in plan.summing() {
+        if let Some(first) = plan.homes.first(stage) {
+            makers.entry(first).or_default().push(stage);
+        }
+    }
+    makers
 }
 
 /// The workers that have a stage which takes samples.

@@ -128,6 +128,9 @@ impl StageSession {
         let (coming, stray): (Vec<_>, Vec<_>) = all.partition(|((part, from), _)| comes(keep, *part, *from));
         let (whole, rest): (Vec<_>, Vec<_>) = coming.into_iter().partition(|(_, part)| part.is_whole());
         parts.extend(rest);
+        if stray.is_empty() && whole.is_empty() {
+            return; // as after nearly every tensor
+        }
         for ((part, from), _) in &whole {
             // Once more would be one too many.
             match Some(*from) == me.map(Peer::Worker) {
@@ -140,10 +143,9 @@ impl StageSession {
             let slots = tensors.into_iter().map(|(_, slot)| slot).collect();
             self.refuse(from, slots, "sent a part of a copy that another sends, or nobody".into());
         }
-        for ((part, from), Part { tensors, .. }) in whole {
+        for ((part, _), Part { tensors, .. }) in whole {
             self.note_kept(&keep, part, &tensors);
-            let (copy, note, came) = (keep.copy, keep.note.clone(), Some(from) != me.map(Peer::Worker));
-            self.effects.push_back(Effect::Keep { copy, note, part, tensors, came });
+            self.effects.push_back(Effect::Keep { copy: keep.copy, note: keep.note.clone(), part, tensors });
             self.tell_boss(Head::Kept { id, part });
         }
     }

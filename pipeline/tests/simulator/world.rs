@@ -506,7 +506,7 @@ impl World {
                     self.ahead.0 += readings.len() as u64;
                     worker.ahead_of_time = readings;
                 }
-                Effect::Keep { copy, note, part, tensors, .. } => {
+                Effect::Keep { copy, note, part, tensors } => {
                     let take = |(name, slot)| (name, worker.slots.give_up(slot));
                     worker.kept.put(copy, note, part, tensors.into_iter().map(take).collect());
                 }
