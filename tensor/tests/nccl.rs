@@ -7,7 +7,7 @@ mod fake;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier, Once};
 use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 use tensor::nccl::{Communicator, Nccl, NcclError};
@@ -62,15 +62,20 @@ fn sums_are_over_all_ranks_in_the_order_of_the_calls() {
 #[test]
 fn who_waits_for_a_rank_that_does_not_come_can_be_called_off() {
     let nccl = nccl();
-    let called_off = AtomicBool::new(false);
+    let (called_off, waiting) = (AtomicBool::new(false), Barrier::new(3));
     let results = ranks(&nccl, 3, |rank, mut communicator| {
         if rank == 2 {
-            std::thread::sleep(Duration::from_millis(100));
+            waiting.wait();
             called_off.store(true, Ordering::Release);
             return (Ok(()), Ok(()));
         }
-        let mut tensor = numbers(0, 5);
-        let first = communicator.all_reduce(&mut tensor, &|| called_off.load(Ordering::Acquire));
+        let (mut tensor, told) = (numbers(0, 5), Once::new());
+        // What waits asks this.
+        let asked = || {
+            told.call_once(|| drop(waiting.wait()));
+            called_off.load(Ordering::Acquire)
+        };
+        let first = communicator.all_reduce(&mut tensor, &asked);
         (first, communicator.all_reduce(&mut tensor, &never))
     });
     let attempted = "a sum over replicas";

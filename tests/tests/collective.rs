@@ -14,16 +14,17 @@ use pipeline::replicas::Columns;
 use pipeline::task::{HandedOut, Outcome, Task};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::sync::{Arc, LazyLock};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{mpsc, Arc, LazyLock};
 use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 use tensor::nccl::Nccl;
-use tests::programs::Place;
+use tests::programs::{free_port, Place};
 use tests::{
     fake, find_replicas, left, one_process, put, step_request, train, Case, Fleet, Memory, Reach, Sockets, Steps,
     Training, STEPS,
 };
+use tokio::sync::Notify;
 use worker::StageCompute;
 
 static NCCL: LazyLock<Arc<Nccl>> = LazyLock::new(|| Nccl::load_for_host(&fake::library(&[])).unwrap());
@@ -154,12 +155,14 @@ fn a_boss_with_such_workers() {
 fn whoever_waits_for_a_worker_that_is_lost_comes_back_at_once() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let port = free_port();
-        let first = tokio::spawn(work(port, "0", false));
+        let port = port();
+        let (joined, waiting) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let first = Role::Waits { joined: joined.clone(), waiting: waiting.clone() };
+        let first = tokio::spawn(work(port, "0", first));
         let second = tokio::spawn(async move {
             // The second place is the second comer's.
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            work(port, "1", true).await;
+            joined.notified().await;
+            work(port, "1", Role::Dies { waiting }).await;
         });
         let mut boss = build(port, Collective::Auto).await;
         boss.distribute_model().await.unwrap();
@@ -182,8 +185,8 @@ fn it_is_chosen_by_itself_and_mended_by_itself() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let weights = |collective: Collective, gpus: [&'static str; 2], fails: bool| {
         runtime.block_on(async move {
-            let port = free_port();
-            gpus.into_iter().for_each(|gpu| drop(tokio::spawn(work(port, gpu, false))));
+            let port = port();
+            gpus.into_iter().for_each(|gpu| drop(tokio::spawn(work(port, gpu, Role::Works))));
             let mut boss = build(port, collective).await;
             boss.distribute_model().await.unwrap();
             boss.send_optimizer(Optimizer::sgd_momentum(0.1, 0.9)).await.unwrap();
@@ -215,8 +218,8 @@ fn it_is_chosen_by_itself_and_mended_by_itself() {
     assert_eq!(told.as_deref(), Some(why));
     same(&shared);
     let refused = runtime.block_on(async {
-        let port = free_port();
-        (0..2).for_each(|_| drop(tokio::spawn(work(port, "0", false))));
+        let port = port();
+        (0..2).for_each(|_| drop(tokio::spawn(work(port, "0", Role::Works))));
         let workers = Host::new(2).port(port).quiet().wait().await.unwrap();
         builder(Collective::Nccl).build(workers).err().unwrap().to_string()
     });
@@ -257,14 +260,27 @@ async fn build(port: u16, collective: Collective) -> BossMan {
     builder(collective).build(workers).unwrap()
 }
 
-fn free_port() -> u16 {
-    UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+fn port() -> u16 {
+    free_port().parse().unwrap()
 }
 
-/// A worker that says that it has a GPU, and sums with the stand-in. One that dies never comes to its third sum, for which
-/// others wait.
-async fn work(port: u16, gpu: &'static str, dies: bool) {
-    tokio::time::sleep(Duration::from_millis(100)).await;
+/// What becomes of a worker.
+#[derive(Clone)]
+enum Role {
+    Works,
+    /// Says when it has joined, and when it comes to its third sum.
+    Waits {
+        joined: Arc<Notify>,
+        waiting: Arc<Notify>,
+    },
+    /// Never comes to its third sum, and is cut off while the other waits for it there.
+    Dies {
+        waiting: Arc<Notify>,
+    },
+}
+
+/// A worker that says that it has a GPU, and sums with the stand-in.
+async fn work(port: u16, gpu: &'static str, role: Role) {
     let boss = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let told = NcclInfo { version: NCCL.version(), machine: "here".into(), gpu: gpu.into(), beyond_machine: false };
     let info = WorkerInfo {
@@ -286,17 +302,22 @@ async fn work(port: u16, gpu: &'static str, dies: bool) {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    let (dying, died) = tokio::sync::oneshot::channel();
+    if let Role::Waits { joined, .. } = &role {
+        joined.notify_one();
+    }
+    let (alive, dead) = mpsc::channel();
+    let its_role = role.clone();
     let compute = ComputeThread::interruptible(move |called_off| {
         tensor::threads::set_count(1);
         let compute = StageCompute::new(Device::Cpu).summing_with(Some(NCCL.clone()), called_off);
-        Dying { compute, sums: 0, dies: Some(dying).filter(|_| dies) }
+        Acting { compute, sums: 0, role: its_role, dead }
     });
-    let dead = async {
-        match died.await {
-            Ok(()) => tokio::time::sleep(Duration::from_millis(300)).await,
-            Err(_) => std::future::pending().await,
+    let dead = async move {
+        match role {
+            Role::Dies { waiting } => waiting.notified().await,
+            _ => std::future::pending().await,
         }
+        drop::<mpsc::Sender<()>>(alive);
     };
     tokio::select! {
         _ = link::serve(membership, &endpoint, &ticket, compute.unwrap(), None, link::Kept::default()) => {}
@@ -304,26 +325,29 @@ async fn work(port: u16, gpu: &'static str, dies: bool) {
     }
 }
 
-/// A compute thread that may stop at its third sum.
-struct Dying {
+/// A compute thread whose third sum is what its worker's role makes of it.
+struct Acting {
     compute: StageCompute,
     sums: u32,
-    dies: Option<tokio::sync::oneshot::Sender<()>>,
+    role: Role,
+    /// Has ended where its worker has.
+    dead: mpsc::Receiver<()>,
 }
 
-impl link::Compute for Dying {
+impl link::Compute for Acting {
     fn run(
         &mut self,
         task: Task<Payload>,
         hand_out: &mut dyn FnMut(HandedOut<Payload>),
     ) -> Result<Outcome<Payload>, Failure> {
         self.sums += u32::from(matches!(task, Task::AllReduce { .. }));
-        if self.sums == 3 {
-            if let Some(dies) = self.dies.take() {
-                dies.send(()).unwrap();
-                std::thread::sleep(Duration::from_millis(600));
+        match &self.role {
+            Role::Waits { waiting, .. } if self.sums == 3 => waiting.notify_one(),
+            Role::Dies { .. } if self.sums == 3 => {
+                self.dead.recv().unwrap_err();
                 return Err(Failure::new("it is dead"));
             }
+            _ => {}
         }
         self.compute.run(task, hand_out)
     }

@@ -8,7 +8,7 @@ use link::Identity;
 use std::path::Path;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use tests::programs::{free_port, send_signal, Ended, Place};
+use tests::programs::{free_port, send_signal, Ended, Listening, Place};
 
 /// Far more than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -75,6 +75,13 @@ impl Run {
         self.0.start("bossman", &all)
     }
 
+    /// A boss that waits for so many workers.
+    async fn boss(&self, workers: usize) -> (tests::programs::Process, Listening) {
+        let more = self.arguments();
+        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        self.0.boss(&self.0.file("run.yaml"), workers, &more).await
+    }
+
     /// The metrics without times, and the weights.
     fn left(&self) -> (Vec<String>, Vec<u8>) {
         let metrics = std::fs::read_to_string(self.0.file("metrics.jsonl")).unwrap();
@@ -122,9 +129,7 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
 async fn who_is_left_takes_over() {
     let quiet = Run::quiet("").await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}");
-    let more = run.arguments();
-    let more: Vec<&str> = more.iter().map(String::as_str).collect();
-    let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 3, &more).await;
+    let (mut boss, at) = run.boss(3).await;
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
     for (moment, victim, left) in [("checkpoint of", 1, 2), ("checkpoint of", 2, 1)] {
         boss.line(moment).await;
@@ -141,9 +146,7 @@ async fn workers_go_on_from_what_they_keep_for_each_other() {
     let quiet = Run::quiet("replicas: 1").await;
     for replicas in ["replicas: 1", "replicas: [1, 2]\nshard: optimizer", "replicas: [1, 2]\nshard: parameters"] {
         let run = Run::new(&format!("{replicas}\nredundancy: {{neighbour: 3}}"));
-        let more = run.arguments();
-        let more: Vec<&str> = more.iter().map(String::as_str).collect();
-        let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 3, &more).await;
+        let (mut boss, at) = run.boss(3).await;
         let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
         let mut spares = Vec::new();
         for victim in [1, 0] {
@@ -162,16 +165,16 @@ async fn workers_go_on_from_what_they_keep_for_each_other() {
 async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
     let quiet = Run::quiet("").await;
     let run = Run::new("checkpoint: {dir: c, every: 50}\nredundancy: {neighbour: 1}");
-    let more = run.arguments();
-    let more: Vec<&str> = more.iter().map(String::as_str).collect();
-    let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 2, &more).await;
+    let (mut boss, at) = run.boss(2).await;
     let workers: Vec<_> = (0..2).map(|_| run.0.worker(&at.port, &[])).collect();
     boss.line("checkpoint of").await;
     boss.signal("KILL");
     drop(boss.end().await);
     let file = run.0.file("run.yaml");
     let again = ["train", file.to_str().unwrap(), "--workers", "2", "--port", &at.port, "--resume"];
-    let boss = run.0.start("bossman", &[&again[..], &more].concat());
+    let more = run.arguments();
+    let again = again.into_iter().chain(more.iter().map(String::as_str));
+    let boss = run.0.start("bossman", &again.collect::<Vec<_>>());
     let ended = boss.end_within(PATIENCE).await.well();
     let line = said(&ended, "going on after step").first().map(|line| (*line).clone()).unwrap();
     assert!(line.ends_with("with the workers' copy of it"), "{line}");
@@ -194,9 +197,7 @@ async fn what_cannot_have_neighbours_is_told_so() {
 async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
     let quiet = Run::quiet("replicas: 1").await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nreplicas: [1, 2]");
-    let more = run.arguments();
-    let more: Vec<&str> = more.iter().map(String::as_str).collect();
-    let (mut boss, at) = run.0.boss(&run.0.file("run.yaml"), 3, &more).await;
+    let (mut boss, at) = run.boss(3).await;
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
     boss.line("checkpoint of").await;
     workers[0].signal("KILL");
