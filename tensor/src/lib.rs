@@ -21,6 +21,7 @@ pub mod nccl;
 pub mod optim;
 pub mod parts;
 pub mod payload;
+pub mod products;
 pub mod random;
 pub mod script;
 pub mod threads;

@@ -39,10 +39,7 @@ async fn a_worker_that_is_killed_ends_the_run_and_the_other_worker_waits_for_the
     let ended = boss.end().await;
     assert_within(killed, NOTICED, "the end");
     let line = ended.error_line();
-    assert!(
-        line.starts_with("bossman: worker 1") && line.contains(": lost (silent for more than 3 seconds)"),
-        "{line}"
-    );
+    assert!(line.starts_with("bossman: worker 1") && line.contains(": lost (silent for 3 seconds)"), "{line}");
     stays.line("waiting for the boss").await;
 }
 
@@ -109,6 +106,8 @@ async fn workers_that_take_no_direct_connections_are_relayed_to_the_same_weights
 /// Trains with two workers; asserts that nothing differs from one process, and gives the notices that
 /// the boss printed.
 async fn notices(flags: &[&str]) -> Vec<String> {
+    // As many as each worker has: on some processors two share even a small product in another way.
+    tensor::threads::set_count(1);
     let case = Case::skip();
     let run = by_hand(&case, 2, "microbatches: 5", flags).await;
     one_process(&case, 5).assert_same(&run.training, &"by hand");

@@ -2,7 +2,7 @@
 
 use super::layer::Node;
 use tch::Tensor;
-use tensor::{memory, TensorError};
+use tensor::{memory, products, TensorError};
 
 /// The sum over the microbatches so far, in the order of the calls. Its memory stays from step to step.
 #[derive(Debug, Default)]
@@ -98,7 +98,8 @@ impl Gradient {
         Ok(())
     }
 
-    /// Adds `leftᵀ · right`, without a temporary of its size.
+    /// Adds `leftᵀ · right`, without a temporary of its size where this processor's product
+    /// [adds last](tensor::products::add_last).
     ///
     /// That is to the bit the product and then the sum, as autograd does it, for inner dimensions up to 256; where they are
     /// longer libtorch's product adds in several rounds. Vectors and single rows have kernels of their own, which round
@@ -107,7 +108,7 @@ impl Gradient {
         let is_narrow = |tensor: &Tensor| tensor.size().contains(&1);
         let left_is_narrow = is_narrow(left);
         let left = left.f_tr()?;
-        if self.filled && (left_is_narrow || is_narrow(right)) {
+        if self.filled && (left_is_narrow || is_narrow(right) || !products::add_last(left.device())) {
             return self.add(left.f_mm(right)?);
         }
         match (&mut self.memory, self.filled) {
