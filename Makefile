@@ -34,8 +34,9 @@ bench: build ## Measure beside PyTorch and write docs/performance.md (half an ho
 	cargo build --release --package link --example transport_bench
 	"$$(python3 tools/pytorch.py)" bench/run.py
 
-chaos: build ## Kill, stop, cut off and slow down boss and workers 200 times, and compare all weights with a quiet run's (half an hour)
+chaos: build ## Kill, stop, cut off and slow down boss and workers 200 times, and compare all weights with quiet runs' (40 minutes)
 	cargo build --release -p bench --bin delay
+	target/release/bossman data fetch mnist --to examples/mnist-resnet/data
 	target/release/bossman data fetch sotu --to examples/gpt-sotu/data
 	python3 bench/chaos.py
 

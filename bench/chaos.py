@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """C: a run that is hard to kill. Faults strike its workers, its boss and its network, and its weights are those of a quiet run.
 
+    bossman data fetch mnist --to examples/mnist-resnet/data
     bossman data fetch sotu --to examples/gpt-sotu/data
-    bench/chaos.py --faults 200
+    bench/chaos.py
     bench/chaos.py --preset digits --only cut,loss --minutes 5 --seed 7
 
 Trains with checkpoints, with the release programs, each started by itself as on machines of their own, while faults that are
@@ -47,7 +48,14 @@ batch_size: 256
 microbatches: 4
 seed: 0
 """
-EVERY = {"digits": 20, "gpt": 3}  # steps between checkpoints
+EVERY = {"digits": 20, "mnist": 5, "gpt": 3}  # steps between checkpoints
+# An example's folder, its run file, and what of it lies there.
+EXAMPLES = {
+    "mnist": ("mnist-resnet", "run.yaml", ("mnist-resnet.yaml", "data/train-images-idx3-ubyte", "data/train-labels-idx1-ubyte")),
+    "gpt": ("gpt-sotu", "small.yaml", ("gpt-small.yaml", "data/sotu.txt")),
+}
+# Each run has an end of its own, long after that of the example's schedule; and no faults strike while it tests.
+LEFT_OUT = re.compile(r"(?m)^(steps|epochs|lr_schedule|  test): .*\n")
 
 
 def run_file(folder, name, preset, steps, more, checkpoints):
@@ -55,11 +63,11 @@ def run_file(folder, name, preset, steps, more, checkpoints):
     if preset == "digits":
         text = DIGITS.format(examples=CHECKOUT / "examples")
     else:
-        example = CHECKOUT / "examples" / "gpt-sotu"
-        text = (example / "small.yaml").read_text(encoding="utf-8")
-        for path in ("gpt-small.yaml", "data/sotu.txt"):
+        name_of_example, run, paths = EXAMPLES[preset]
+        example = CHECKOUT / "examples" / name_of_example
+        text = LEFT_OUT.sub("", (example / run).read_text(encoding="utf-8"))
+        for path in paths:
             text = text.replace(path, str(example / path))
-        text = re.sub(r"(?m)^steps: .*\n", "", text)
     text += f"steps: {steps}\n" + "".join(f"{line}\n" for line in more)
     text += f"checkpoint: {{dir: {folder}/checkpoints, every: {EVERY[preset]}, keep: 2}}\n" if checkpoints else ""
     path = folder / f"{name}.yaml"
@@ -153,11 +161,11 @@ def chaos(preset, asked, kinds):
 def options():
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=200, help="how many, for each preset")
+    parser.add_argument("--faults", type=int, default=100, help="how many, for each preset")
     parser.add_argument("--minutes", type=float, help="no new fault after so many minutes, for each preset")
     parser.add_argument("--steps", type=int, help="end after so many steps, faults or not")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--preset", choices=("digits", "gpt", "all"), default="all")
+    parser.add_argument("--preset", choices=(*EVERY, "all"), default="all", help="`all`: the two examples")
     parser.add_argument("--only", default="", help=f"some of {','.join(SECONDS)}")
     parser.add_argument("--two", type=float, default=0.2, help="share of strikes that are of two faults")
     parser.add_argument("--workers", type=int, default=2, help="as many as the boss asks for")
@@ -187,13 +195,15 @@ def main():
     asked = options()
     for how in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(how, lambda *_: sys.exit("bench/chaos.py: told to end"))
-    if asked.preset != "digits" and not (CHECKOUT / "examples" / "gpt-sotu" / "data" / "sotu.txt").exists():
-        sys.exit("bench/chaos.py: no text yet: bossman data fetch sotu --to examples/gpt-sotu/data")
+    presets = tuple(EXAMPLES) if asked.preset == "all" else (asked.preset,)
+    for name, _, paths in (EXAMPLES[preset] for preset in presets if preset in EXAMPLES):
+        if not all((CHECKOUT / "examples" / name / path).exists() for path in paths):
+            sys.exit(f"bench/chaos.py: examples/{name} has no data yet: see its README for `bossman data fetch`")
     try:
         kinds, wrong = kinds_of(asked), []
     except Problem as problem:
         sys.exit(f"bench/chaos.py: {problem}")
-    for preset in ("digits", "gpt") if asked.preset == "all" else (asked.preset,):
+    for preset in presets:
         try:
             wrong += [f"{preset}: {text}" for text in chaos(preset, asked, kinds)]
         except Problem as problem:

@@ -75,7 +75,7 @@ class Metrics(unittest.TestCase):
 
 
 class RunFile(unittest.TestCase):
-    def test_both_presets_say_how_long_and_where_checkpoints_are(self):
+    def test_all_presets_say_how_long_and_where_checkpoints_are(self):
         with tempfile.TemporaryDirectory() as folder:
             for preset in chaos.EVERY:
                 text = chaos.run_file(Path(folder), "run", preset, 77, ["replicas: 2"], True).read_text()
