@@ -3,11 +3,12 @@
 use crate::collective;
 use crate::gathered::Gathered;
 use crate::guards::{Guards, NonFinite, Watching};
-use crate::host::Workers;
+use crate::host::{Host, Workers};
 use crate::local::Processes;
 use crate::open_data::OpenData;
 use crate::output;
 use crate::pool::Pool;
+use crate::replay::Replay;
 use crate::scheduling::{LastStep, Scheduling};
 use crate::settings::Settings;
 use crate::under_way::UnderWay;
@@ -63,8 +64,14 @@ pub struct BossMan {
     pub(crate) quiet: bool,
     /// Replicas that sum gradients with NCCL have found each other.
     pub(crate) communicators: bool,
+    /// What waited for the workers, and would again.
+    pub(crate) host: Host,
+    /// What this was built by.
+    pub(crate) origin: Builder,
+    /// From what calls by hand are done again.
+    pub(crate) replay: Option<Replay>,
     /// Keeps local workers running.
-    _local: Processes,
+    pub(crate) local: Processes,
 }
 
 /// How a model is cut and trained; every setting has a default.
@@ -90,6 +97,7 @@ pub struct BossMan {
 /// boss.shutdown().await;
 /// # Ok(()) }
 /// ```
+#[derive(Clone)]
 pub struct Builder {
     model: Model,
     cuts: Cuts,
@@ -288,6 +296,17 @@ impl Builder {
         self
     }
 
+    /// The same with what was settled since.
+    pub(crate) fn settled(&self, model: Model, settings: Settings) -> Self {
+        Builder { model, settings, ..self.clone() }
+    }
+
+    /// A run file says what is to be done, where workers are lost, too.
+    pub(crate) fn of_run_file(mut self) -> Self {
+        self.settings.by_hand = false;
+        self
+    }
+
     /// Whether the model can be cut as asked for that many workers; to be known before waiting for them.
     ///
     /// # Errors
@@ -383,8 +402,9 @@ impl Builder {
         }
         collective::check(&self.settings)?;
         let asked = self.asked();
-        let Workers { lobby, local, runtime, count, quiet } = workers;
+        let Workers { lobby, local, runtime, count, quiet, host } = workers;
         let plan = self.plan(count)?;
+        let origin = self.clone();
         let Builder { model, cuts, seed, mut settings, .. } = self;
         if settings.loss_scale.is_some() || settings.guards.nonfinite == NonFinite::Skip {
             // Whether gradients overflowed is seen by their norm.
@@ -423,7 +443,10 @@ impl Builder {
             settings,
             quiet,
             communicators: false,
-            _local: local,
+            host,
+            origin,
+            replay: None,
+            local,
         };
         boss.choose_collective()?;
         Ok(boss)
@@ -457,6 +480,7 @@ impl BossMan {
             nccl: false,
             sharding: None,
             guards: Guards::default(),
+            by_hand: true,
         };
         Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: None, settings }
     }
@@ -466,6 +490,7 @@ impl BossMan {
     pub async fn distribute_model(&mut self) -> Result<(), BossManError> {
         self.under_way = UnderWay::default();
         self.gathered.clear();
+        self.lose_track();
         self.send_files().await?;
         self.open_data.forget_told();
         self.communicators = false;
@@ -499,6 +524,7 @@ impl BossMan {
         self.refuse_in_pool("send_optimizer")?;
         optimizer.check().map_err(BossManError::Usage)?;
         self.settings.lr_schedule.check().map_err(BossManError::Usage)?;
+        self.lose_track();
         self.call(Request::SetOptimizer(optimizer)).await?;
         self.optimizer = Some(optimizer);
         Ok(())

@@ -3,6 +3,7 @@
 use crate::boss::BossMan;
 use crate::inputs::Inputs;
 use crate::payload::{from_payload, to_payload};
+use crate::replay::Call;
 use crate::step::Learned;
 use crate::under_way::BatchId;
 use crate::BossManError;
@@ -48,12 +49,8 @@ impl BossMan {
     ) -> impl Future<Output = Result<Vec<Tensor>, BossManError>> + Send + 'a {
         let payloads = self.payloads(x, &variables);
         async move {
-            let payloads = payloads?;
-            if self.mode == Mode::Train {
-                self.forget_unnamed().await?;
-                self.under_way.unnamed = Some(self.batch + 1);
-            }
-            self.send_forward(payloads).await
+            let done = self.surely(Call::Forward { payloads: payloads?, unnamed: true }).await?;
+            Ok(done.outputs)
         }
     }
 
@@ -70,9 +67,8 @@ impl BossMan {
     ) -> impl Future<Output = Result<(BatchId, Vec<Tensor>), BossManError>> + Send + 'a {
         let payloads = self.payloads(x, &variables);
         async move {
-            let payloads = payloads?;
-            let outputs = self.send_forward(payloads).await?;
-            Ok((BatchId(self.batch), outputs))
+            let done = self.surely(Call::Forward { payloads: payloads?, unnamed: false }).await?;
+            Ok((BatchId(self.batch), done.outputs))
         }
     }
 
@@ -91,14 +87,8 @@ impl BossMan {
         &'a mut self,
         grads: &[Tensor],
     ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
-        let payloads = self.output_grads(grads);
-        async move {
-            let payloads = payloads?;
-            let batch = self.under_way.unnamed.ok_or_else(|| {
-                BossManError::Usage("backward without a forward in training mode; call forward() first".into())
-            })?;
-            self.send_backward(batch, payloads).await
-        }
+        let grads = self.output_grads(grads);
+        async move { self.surely(Call::Backward { batch: None, grads: grads? }).await.map(drop) }
     }
 
     /// As [`BossMan::backward_all`], for a batch of [`BossMan::forward_batch`].
@@ -112,8 +102,8 @@ impl BossMan {
         batch: BatchId,
         grads: &[Tensor],
     ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
-        let payloads = self.output_grads(grads);
-        async move { self.send_backward(batch.0, payloads?).await }
+        let grads = self.output_grads(grads);
+        async move { self.surely(Call::Backward { batch: Some(batch.0), grads: grads? }).await.map(drop) }
     }
 
     /// Frees what the workers keep of a batch whose backward pass will not come.
@@ -121,7 +111,7 @@ impl BossMan {
     /// # Errors
     /// A worker failed.
     pub async fn forget_batch(&mut self, batch: BatchId) -> Result<(), BossManError> {
-        self.forget(batch.0).await
+        self.surely(Call::Forget { batch: batch.0 }).await.map(drop)
     }
 
     /// Applies the gradients gathered since the last step on every worker, and clears them; also those of steps that
@@ -130,6 +120,33 @@ impl BossMan {
     /// # Errors
     /// No optimizer was sent, or a worker failed; gradients are no finite numbers ([`crate::Guards`]).
     pub async fn optim_step(&mut self) -> Result<(), BossManError> {
+        self.surely(Call::OptimStep).await.map(drop)
+    }
+
+    pub(crate) async fn carry_forward(
+        &mut self,
+        payloads: Vec<(u32, ValueId, Payload)>,
+        unnamed: bool,
+    ) -> Result<Vec<Tensor>, BossManError> {
+        if unnamed && self.mode == Mode::Train {
+            self.forget_unnamed().await?;
+            self.under_way.unnamed = Some(self.batch + 1);
+        }
+        self.send_forward(payloads).await
+    }
+
+    pub(crate) async fn carry_backward(
+        &mut self,
+        batch: Option<u64>,
+        grads: Vec<Option<Payload>>,
+    ) -> Result<(), BossManError> {
+        let batch = batch.or(self.under_way.unnamed).ok_or_else(|| {
+            BossManError::Usage("backward without a forward in training mode; call forward() first".into())
+        })?;
+        self.send_backward(batch, grads).await
+    }
+
+    pub(crate) async fn carry_update(&mut self) -> Result<(), BossManError> {
         let before = self.gathered;
         let scale = if before.steps == 0 { 1.0 } else { before.divisor / before.counted };
         let update = self.update(scale)?;
@@ -171,7 +188,7 @@ impl BossMan {
         }
     }
 
-    async fn forget(&mut self, batch: u64) -> Result<(), BossManError> {
+    pub(crate) async fn forget(&mut self, batch: u64) -> Result<(), BossManError> {
         self.under_way.remove(batch);
         self.call(Request::Discard { batch }).await.map(drop)
     }

@@ -103,7 +103,8 @@ impl RunFile {
             .precision(self.precision)
             .loss(self.loss.clone())
             .guards(self.guards)
-            .seed(self.seed);
+            .seed(self.seed)
+            .of_run_file();
         match self.clip_grad_norm {
             Some(max_norm) => builder.clip_grad_norm(max_norm),
             None => builder,

@@ -61,6 +61,8 @@ pub struct Workers {
     pub(crate) runtime: Runtime,
     pub(crate) count: usize,
     pub(crate) quiet: bool,
+    /// What waited for them, and where.
+    pub(crate) host: Host,
 }
 
 impl Workers {
@@ -188,6 +190,16 @@ impl Host {
         self.wait_for(Some(again)).await
     }
 
+    /// Whether it starts workers itself.
+    pub(crate) fn starts_workers(&self) -> bool {
+        self.local > 0
+    }
+
+    /// How many are left where one of so many is lost: local ones are started afresh.
+    pub(crate) fn left_of(&self, here: usize) -> usize {
+        self.local + here.saturating_sub(self.local).saturating_sub(1)
+    }
+
     async fn wait_for(self, again: Option<Again>) -> Result<Workers, BossManError> {
         if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
             let message = format!("{} workers with {} local ones make no run", self.workers, self.local);
@@ -300,7 +312,10 @@ impl Host {
                 }
             });
         }
-        Ok(Workers { lobby, local, runtime: Runtime::current(), count, quiet: self.quiet })
+        // Local workers alone are told any port; others come to the one that they know.
+        let port = if all_local && !self.open { self.port } else { Some(listening.port()) };
+        let quiet = self.quiet;
+        Ok(Workers { lobby, local, runtime: Runtime::current(), count, quiet, host: Host { port, ..self } })
     }
 
     /// Listens, once the port is free.

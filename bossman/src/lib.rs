@@ -76,6 +76,7 @@ mod recovery;
 mod redundancy;
 pub mod rename;
 mod replaced;
+mod replay;
 mod resume;
 pub mod run_file;
 mod sampling;

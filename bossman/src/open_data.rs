@@ -7,7 +7,7 @@ use pipeline::samples::{DataSpec, Samples};
 use std::collections::BTreeSet;
 
 /// What workers have been told of data sets.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct OpenData {
     specs: Vec<DataSpec>,
     /// So many of them all workers that take samples have open.

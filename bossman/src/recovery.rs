@@ -49,10 +49,11 @@ pub(crate) fn ended(error: BossManError, checkpoints: bool) -> BossManError {
 }
 
 impl Recovery {
-    /// Something failed at this moment. Whether the run may go on after it; what happened is told.
-    pub(crate) fn may_go_on(&mut self, error: &BossManError, at: Instant) -> bool {
+    /// Something failed at this moment, in a run with other workers or none. Whether it may go on after that; what happened is
+    /// told.
+    pub(crate) fn may_go_on(&mut self, error: &BossManError, at: Instant, others: bool) -> bool {
         let passes = match error {
-            BossManError::Worker(failure) => failure.passing,
+            BossManError::Worker(failure) => failure.passing || (failure.unfit && others),
             // One that had been started in the place of another.
             BossManError::LocalWorkers(_) => self.lost.is_some(),
             _ => false,
@@ -133,26 +134,29 @@ mod tests {
         let mut recovery = Recovery::default();
         let ended = BossManError::LocalWorkers("it ended".into());
         for other in [lost(false), BossManError::Usage("no".into()), BossManError::LocalWorkers("it ended".into())] {
-            assert!(!recovery.may_go_on(&other, now));
+            assert!(!recovery.may_go_on(&other, now, true));
         }
         recovery.done(4, &progress);
         for error in [lost(true), ended, lost(true)] {
-            assert!(recovery.may_go_on(&error, now));
+            assert!(recovery.may_go_on(&error, now, false));
             recovery.goes_on(1, 2, Some((2, "the checkpoint")));
             recovery.restored(&progress);
             // What had been done before is done again, and that is no progress.
             recovery.done(3, &progress);
             assert!(recovery.lost.is_some());
         }
-        assert!(!recovery.may_go_on(&lost(true), now));
+        assert!(!recovery.may_go_on(&lost(true), now, true));
         recovery.done(4, &progress);
-        assert!(recovery.lost.is_none() && !recovery.may_go_on(&lost(true), now));
+        assert!(recovery.lost.is_none() && !recovery.may_go_on(&lost(true), now, true));
         recovery.done(5, &progress);
-        assert!(recovery.may_go_on(&lost(true), now));
+        assert!(recovery.may_go_on(&lost(true), now, false));
         // Nothing has to be done again.
         recovery.goes_on(2, 2, Some((5, "the checkpoint")));
         recovery.restored(&progress);
         assert!(recovery.lost.is_none());
+        // Another worker may be fit for what one is not.
+        let unfit = BossManError::Worker(Failure { unfit: true, ..Failure::new("out of memory") });
+        assert!(!recovery.may_go_on(&unfit, now, false) && recovery.may_go_on(&unfit, now, true));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use pipeline::replicas::{BucketBytes, Collective, Columns, Compress, Replicas, S
 use pipeline::LossSpec;
 
 /// What a [`crate::Builder`] was told.
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) microbatches: u32,
     pub(crate) loss: Option<LossSpec>,
@@ -33,6 +34,8 @@ pub(crate) struct Settings {
     /// What replicas share out.
     pub(crate) sharding: Option<Sharding>,
     pub(crate) guards: Guards,
+    /// A program calls, and is told what it could call; no run file has said what is to be done.
+    pub(crate) by_hand: bool,
 }
 
 impl Settings {

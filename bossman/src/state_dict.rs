@@ -112,6 +112,7 @@ impl BossMan {
                 |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.put(payload));
             let tensors = payloads?.into_iter().map(hold).collect();
             self.loaded = true;
+            self.lose_track();
             self.call(Request::LoadState { tensors, optimizer: false }).await.map(drop)
         }
     }

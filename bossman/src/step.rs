@@ -5,6 +5,7 @@ use crate::counts::{counts, tokens};
 use crate::gathered::Gathered;
 use crate::inputs::Inputs;
 use crate::probing::first_bytes;
+use crate::replay::Call;
 use crate::scheduling::{LastStep, Work};
 use crate::settings::Settings;
 use crate::Batch;
@@ -68,28 +69,36 @@ impl BossMan {
         let data = self.noted(batch);
         let preparing = started.elapsed();
         async move {
-            let prepared = prepared?;
+            let prepared = Arc::new(prepared?);
             data?;
-            self.forget_unnamed().await?;
-            let work = Work { sizes: prepared.sizes.clone(), target_bytes: prepared.target_bytes };
-            self.choose_schedule(&work, prepared.microbatches).await?;
-            self.open_noted().await?;
-            let report = self.carry_out(prepared, preparing).await?;
+            let done = self.surely(Call::TrainStep { prepared, preparing }).await?;
+            let report =
+                done.report.ok_or_else(|| BossManError::Usage("the step has no report; please report it".into()))?;
             Ok(StepReport { time: started.elapsed(), ..report })
         }
+    }
+
+    pub(crate) async fn carry_step(
+        &mut self,
+        prepared: &Prepared,
+        preparing: Duration,
+    ) -> Result<StepReport, BossManError> {
+        self.forget_unnamed().await?;
+        self.choose_schedule(&prepared.work(), prepared.microbatches).await?;
+        self.open_noted().await?;
+        self.carry_out(prepared, preparing).await
     }
 
     /// Chooses the schedule, where it is left to us, as the first step with this batch would.
     pub(crate) async fn settle(&mut self, batch: &Batch) -> Result<(), BossManError> {
         let prepared = self.prepare(batch, self.settings.microbatches)?;
-        let work = Work { sizes: prepared.sizes, target_bytes: prepared.target_bytes };
-        self.choose_schedule(&work, prepared.microbatches).await
+        self.choose_schedule(&prepared.work(), prepared.microbatches).await
     }
 
-    async fn carry_out(&mut self, prepared: Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
+    async fn carry_out(&mut self, prepared: &Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
         let began = Instant::now();
-        let Prepared { samples, tokens, .. } = prepared;
-        let Attempt { schedule, answer, update, divisor, counted } = self.until_done(&prepared).await?;
+        let Prepared { samples, tokens, .. } = *prepared;
+        let Attempt { schedule, answer, update, divisor, counted } = self.until_done(prepared).await?;
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
         let skipped = update.is_some() && self.after_update(answer.grad_norm)?;
         let health = answer.health;
@@ -293,4 +302,11 @@ pub(crate) struct Prepared {
     pub(crate) target_bytes: Option<u64>,
     /// Where workers read both.
     pub(crate) samples_to_read: Option<Samples>,
+}
+
+impl Prepared {
+    /// A microbatch, as far as costs depend on it.
+    pub(crate) fn work(&self) -> Work {
+        Work { sizes: self.sizes.clone(), target_bytes: self.target_bytes }
+    }
 }

@@ -19,6 +19,8 @@ use crate::trace::Trace;
 use crate::translate::Translator;
 use crate::{BossMan, BossManError, Builder, Collective, Model, Redundancy, Replicas, StateDict};
 use crate::{StepReport, Timelines};
+use link::Handle;
+use pipeline::message::Failure;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -95,9 +97,11 @@ pub async fn run_with(
         if file.redundancy == Redundancy::None {
             return Err(recovery::ended(error, training.checkpoints.is_some()));
         }
-        if !recovery.may_go_on(&error, training.failed_at.take().unwrap_or_else(Instant::now)) {
+        let at = training.failed_at.take().unwrap_or_else(Instant::now);
+        if !recovery.may_go_on(&error, at, training.has_others()) {
             return Err(error);
         }
+        training.leave(&error);
     }
 }
 
@@ -127,6 +131,8 @@ struct Training<'a> {
     traced: Vec<(u64, Timelines)>,
     /// When a step failed.
     failed_at: Option<Instant>,
+    /// The workers' connections, until it is known how the run goes on.
+    handle: Option<Handle>,
     time: Duration,
 }
 
@@ -203,6 +209,7 @@ impl<'a> Training<'a> {
             weights,
             traced: Vec::new(),
             failed_at: None,
+            handle: None,
             time: Duration::ZERO,
         };
         training.builder().check(workers)?;
@@ -257,12 +264,24 @@ impl<'a> Training<'a> {
         let host = if fleet.local == self.workers { host } else { host.port(port) };
         let fits = (0..=self.workers).map(|workers| workers > 0 && self.builder().check(workers).is_ok());
         // Local ones are started afresh. Of the others one may be lost.
-        let others = self.here.saturating_sub(fleet.local);
-        let again = Again { left: fleet.local + others.saturating_sub(1), fits: fits.collect() };
+        let again = Again { left: host.left_of(self.here), fits: fits.collect() };
         let workers = host.wait_again(again).await?;
         recovery.here();
         (self.port, self.here) = (Some(workers.port()), workers.count);
         Ok(workers)
+    }
+
+    /// Whether there are workers beside one that fails, or another is started in its place.
+    fn has_others(&self) -> bool {
+        self.here > 1 || self.settings.fleet.local > 0
+    }
+
+    /// Closes what connections there are. A worker that is not fit for its part does not come again.
+    fn leave(&mut self, error: &BossManError) {
+        let Some(handle) = self.handle.take() else { return };
+        if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
+            handle.send_away(*worker, message);
+        }
     }
 
     /// Finds what the run goes on with, where workers were lost or the boss was.
@@ -298,6 +317,7 @@ impl<'a> Training<'a> {
         let at_first = if known { self.metrics()? } else { None };
         let workers = self.gather(recovery).await?;
         let mut boss = self.builder().build(workers)?;
+        self.handle = Some(boss.handle.clone());
         self.run.microbatches = boss.settings.microbatches;
         boss.distribute_model().await?;
         self.find(&mut boss, again, recovery).await?;

@@ -1,7 +1,7 @@
 //! Feeds the boss's session with what happens and carries out what it wants.
 
 use crate::clock::Clock;
-use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE};
+use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE, SENT_AWAY};
 use crate::door::{Arrival, Door, Knock};
 use crate::hello::{Hello, WorkerInfo};
 use crate::listening::Listening;
@@ -12,6 +12,7 @@ use pipeline::boss::{BossSession, Request, Setup};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Peer};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, Progress};
+use quinn::VarInt;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -42,7 +43,8 @@ enum Input {
     /// How the run stands, for this worker.
     Tell(WorkerId, Progress),
     /// Closes the connection to a worker.
-    Dismiss(WorkerId, String),
+    Dismiss(WorkerId, String, VarInt),
+    Leave,
     Stop(oneshot::Sender<()>),
 }
 
@@ -109,9 +111,19 @@ impl Handle {
         self.inputs.send(Input::Tell(worker, progress)).ok();
     }
 
-    /// Closes the connection to a worker, which is told why.
+    /// Closes the connection to a worker, which is told why and may come again.
     pub fn dismiss(&self, worker: WorkerId, reason: &str) {
-        self.inputs.send(Input::Dismiss(worker, reason.to_string())).ok();
+        self.inputs.send(Input::Dismiss(worker, reason.to_string(), BROKE_PROTOCOL)).ok();
+    }
+
+    /// The same, and the worker does not come again.
+    pub fn send_away(&self, worker: WorkerId, reason: &str) {
+        self.inputs.send(Input::Dismiss(worker, reason.to_string(), SENT_AWAY)).ok();
+    }
+
+    /// Closes all connections, as where the last clone of this is dropped.
+    pub fn leave(&self) {
+        self.inputs.send(Input::Leave).ok();
     }
 
     /// What whoever holds the ticket is shown who asks how the run stands; JSON.
@@ -200,13 +212,13 @@ impl Driver {
                         self.pool = Some(pool);
                     }
                     Some(Input::Tell(worker, progress)) => self.session.tell(worker, progress),
-                    Some(Input::Dismiss(worker, reason)) => self.hang_up(worker, &reason),
+                    Some(Input::Dismiss(worker, reason, code)) => self.hang_up(worker, &reason, code),
                     Some(Input::Stop(done)) => {
                         self.stop(&mut events).await;
                         done.send(()).ok();
                         break;
                     }
-                    None => {
+                    Some(Input::Leave) | None => {
                         for connection in &self.connections {
                             connection.close(DONE, "the boss left the run");
                         }
@@ -262,9 +274,9 @@ impl Driver {
         self.session.on_lost(self.clock.now(), worker, reason);
     }
 
-    fn hang_up(&mut self, worker: WorkerId, reason: &str) {
+    fn hang_up(&mut self, worker: WorkerId, reason: &str, code: VarInt) {
         if let Some(connection) = self.connections.get(worker.0 as usize) {
-            connection.close(BROKE_PROTOCOL, reason);
+            connection.close(code, reason);
         }
         self.lost(worker, reason);
     }
@@ -316,9 +328,9 @@ impl Driver {
                 Effect::Reply { request, result } => self.reply(request, result),
                 Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
                 Effect::Hangup { peer: Peer::Worker(worker), reason } => {
-                    self.hang_up(worker, &format!("it broke the protocol: it {reason}"));
+                    self.hang_up(worker, &format!("it broke the protocol: it {reason}"), BROKE_PROTOCOL);
                 }
-                Effect::Dismiss { worker, reason } => self.hang_up(worker, &reason),
+                Effect::Dismiss { worker, reason } => self.hang_up(worker, &reason, BROKE_PROTOCOL),
                 Effect::Notice(text) => (self.notice)(text),
                 // A boss computes nothing, dials nobody and has no boss.
                 Effect::Compute { .. }

@@ -1,13 +1,15 @@
 //! The compute thread: takes tasks in order and never waits on the network.
 
+use crate::hung::AtWork;
 use crate::interrupt::Interrupt;
 use crate::payload::Payload;
 use pipeline::ids::Ticket;
 use pipeline::message::Failure;
 use pipeline::task::{HandedOut, Outcome, Task};
+use std::future::Future;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc as results;
 
 /// What carries out tasks; the worker crate does it with libtorch.
@@ -35,6 +37,10 @@ pub(crate) struct Done {
     pub(crate) end: Instant,
 }
 
+/// Longer than any task of a device in order takes, unless [`ComputeThread::task_limit`] says otherwise: what NCCL's watchdog
+/// in PyTorch allows.
+const LONGEST_TASK: Duration = Duration::from_secs(600);
+
 /// A thread that ends when this is dropped, which waits for the task at work; that one waits for no other worker then.
 pub struct ComputeThread {
     /// Taken, and so closed, to end the thread.
@@ -42,6 +48,8 @@ pub struct ComputeThread {
     results: results::UnboundedReceiver<Report>,
     thread: Option<JoinHandle<()>>,
     interrupt: Interrupt,
+    at_work: AtWork,
+    limit: Duration,
 }
 
 impl ComputeThread {
@@ -54,25 +62,57 @@ impl ComputeThread {
     pub fn interruptible<C: Compute>(make: impl FnOnce(Interrupt) -> C + Send + 'static) -> std::io::Result<Self> {
         let interrupt = Interrupt::default();
         let given = interrupt.clone();
+        let at_work = AtWork::default();
+        let working = at_work.clone();
         let (tasks, todo) = std::sync::mpsc::channel::<(Ticket, Task<Payload>)>();
         let (done, results) = results::unbounded_channel();
         let thread = std::thread::Builder::new().name("compute".into()).spawn(move || {
             let mut compute = make(given);
             for (ticket, task) in todo {
                 let start = Instant::now();
+                // For others it may have to wait long, and they are watched themselves.
+                if !task.waits_for_others() {
+                    working.begins();
+                }
                 // A panic is a defect of ours; it must reach the boss as an error all the same.
                 // Where nobody listens any more, the thread ends below.
                 let mut hand_out = |handed| drop(done.send(Report::HandedOut(handed)));
                 let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut hand_out)));
-                let result =
-                    result.unwrap_or_else(|_| Err(Failure::new("the compute thread panicked; please report it")));
+                working.ends();
+                let panicked =
+                    || Failure { unfit: true, ..Failure::new("the compute thread panicked; please report it") };
+                let result = result.unwrap_or_else(|_| Err(panicked()));
                 let report = Report::Done(Done { ticket, result, start, end: Instant::now() });
                 if done.send(report).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(ComputeThread { tasks: Some(tasks), results, thread: Some(thread), interrupt })
+        let (tasks, thread, limit) = (Some(tasks), Some(thread), LONGEST_TASK);
+        Ok(ComputeThread { tasks, results, thread, interrupt, at_work, limit })
+    }
+
+    /// A task that takes longer shows that the device or its driver hangs, and ends the membership.
+    #[must_use]
+    pub fn task_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// How long a task may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Ends where a task takes longer.
+    pub(crate) fn hangs(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (at_work, limit) = (self.at_work.clone(), self.limit);
+        async move { at_work.stays(limit).await }
+    }
+
+    /// Leaves the thread behind: it is in a task that never ends.
+    pub(crate) fn abandon(&mut self) {
+        self.thread = None;
     }
 
     pub(crate) fn give(&self, ticket: Ticket, task: Task<Payload>) {

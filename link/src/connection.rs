@@ -18,7 +18,7 @@ use crate::word::Word;
 use bytes::Bytes;
 use pipeline::effect::Peer;
 use pipeline::frame::Envelope;
-use quinn::{RecvStream, SendStream, VarInt};
+use quinn::{ConnectionError, RecvStream, SendStream, VarInt};
 use shm::Address;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -32,25 +32,27 @@ const SMALL: usize = 8 << 10;
 /// Shared memory is agreed upon within this long or not used.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often is looked whether something has come, which should be as often as the other end says that it is there.
-const LOOK: Duration = KEEP_ALIVE;
-/// After so many looks in vain a connection is taken for dead: a little later than quinn does where nothing has stood still.
+/// How often is looked whether something has come: twice for each time that the other end says that it is there.
+const LOOK: Duration = Duration::from_millis(KEEP_ALIVE.as_millis() as u64 / 2);
+/// After so many looks in vain a connection is taken for dead.
 pub(crate) struct Silence(u32);
 
 impl Silence {
-    /// Of boss and worker.
-    pub(crate) const WITH_BOSS: Silence = Silence(8);
+    /// Of boss and worker: 2.75 to 3 seconds after the last word.
+    pub(crate) const WITH_BOSS: Silence = Silence(11);
     /// Longer, so that the boss is the first to miss a worker here, too.
-    pub(crate) const BETWEEN_WORKERS: Silence = Silence(12);
+    pub(crate) const BETWEEN_WORKERS: Silence = Silence(24);
 }
 
 /// Why a connection ended on which nothing came, or nothing went.
-const SILENT: &str = "silent for more than 3 seconds";
+const SILENT: &str = "silent for 3 seconds";
 const TAKES_NOTHING: &str = "it takes nothing of what it is sent";
 
 /// Close codes.
 pub(crate) const DONE: VarInt = VarInt::from_u32(0);
 pub(crate) const BROKE_PROTOCOL: VarInt = VarInt::from_u32(1);
+/// The boss does without this worker, which is not to come again.
+pub(crate) const SENT_AWAY: VarInt = VarInt::from_u32(2);
 
 /// What a connection reports to its driver.
 #[derive(Debug)]
@@ -70,6 +72,8 @@ pub(crate) enum Event {
         from: Peer,
         connection: usize,
         reason: String,
+        /// The other end wants no other connection in its place.
+        for_good: bool,
     },
 }
 
@@ -220,8 +224,9 @@ async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiv
 }
 
 /// Closes a connection on which nothing comes any more, or whose other end takes nothing. In silence quinn does so, too, but
-/// after three times as long as an answer may take, and that is long once a machine or a line has stood still. Looks are
-/// counted and not time, for this process may have stood still itself, with all that came meanwhile still to be read.
+/// later: it counts from what this end sent last, and waits three times as long as an answer may take, which is long once a
+/// machine or a line has stood still. Looks are counted and not time, for this process may have stood still itself, with all
+/// that came meanwhile still to be read.
 async fn end_in_silence(ends: Arc<Ends>, Silence(most): Silence) {
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -249,16 +254,19 @@ async fn end_in_silence(ends: Arc<Ends>, Silence(most): Silence) {
 async fn read(ends: Arc<Ends>, mut control: RecvStream, events: mpsc::Sender<Event>) {
     let (control_ends, control_events) = (ends.clone(), events.clone());
     tokio::spawn(async move { while forward(&control_ends, &mut control, &control_events).await {} });
-    let reason = loop {
+    let (reason, for_good) = loop {
         match ends.quic.accept_uni().await {
             Ok(mut stream) => {
                 let (ends, events) = (ends.clone(), events.clone());
                 tokio::spawn(async move { while forward(&ends, &mut stream, &events).await {} });
             }
-            Err(e) => break ends.ended.get().map_or_else(|| close_reason(&e), |reason| reason.to_string()),
+            Err(e) => {
+                let for_good = matches!(&e, ConnectionError::ApplicationClosed(close) if close.error_code == SENT_AWAY);
+                break (ends.ended.get().map_or_else(|| close_reason(&e), |reason| reason.to_string()), for_good);
+            }
         }
     };
-    let closed = Event::Closed { from: ends.peer, connection: ends.quic.stable_id(), reason };
+    let closed = Event::Closed { from: ends.peer, connection: ends.quic.stable_id(), reason, for_good };
     events.send(closed).await.ok();
 }
 
@@ -282,7 +290,8 @@ async fn forward(ends: &Ends, stream: &mut RecvStream, events: &mpsc::Sender<Eve
         Err(_) if ends.quic.close_reason().is_some() => false,
         Err(reason) => {
             let reason_here = format!("it broke the protocol: {reason}");
-            let closed = Event::Closed { from: ends.peer, connection: ends.quic.stable_id(), reason: reason_here };
+            let (from, connection) = (ends.peer, ends.quic.stable_id());
+            let closed = Event::Closed { from, connection, reason: reason_here, for_good: false };
             events.send(closed).await.ok();
             ends.quic.close(BROKE_PROTOCOL, reason.as_bytes());
             false
@@ -318,15 +327,13 @@ fn answer_memory(ends: &Ends, address: Address) {
 }
 
 /// Why a connection ended, in words.
-pub(crate) fn close_reason(e: &quinn::ConnectionError) -> String {
+pub(crate) fn close_reason(e: &ConnectionError) -> String {
     match e {
-        quinn::ConnectionError::ApplicationClosed(close) if close.reason.is_empty() => {
-            "it closed the connection".into()
-        }
-        quinn::ConnectionError::ApplicationClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
-        quinn::ConnectionError::TimedOut => SILENT.into(),
-        quinn::ConnectionError::LocallyClosed => "closed here".into(),
-        quinn::ConnectionError::Reset => "it was restarted".into(),
+        ConnectionError::ApplicationClosed(close) if close.reason.is_empty() => "it closed the connection".into(),
+        ConnectionError::ApplicationClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
+        ConnectionError::TimedOut => SILENT.into(),
+        ConnectionError::LocallyClosed => "closed here".into(),
+        ConnectionError::Reset => "it was restarted".into(),
         other => other.to_string(),
     }
 }

@@ -95,6 +95,21 @@ pub enum LinkError {
         /// What it did.
         reason: String,
     },
+    /// The boss does without this worker.
+    #[error("the boss sent this worker away ({reason})")]
+    SentAway {
+        /// Its words.
+        reason: String,
+    },
+    /// The compute thread is in a task that does not end.
+    #[error(
+        "one task has taken {seconds} s and is not done: the device or its driver seems to hang; where tasks may take that long, \
+         set --task-timeout"
+    )]
+    Hung {
+        /// For how long it has been at it.
+        seconds: u64,
+    },
     /// A connection that was up is gone.
     #[error("lost {peer} ({reason})")]
     Lost {

@@ -15,6 +15,7 @@ mod endpoint;
 mod ends;
 mod error;
 mod hello;
+mod hung;
 mod identity;
 mod interrupt;
 mod join;

@@ -121,7 +121,7 @@ impl Lobby {
                     Knock::TurnedAway { address, reason } => return LobbyEvent::TurnedAway { address, reason },
                 },
                 Some(event) = self.events.recv() => {
-                    if let Event::Closed { from: Peer::Worker(worker), connection, reason } = event {
+                    if let Event::Closed { from: Peer::Worker(worker), connection, reason, .. } = event {
                         let place = self.places.get_mut(worker.0 as usize);
                         // The place may have a new worker by now.
                         if let Some(place) = place.filter(|p| p.as_ref().is_some_and(|m| m.connection.id() == connection)) {

@@ -67,6 +67,8 @@ pub async fn serve(
         dials: dial_sender,
     };
     driver.session.on_measuring(Peer::Boss);
+    let hangs = driver.compute.hangs();
+    tokio::pin!(hangs);
     let result = loop {
         match driver.carry_out() {
             ControlFlow::Continue(()) => {}
@@ -91,6 +93,10 @@ pub async fn serve(
             Some(knock) = door.next() => driver.on_knock(knock),
             Some((peer, dialled)) = dials.recv() => driver.on_dialled(peer, dialled),
             () = driver.clock.at(deadline) => driver.session.on_timeout(driver.clock.now()),
+            () = &mut hangs => {
+                driver.compute.abandon();
+                break Err(LinkError::Hung { seconds: driver.compute.limit().as_secs() });
+            }
         }
     };
     let (code, reason) = match &result {
@@ -310,10 +316,13 @@ impl Driver {
                 self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
             }
             Event::Measured { from, report } => self.on_measured(from, report),
+            Event::Closed { from: Peer::Boss, reason, for_good: true, .. } => {
+                return ControlFlow::Break(LinkError::SentAway { reason });
+            }
             Event::Closed { from: Peer::Boss, reason, .. } => {
                 return ControlFlow::Break(LinkError::Lost { peer: "the boss".into(), reason });
             }
-            Event::Closed { from: Peer::Worker(peer), connection, reason } => {
+            Event::Closed { from: Peer::Worker(peer), connection, reason, .. } => {
                 // A newer connection to the same worker stays.
                 if self.peers.get(&peer).is_some_and(|c| c.id() == connection) {
                     self.peers.remove(&peer);

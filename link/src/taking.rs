@@ -6,7 +6,7 @@ use quinn::{SendStream, WriteError};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// After so many looks in which nothing was taken of what waits, a connection is of no use.
-const MOST: u32 = 20;
+const MOST: u32 = 40;
 
 /// What the writers of a connection tell those who look.
 #[derive(Default)]

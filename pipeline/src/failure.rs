@@ -23,6 +23,8 @@ pub struct Failure {
     pub message: String,
     /// A number is not finite that [must be](crate::watch::Finite).
     pub not_finite: bool,
+    /// The worker is at fault and not what it was given: it has too little memory, or has a defect. Another may do the same.
+    pub unfit: bool,
     /// The boss's session refused the request before any worker heard of it, so nothing has changed.
     #[serde(skip)]
     pub refused: bool,

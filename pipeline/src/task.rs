@@ -375,6 +375,11 @@ pub enum Outcome<T> {
 }
 
 impl<T> Task<T> {
+    /// Whether it goes on for as long as other workers have not come as far.
+    pub fn waits_for_others(&self) -> bool {
+        matches!(self, Task::AllReduce { .. } | Task::Communicate { .. })
+    }
+
     /// The same task over other tensors; the first that cannot be replaced ends it.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Task<U>, E> {
         Ok(match self {

@@ -54,6 +54,13 @@ impl TensorError {
         TensorError::Libtorch { attempted: attempted.into(), message: first_line(message).into() }
     }
 
+    /// Whether the device, or this machine, has no memory left for it. libtorch says so in words alone.
+    pub fn is_out_of_memory(&self) -> bool {
+        let says = |words: &str| matches!(self, TensorError::Libtorch { message, .. } if message.contains(words));
+        // On a GPU; on a CPU; on one under Windows.
+        says("out of memory") || says("can't allocate memory") || says("not enough memory")
+    }
+
     /// Arguments that do not belong together.
     pub fn invalid(attempted: impl Into<String>, problem: impl Into<String>) -> Self {
         TensorError::Invalid { attempted: attempted.into(), problem: problem.into() }
@@ -91,7 +98,15 @@ fn first_line(message: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Kind, Tensor};
+    use tch::{Device, Kind, Tensor};
+
+    #[test]
+    fn libtorch_says_where_memory_is_lacking() {
+        let much = Tensor::f_zeros([1 << 30, 1 << 20], (Kind::Float, Device::Cpu)).attempt("a large one").unwrap_err();
+        assert!(much.is_out_of_memory(), "{much}");
+        let wrong = Tensor::from(1).f_view([3]).attempt("a view").unwrap_err();
+        assert!(!wrong.is_out_of_memory(), "{wrong}");
+    }
 
     #[test]
     fn a_libtorch_error_is_one_line_without_a_backtrace() {

@@ -43,6 +43,10 @@ pub struct Options {
     /// End where the boss was lost and none is there for so many seconds [default: wait as long as it takes]
     #[arg(long, value_name = "SECONDS")]
     pub orphan_timeout: Option<u64>,
+    /// End where one task, as a layer's pass, takes longer than so many seconds: the device or its driver hangs. Others then
+    /// take this worker's place.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub task_timeout: u64,
     /// Run the TorchScript layers of the model, which are programs: they can read and write what this user can, so only
     /// for a boss whose user is trusted.
     #[arg(long)]

@@ -60,16 +60,20 @@ pub(crate) fn tied(tensors: &ByStage) -> Result<Outcome<Payload>, Failure> {
 }
 
 pub(crate) fn plain(e: TensorError) -> Failure {
-    Failure::new(e.to_string())
+    Failure { unfit: e.is_out_of_memory(), ..Failure::new(e.to_string()) }
 }
 
 pub(crate) fn explain(e: EngineError) -> Failure {
     match e {
         EngineError::Layer { layer, kind, source, .. } => {
-            Failure { layer: Some(format!("{layer} ({kind})")), ..Failure::new(source.to_string()) }
+            Failure { layer: Some(format!("{layer} ({kind})")), ..plain(source) }
         }
         EngineError::NotFinite { layer, kind, what } => {
             Failure { layer: Some(format!("{layer} ({kind})")), not_finite: true, ..Failure::new(what) }
+        }
+        EngineError::Tensor(source) => plain(source),
+        EngineError::Loss { ref source, .. } => {
+            Failure { unfit: source.is_out_of_memory(), ..Failure::new(e.to_string()) }
         }
         other => Failure::new(other.to_string()),
     }

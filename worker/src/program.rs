@@ -181,7 +181,7 @@ async fn work(
     });
     let compute = compute.context("cannot start the compute thread");
     let samples = Box::new(OwnSamples::below(options.data.clone()));
-    let compute = compute.map_err(Trouble::Fatal)?;
+    let compute = compute.map_err(Trouble::Fatal)?.task_limit(Duration::from_secs(options.task_timeout));
     let result = link::serve(membership, &endpoint, &ticket, compute, Some(samples), kept.clone()).await;
     // Lets the last words out; bounded, for the network may be gone.
     tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();

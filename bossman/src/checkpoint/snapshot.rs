@@ -162,16 +162,26 @@ impl BossMan {
     ///
     /// # Errors
     /// It is another model's or another optimizer's; all that differs in the weights is listed.
-    pub async fn restore(&mut self, state: &State) -> Result<(), BossManError> {
-        self.refuse_in_pool("restore")?;
+    pub fn restore<'a>(&'a mut self, state: &State) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
+        let (placed, counters) = (self.placed(state), state.counters);
+        async move {
+            self.refuse_in_pool("restore")?;
+            let placed = placed?;
+            self.lose_track();
+            let hold =
+                |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.put(payload));
+            let tensors = placed.into_iter().map(hold).collect();
+            self.loaded = true;
+            self.call(Request::LoadState { tensors, optimizer: true }).await?;
+            self.go_on_from(counters);
+            Ok(())
+        }
+    }
+
+    fn placed(&self, state: &State) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
         let mut tensors = self.place(&state.weights)?;
         tensors.extend(self.place_optimizer(&state.optimizer)?);
-        let hold = |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.put(payload));
-        let tensors = tensors.into_iter().map(hold).collect();
-        self.loaded = true;
-        self.call(Request::LoadState { tensors, optimizer: true }).await?;
-        self.go_on_from(state.counters);
-        Ok(())
+        Ok(tensors)
     }
 
     /// What the optimizer keeps goes to the stage that owns the parameter.

@@ -385,6 +385,7 @@ fn failure(random: &mut Random) -> Failure {
         step: maybe(random, Random::next),
         message: text(random),
         not_finite: random.chance(50),
+        unfit: random.chance(50),
         refused: false,
         updating: false,
         passing: false,

@@ -1,0 +1,316 @@
+//! How calls by hand are done again where workers are lost: from a state that the boss keeps, and a log of the calls since.
+//!
+//! What a call comes to depends on the state before it and on what it was given, and on no cut (law 1). So the same calls
+//! after the same state come to the same, to the bit, with whoever is left.
+
+use crate::boss::BossMan;
+use crate::checkpoint::State;
+use crate::host::Again;
+use crate::local::Processes;
+use crate::output;
+use crate::step::Prepared;
+use crate::{BossManError, StepReport};
+use layerspec::ValueId;
+use link::Payload;
+use pipeline::message::{Failure, Mode};
+use pipeline::LossSpec;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tch::Tensor;
+
+/// So many losses in a row end a call: what fails is then not the workers.
+const MOST_IN_VAIN: u32 = 3;
+/// So many calls are kept, with what they were given, until a state can be.
+const MOST_CALLS: usize = 1024;
+
+/// Why calls cannot be done again.
+const DROPPED: &str = "the future of a call was dropped before its end";
+const FAILED: &str = "a call failed, or weights or an optimizer were set";
+const TOO_MANY: &str = "in more than 1024 calls there was no moment without a batch or gradients under way";
+
+/// What a program does, where it is to go on.
+const ADVICE: &str = "build a BossMan on the workers that are left and call restore() with a State of checkpoint()";
+
+/// A call that workers carry out, with what it was given.
+#[derive(Clone)]
+pub(crate) enum Call {
+    /// One batch forward; whether it is that of [`BossMan::forward`], which has no name.
+    Forward { payloads: Vec<(u32, ValueId, Payload)>, unnamed: bool },
+    /// A batch backward: the one without a name, or this.
+    Backward { batch: Option<u64>, grads: Vec<Option<Payload>> },
+    /// No backward pass will come.
+    Forget { batch: u64 },
+    /// The optimizer's step.
+    OptimStep,
+    /// A whole step, and how long it took to prepare.
+    TrainStep { prepared: Arc<Prepared>, preparing: Duration },
+}
+
+/// What a call came to.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// Of a pass forward.
+    pub(crate) outputs: Vec<Tensor>,
+    /// Of a whole step.
+    pub(crate) report: Option<StepReport>,
+}
+
+/// A call that was done, and how things stood before it.
+struct Logged {
+    call: Call,
+    batch: u64,
+    mode: Mode,
+    loss: Option<LossSpec>,
+}
+
+/// What calls are done again from.
+pub(crate) struct Replay {
+    /// Updates between two states.
+    every: u64,
+    /// Behind a lock, for tensors are not for several threads at a time.
+    state: Mutex<State>,
+    /// Updates by then.
+    updates: u64,
+    log: Vec<Logged>,
+    /// Gradients wait for an update.
+    gradients: bool,
+    /// Why the calls since the state cannot be done again.
+    lost_track: Option<&'static str>,
+    /// So many workers there were at first.
+    workers: usize,
+}
+
+impl BossMan {
+    /// From now on, where workers are lost, a call waits for those that are left and for spares, and is done again with them:
+    /// results are those of a run in which nobody was lost, to the bit. It goes for [`BossMan::forward`] and
+    /// [`BossMan::backward`] and their like, [`BossMan::optim_step`] and [`BossMan::train_step`]; what only reads
+    /// ([`BossMan::state_dict`], say) fails, and succeeds after the next of these calls.
+    ///
+    /// After every so many updates the boss takes the whole state of training to itself, and between keeps what calls were
+    /// given. It does so where no batch waits for its backward pass. After 1024 calls without such a moment, after a call that
+    /// failed or whose future was dropped before its end, and after weights or an optimizer were set, it can do nothing again
+    /// until there is one; a loss is then an error that says so.
+    ///
+    /// ```no_run
+    /// # use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer};
+    /// # async fn f(model: Model, batches: Vec<Batch>) -> Result<(), BossManError> {
+    /// let mut boss = BossMan::builder(model).loss(Loss::MSELoss).build(Host::new(3).wait().await?)?;
+    /// boss.distribute_model().await?;
+    /// boss.send_optimizer(Optimizer::adam(1e-3)).await?;
+    /// boss.enable_recovery(10).await?;
+    /// for batch in &batches {
+    ///     boss.train_step(batch).await?; // a worker that is lost costs seconds
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// No optimizer was sent; a batch waits for its backward pass; gradients were gathered that no update has used yet; a pool,
+    /// which mends itself; a worker failed.
+    pub async fn enable_recovery(&mut self, every: u64) -> Result<(), BossManError> {
+        self.refuse_in_pool("enable_recovery")?;
+        if self.optimizer.is_none() || !self.under_way.batches.is_empty() {
+            let message =
+                "enable_recovery: call it once the optimizer is sent, and while no batch waits for its backward pass";
+            return Err(BossManError::Usage(message.into()));
+        }
+        let state = Mutex::new(self.checkpoint().await?);
+        let (every, workers) = (every.max(1), self.plan.workers());
+        let (updates, log) = (self.updates, Vec::new());
+        self.replay = Some(Replay { every, state, updates, log, gradients: false, lost_track: None, workers });
+        Ok(())
+    }
+
+    /// What a state does not hold has changed.
+    pub(crate) fn lose_track(&mut self) {
+        if let Some(replay) = &mut self.replay {
+            replay.lost_track = Some(FAILED);
+        }
+    }
+
+    /// Carries a call out; where workers are lost, and it was asked for, again with those that are left.
+    pub(crate) async fn surely(&mut self, call: Call) -> Result<Done, BossManError> {
+        for in_vain in 0.. {
+            let logged =
+                Logged { call: call.clone(), batch: self.batch, mode: self.mode, loss: self.settings.loss.clone() };
+            // Until it is known what became of it.
+            let before = self.replay.as_mut().map(|replay| replay.lost_track.replace(DROPPED));
+            let result = self.carry(call.clone()).await;
+            if let (Some(replay), Some(before)) = (&mut self.replay, before) {
+                replay.lost_track = before;
+            }
+            match result {
+                Ok(done) => {
+                    self.log(logged);
+                    self.keep_state().await?;
+                    return Ok(done);
+                }
+                Err(error) if in_vain < MOST_IN_VAIN && self.can_replay(&error) => {
+                    let stood = logged.batch;
+                    self.come_again(error, (&call, stood)).await?;
+                }
+                Err(error) => {
+                    let told = self.told(error);
+                    if !told.was_refused() && matches!(told, BossManError::Worker(_)) {
+                        self.lose_track();
+                    }
+                    return Err(told);
+                }
+            }
+        }
+        Ok(Done::default())
+    }
+
+    async fn carry(&mut self, call: Call) -> Result<Done, BossManError> {
+        let nothing = |()| Done::default();
+        match call {
+            Call::Forward { payloads, unnamed } => {
+                let outputs = self.carry_forward(payloads, unnamed).await?;
+                Ok(Done { outputs, report: None })
+            }
+            Call::Backward { batch, grads } => self.carry_backward(batch, grads).await.map(nothing),
+            Call::Forget { batch } => self.forget(batch).await.map(nothing),
+            Call::OptimStep => self.carry_update().await.map(nothing),
+            Call::TrainStep { prepared, preparing } => {
+                let report = self.carry_step(&prepared, preparing).await?;
+                Ok(Done { report: Some(report), ..Done::default() })
+            }
+        }
+    }
+
+    fn log(&mut self, logged: Logged) {
+        let gathers = self.gathered.steps > 0;
+        let Some(replay) = &mut self.replay else { return };
+        match &logged.call {
+            Call::Forward { .. } if logged.mode == Mode::Eval => return,
+            Call::Forward { .. } | Call::Forget { .. } => {}
+            Call::Backward { .. } => replay.gradients = true,
+            Call::OptimStep => replay.gradients = false,
+            Call::TrainStep { .. } => replay.gradients = gathers,
+        }
+        replay.log.push(logged);
+        if replay.log.len() > MOST_CALLS {
+            replay.log.clear();
+            replay.lost_track = Some(TOO_MANY);
+        }
+    }
+
+    /// Takes the state to the boss, where it is time and can be.
+    async fn keep_state(&mut self) -> Result<(), BossManError> {
+        let Some(replay) = &self.replay else { return Ok(()) };
+        let due = self.updates.saturating_sub(replay.updates) >= replay.every;
+        let still = !replay.gradients && self.gathered.steps == 0 && self.under_way.batches.is_empty();
+        if !still || !(due || replay.lost_track.is_some()) {
+            return Ok(());
+        }
+        let state = match self.checkpoint().await {
+            Ok(state) => state,
+            // The next call finds out, and what is kept is good enough until then.
+            Err(BossManError::Worker(failure)) if failure.passing => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if let Some(replay) = &mut self.replay {
+            (replay.updates, replay.lost_track) = (state.counters.updates, None);
+            replay.state = Mutex::new(state);
+            replay.log.clear();
+        }
+        Ok(())
+    }
+
+    fn can_replay(&self, error: &BossManError) -> bool {
+        let BossManError::Worker(failure) = error else { return false };
+        let others = self.plan.workers() > 1 || self.host.starts_workers();
+        let passes = failure.passing || (failure.unfit && others);
+        passes && self.replay.as_ref().is_some_and(|replay| replay.lost_track.is_none())
+    }
+
+    /// The error of a call that is not done again, with what to call.
+    fn told(&self, error: BossManError) -> BossManError {
+        match error {
+            BossManError::Worker(failure) if failure.passing && self.settings.by_hand => {
+                let why = match self.replay.as_ref().map(|replay| replay.lost_track) {
+                    None => "enable_recovery() has calls done again by themselves; else".to_string(),
+                    Some(None) => "workers were lost again and again;".to_string(),
+                    Some(Some(why)) => format!("the calls since the last state cannot be done again, for {why};"),
+                };
+                BossManError::Worker(Failure { message: format!("{}; {why} {ADVICE}", failure.message), ..failure })
+            }
+            other => other,
+        }
+    }
+
+    /// Goes on with who is left, where it stood before this call.
+    async fn come_again(&mut self, error: BossManError, call: (&Call, u64)) -> Result<(), BossManError> {
+        let began = Instant::now();
+        let mut error = error;
+        for _ in 0..MOST_IN_VAIN {
+            let Some(replay) = self.replay.take() else { return Err(error) };
+            if !self.quiet {
+                output::warn(&format!("warning: workers were lost, with {} updates done: {error}", self.updates));
+            }
+            let again = self.rebuilt(&replay, &error, call).await;
+            let quiet = self.quiet;
+            let result = again.map(|again| *self = again);
+            let (updates, calls) = (replay.updates, replay.log.len());
+            let here = self.plan.workers();
+            let at_first = replay.workers;
+            self.replay = Some(replay);
+            match result {
+                Ok(()) => {
+                    if !quiet {
+                        output::warn(&format!(
+                            "recovery: going on with {here} of {at_first} workers, from the state after {updates} updates; \
+                             {calls} calls were done again; {:.2} s lost",
+                            began.elapsed().as_secs_f64()
+                        ));
+                    }
+                    return Ok(());
+                }
+                Err(again) if matches!(&again, BossManError::Worker(failure) if failure.passing || failure.unfit) => {
+                    error = again;
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Err(error)
+    }
+
+    /// The same on the workers that are left.
+    async fn rebuilt(
+        &mut self,
+        replay: &Replay,
+        error: &BossManError,
+        (call, batch): (&Call, u64),
+    ) -> Result<BossMan, BossManError> {
+        if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
+            self.handle.send_away(*worker, message);
+        }
+        self.handle.leave();
+        let (optimizer, here) = (self.optimizer, self.plan.workers());
+        let builder = self.origin.settled(self.model.clone(), self.settings.clone());
+        let fits = (0..=replay.workers).map(|workers| workers > 0 && builder.check(workers).is_ok());
+        let again = Again { left: self.host.left_of(here), fits: fits.collect() };
+        self.local = Processes::default();
+        let mut boss = builder.build(self.host.clone().wait_again(again).await?)?;
+        (boss.mode, boss.open_data) = (self.mode, self.open_data.clone());
+        boss.distribute_model().await?;
+        if let Some(optimizer) = optimizer {
+            boss.send_optimizer(optimizer).await?;
+        }
+        // Stages find their places before they get what they go on with.
+        let steps = replay.log.iter().map(|logged| &logged.call).chain([call]);
+        if let Some(Call::TrainStep { prepared, .. }) = steps.rev().find(|call| matches!(call, Call::TrainStep { .. }))
+        {
+            boss.choose_schedule(&prepared.work(), prepared.microbatches).await?;
+        }
+        let restored = boss.restore(&replay.state.lock().unwrap_or_else(PoisonError::into_inner));
+        restored.await?;
+        let loss = boss.settings.loss.take();
+        for logged in &replay.log {
+            (boss.batch, boss.mode, boss.settings.loss) = (logged.batch, logged.mode, logged.loss.clone());
+            boss.carry(logged.call.clone()).await?;
+        }
+        (boss.batch, boss.mode, boss.settings.loss) = (batch, self.mode, loss);
+        Ok(boss)
+    }
+}

@@ -1,0 +1,67 @@
+//! Whether a task never ends: a device or a driver that hangs does not say so.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::MissedTickBehavior;
+
+/// So many looks at one and the same task make the time that it may take. Looks are counted and not time, for this process may
+/// have stood still itself.
+const LOOKS: u32 = 20;
+
+/// What the compute thread tells who watches it: a number that grows where a task begins, and where it ends. It is odd between.
+#[derive(Clone, Default)]
+pub(crate) struct AtWork(Arc<AtomicU64>);
+
+impl AtWork {
+    pub(crate) fn begins(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A task has ended, whether it was told that it began or not.
+    pub(crate) fn ends(&self) {
+        if self.is_at_work(self.0.load(Ordering::Relaxed)) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn is_at_work(&self, number: u64) -> bool {
+        !number.is_multiple_of(2)
+    }
+
+    /// Returns where one task has been at work for so long.
+    pub(crate) async fn stays(&self, limit: Duration) {
+        let mut looks = tokio::time::interval((limit / LOOKS).max(Duration::from_millis(1)));
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut seen, mut in_vain) = (0, 0);
+        while in_vain < LOOKS {
+            looks.tick().await;
+            let now = self.0.load(Ordering::Relaxed);
+            in_vain = if now == seen && self.is_at_work(now) { in_vain + 1 } else { 0 };
+            seen = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_task_that_never_ends_is_found_and_many_short_ones_are_not() {
+        let (at_work, limit) = (AtWork::default(), Duration::from_millis(100));
+        assert!(timeout(2 * limit, at_work.stays(limit)).await.is_err(), "there is no task");
+        for _ in 0..3 {
+            at_work.begins();
+            assert!(timeout(limit * 9 / 10, at_work.stays(limit)).await.is_err());
+            at_work.ends();
+            at_work.ends();
+        }
+        at_work.begins();
+        let begun = Instant::now();
+        timeout(Duration::from_secs(60), at_work.stays(limit)).await.unwrap();
+        assert!(begun.elapsed() >= limit * 9 / 10);
+    }
+}
