@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
 
+pub mod address;
 mod case;
 pub mod cuts;
 #[allow(unreachable_pub, reason = "other tests use it, too")]

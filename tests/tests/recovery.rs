@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
+use tests::address::Address;
 use tests::programs::{free_port, send_signal, Ended, Listening, Place};
 use worker::StageCompute;
 
@@ -125,9 +126,10 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
     let ended = boss.end_within(PATIENCE).await.well();
     assert_same(&run.left(), &quiet);
     assert_eq!(said(&ended, "recovery: going on with 3 of 3 workers").len(), 3);
-    assert_eq!(said(&ended, "signal: 9").len(), 2, "{:?}", ended.errors);
+    // A checkpoint that was due may have been missed, too, and tells why.
     let lost = said(&ended, "workers were lost");
-    assert_eq!(lost.iter().filter(|line| line.contains("silent for 3 seconds")).count(), 1, "{lost:?}");
+    let of = |reason: &str| lost.iter().filter(|line| line.contains(reason)).count();
+    assert_eq!((of("signal: 9"), of("silent for 3 seconds")), (2, 1), "{lost:?}");
 }
 
 #[tokio::test]
@@ -187,6 +189,37 @@ async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
         worker.end().await.well();
     }
     assert_same(&run.left(), &quiet);
+}
+
+/// The first stands still, as on a machine that was put to sleep; who takes over has its address. When the first goes on, it
+/// finds nobody, and the run is the second's.
+#[tokio::test]
+async fn of_two_bosses_one_commands() {
+    let quiet = Run::quiet("").await;
+    let run = Run::new("checkpoint: {dir: c, every: 10, keep: 3}");
+    let (mut first, at) = run.boss(2).await;
+    let address = Address::of(&at.port).await;
+    let workers: Vec<_> = (0..2).map(|_| run.0.worker(&address.port, &["--relay"])).collect();
+    first.line("checkpoint of").await;
+    first.signal("STOP");
+    let file = run.0.file("run.yaml");
+    let again = ["train", file.to_str().unwrap(), "--workers", "2", "--port", "0", "--resume"];
+    let more = run.arguments();
+    let mut second =
+        run.0.start("bossman", &again.into_iter().chain(more.iter().map(String::as_str)).collect::<Vec<_>>());
+    let line = second.line("MODEL_PORT=").await;
+    address.goes_to(line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT=")).unwrap());
+    second.line("going on after step").await;
+    first.signal("CONT");
+    first.line("workers were lost").await;
+    second.end_within(PATIENCE).await.well();
+    for worker in workers {
+        worker.end().await.well();
+    }
+    assert_same(&run.left(), &quiet);
+    first.signal("KILL");
+    let said_first = first.end().await;
+    assert!(said(&said_first, "recovery: going on").is_empty(), "{:?}", said_first.errors);
 }
 
 #[tokio::test]

@@ -1,0 +1,57 @@
+//! An address that goes over from one boss to another, as a machine's name does.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Arc;
+use tokio::net::UdpSocket;
+
+/// The largest packet, and more.
+const PACKET: usize = 1 << 16;
+
+/// Carries packets of each worker to the boss that has the address, and to the worker what any boss sends back.
+pub struct Address {
+    /// Where workers send to.
+    pub port: String,
+    boss: Arc<AtomicU16>,
+}
+
+impl Address {
+    /// Of the boss on this port.
+    pub async fn of(boss: &str) -> Self {
+        let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+        let port = socket.local_addr().unwrap().port().to_string();
+        let address = Address { port, boss: Arc::default() };
+        address.goes_to(boss);
+        tokio::spawn(carry(socket, address.boss.clone()));
+        address
+    }
+
+    /// From now on it is that of the boss on this port.
+    pub fn goes_to(&self, boss: &str) {
+        self.boss.store(boss.parse().unwrap(), Ordering::Relaxed);
+    }
+}
+
+async fn carry(socket: Arc<UdpSocket>, boss: Arc<AtomicU16>) {
+    let mut ways: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
+    let mut packet = vec![0; PACKET];
+    loop {
+        let Ok((bytes, worker)) = socket.recv_from(&mut packet).await else { continue };
+        if !ways.contains_key(&worker) {
+            let way = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+            tokio::spawn(carry_back(way.clone(), socket.clone(), worker));
+            ways.insert(worker, way);
+        }
+        ways[&worker].send_to(&packet[..bytes], (Ipv4Addr::LOCALHOST, boss.load(Ordering::Relaxed))).await.ok();
+    }
+}
+
+async fn carry_back(way: Arc<UdpSocket>, socket: Arc<UdpSocket>, worker: SocketAddr) {
+    let mut packet = vec![0; PACKET];
+    loop {
+        if let Ok((bytes, _)) = way.recv_from(&mut packet).await {
+            socket.send_to(&packet[..bytes], worker).await.ok();
+        }
+    }
+}
