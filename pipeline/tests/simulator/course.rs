@@ -7,7 +7,7 @@ use crate::random::Random;
 use crate::seeds::Log;
 use crate::strikes::{Strikes, Struck};
 use crate::world::Kept;
-use crate::{models, user, Setting};
+use crate::{user, Setting};
 use layerspec::LayerGraph;
 
 /// No run here has as many.
@@ -34,8 +34,7 @@ pub struct Membership {
 }
 
 impl Course {
-    pub fn new(model: &str, ways: Vec<Setting>, (every, keeps): (u64, Option<u64>), steps: u64) -> Self {
-        let graph = models::model(model);
+    pub fn new(graph: LayerGraph, ways: Vec<Setting>, (every, keeps): (u64, Option<u64>), steps: u64) -> Self {
         let reference = Reference::new(&graph, &ways[0], Some(7), steps);
         Course { graph, ways, reference, conditions: Conditions::CALM, every, keeps, seed: 5 }
     }

@@ -7,7 +7,7 @@ use crate::network::Conditions;
 use crate::random::Random;
 use crate::seeds::{each, Log};
 use crate::strikes::{Mishap, Strike, Strikes};
-use crate::Setting;
+use crate::{models, Setting};
 use pipeline::ids::WorkerId;
 use pipeline::replicas::Sharding;
 use pipeline::ScheduleKind;
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 /// Three stages one after the other.
 fn pipeline() -> Course {
     let way = |cuts: &[&str]| Setting::plain(cuts, ScheduleKind::OneFOneB, 2);
-    Course::new("skip", vec![way(&["2", "4"]), way(&["4"]), way(&[])], (2, Some(1)), 3)
+    Course::new(models::model("skip"), vec![way(&["2", "4"]), way(&["4"]), way(&[])], (2, Some(1)), 3)
 }
 
 /// Two stages, the first of which two workers have.
@@ -26,7 +26,7 @@ fn replicas(sharding: Option<Sharding>) -> Course {
         (way.replicas, way.max_norm, way.sharding) = (replicas.to_vec(), Some(500.0), sharding);
         way
     };
-    Course::new("skip", vec![way(&["2"], &[2, 1]), way(&[], &[2]), way(&[], &[1])], (2, Some(1)), 3)
+    Course::new(models::model("skip"), vec![way(&["2"], &[2, 1]), way(&[], &[2]), way(&[], &[1])], (2, Some(1)), 3)
 }
 
 fn courses() -> Vec<Course> {
@@ -45,7 +45,6 @@ fn groups(workers: u16) -> Vec<BTreeSet<WorkerId>> {
 fn sweep(course: &Course, strikes: impl Fn(u64) -> Vec<Vec<Strikes>>, mut came: impl FnMut(&[Membership])) {
     let quiet = course.play(&[], Log::default());
     assert_eq!(quiet.len(), 1);
-    eprintln!("{} events, {} frames", quiet[0].events, quiet[0].frames);
     let (events, mut struck) = (quiet[0].events, 0);
     for event in 1..=events {
         for strikes in strikes(event) {

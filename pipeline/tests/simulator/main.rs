@@ -19,11 +19,13 @@ mod links;
 mod loading;
 mod lost;
 mod math;
+mod mixed;
 mod models;
 mod network;
 mod oracle;
 mod params;
 mod pool;
+mod pool_struck;
 mod predicted;
 #[path = "../support/random.rs"]
 mod random;

@@ -46,7 +46,7 @@ fn shuffle<T>(random: &mut Random, all: &mut [T]) {
 }
 
 /// Another way to run the same on as many workers or fewer.
-fn another(random: &mut Random, graph: &LayerGraph, run: &Setting, workers: usize) -> Setting {
+pub fn another(random: &mut Random, graph: &LayerGraph, run: &Setting, workers: usize) -> Setting {
     loop {
         let drawn = Setting::random(random, graph);
         if drawn.workers() <= workers && (run.tree || !drawn.tree) {

@@ -27,6 +27,16 @@ pub enum Strike {
 }
 
 impl Strike {
+    /// The same where there are so many workers.
+    pub fn among(self, workers: u16) -> Self {
+        let here = |far: BTreeSet<WorkerId>| far.into_iter().filter(|worker| worker.0 < workers).collect();
+        match self {
+            Strike::Hold(far, time) => Strike::Hold(here(far), time),
+            Strike::Split(far) => Strike::Split(here(far)),
+            other => other,
+        }
+    }
+
     /// Whether the run cannot go on as it is.
     pub fn costs(&self) -> bool {
         !matches!(self, Strike::Pause(..) | Strike::Hold(..))
@@ -69,8 +79,8 @@ pub struct Struck {
     pub mishaps: Vec<Mishap>,
     /// The boss's process is gone.
     pub boss_killed: bool,
-    /// How many processes are gone.
-    pub killed: usize,
+    /// Workers that the boss knows to be lost.
+    pub given_up: BTreeSet<WorkerId>,
 }
 
 impl Struck {

@@ -65,7 +65,8 @@ impl World {
     pub(super) fn strike(&mut self) {
         self.struck.mishaps.append(&mut self.network.befell);
         let Some(strike) = self.strikes.remove(&self.events) else { return };
-        let now = self.now();
+        let (now, workers) = (self.now(), self.workers.len() as u16);
+        let strike = strike.among(workers);
         let there =
             |worker: &WorkerId| self.workers.get(usize::from(worker.0)).is_some_and(|w| w.alive && w.asleep <= now);
         let strikes = match &strike {
@@ -80,7 +81,6 @@ impl World {
         match strike.clone() {
             Strike::Kill(worker) => {
                 self.workers[worker.0 as usize].asleep = 0;
-                self.struck.killed += 1;
                 self.vanish(worker);
             }
             Strike::Pause(worker, time) => {
@@ -90,7 +90,7 @@ impl World {
             Strike::Silence(worker) => self.fall_silent(worker),
             Strike::Hold(far, time) => self.network.hold(far, now + time),
             Strike::Split(far) => {
-                self.network.split(&far, self.workers.len() as u16);
+                self.network.split(&far, workers);
                 far.iter().for_each(|worker| self.workers[worker.0 as usize].far = true);
             }
             Strike::KillBoss => {
@@ -111,10 +111,13 @@ impl World {
         }
     }
 
-    /// A worker closes a connection to one that broke the protocol, which here comes of a frame that was sent twice alone.
+    /// A worker closes a connection to one that broke the protocol. Here that comes of a frame that was sent twice, or of one
+    /// that was given up and goes on.
     pub(super) fn hang_up(&mut self, id: WorkerId, peer: Peer, reason: &str) {
         self.struck.mishaps.append(&mut self.network.befell);
-        assert!(self.struck.repeats(), "{id} hangs up on {peer}: {reason}");
+        let given_up = |peer| matches!(peer, Peer::Worker(worker) if self.struck.given_up.contains(&worker));
+        let is_due = self.struck.repeats() || given_up(peer) || given_up(Peer::Worker(id));
+        assert!(is_due, "{id} hangs up on {peer}: {reason}");
         self.log.note(|| format!("{:>9} {id} hangs up on {peer}: {reason}", self.now()));
         match peer {
             Peer::Boss => self.leave(id),

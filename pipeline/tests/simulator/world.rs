@@ -274,6 +274,7 @@ impl World {
             Event::Lost(_) if self.struck.boss_killed => {}
             Event::Lost(worker) => {
                 self.log.note(|| format!("{:>9} boss: {worker} is lost", now.0));
+                self.struck.given_up.insert(worker);
                 match &mut self.churn {
                     Some(churn) => churn.gone.push(worker),
                     None => {
