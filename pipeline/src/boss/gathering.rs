@@ -188,8 +188,9 @@ impl Gathering {
                 self.answer.health = LayerHealth::together(all.into_iter().chain(layers));
             }
             Head::Norms { squares, losses, .. } => {
+                let norm = self.norms(from, squares)?;
                 self.answer.losses.extend(losses);
-                return self.norms(from, squares);
+                return Ok(norm);
             }
             _ => return Err("sent what only the boss may send".into()),
         }

@@ -7,6 +7,7 @@ use crate::effect::{Effect, Micros, Peer, Residuals};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Assignment, Command, Head, PeerAddress};
 use crate::task::Task;
+use std::collections::BTreeMap;
 
 /// More commands than this do not wait for the one at work.
 const MOST_WAITING: usize = 32;
@@ -23,6 +24,11 @@ impl StageSession {
     /// A command arrived. It waits where the last one is not carried out: a follower is told what the others do while it
     /// still takes its state.
     pub(super) fn on_command(&mut self, now: Micros, id: u64, body: Command) {
+        // Carried out again it would wait for what has come before, or undo what has been done since.
+        if id <= self.told {
+            return self.refuse(Peer::Boss, Vec::new(), "sent a command twice, or out of order".into());
+        }
+        self.told = id;
         if self.job.is_none() {
             return self.command(now, id, body);
         }
@@ -57,6 +63,13 @@ impl StageSession {
 
     fn command(&mut self, now: Micros, id: u64, body: Command) {
         self.received = now;
+        // Nobody is at a later round before this worker has answered.
+        let batch = match &body {
+            Command::Run(round) => Some(round.batch),
+            _ => None,
+        };
+        let strays = self.inbox.keep_only(batch);
+        self.drop_slots(strays);
         match body {
             Command::Assign(assignment) => self.assign(now, id, *assignment),
             Command::Regroup(regroup) => self.regroup(now, id, *regroup),
@@ -191,6 +204,13 @@ impl StageSession {
             self.waiting.remove(place);
             return self.tell_boss(Head::Aborted { id, stepped: false });
         }
+        if let Some(Job::Abort { id: cleared }) = self.job {
+            // It is told once, when that is done; of another command nothing is left.
+            if cleared != id {
+                self.tell_boss(Head::Aborted { id, stepped: self.stepped == Some(id) });
+            }
+            return;
+        }
         if self.job.as_ref().and_then(Job::id).is_some_and(|at_work| at_work != id) {
             let stepped = self.stepped == Some(id);
             return self.tell_boss(Head::Aborted { id, stepped });
@@ -205,8 +225,20 @@ impl StageSession {
         self.interrupt();
         // The compute thread works in order: when this is done, all that was given to it before is.
         self.answered = self.answered.max(id);
-        self.job = Some(Job::Abort);
+        self.job = Some(Job::Abort { id });
         self.compute(Purpose::Discard(id), Task::Discard { batch: batch.unwrap_or(0), gradients });
+    }
+
+    /// The run is over, and with it whatever came for it and is of no use, as what was sent once more.
+    pub(super) fn let_go_of_all(&mut self) {
+        self.void_keeping(u64::MAX);
+        let mut slots = self.inbox.keep_only(None);
+        slots.extend(self.early.cancel_until(u64::MAX));
+        let loads = std::mem::take(&mut self.loads).into_values().flat_map(Arriving::into_tensors);
+        let states = std::mem::take(&mut self.states).into_values().flat_map(BTreeMap::into_values);
+        let tensors = loads.chain(states.flat_map(ReplicaState::into_tensors));
+        slots.extend(tensors.map(|(_, slot)| slot));
+        self.drop_slots(slots);
     }
 
     pub(super) fn aborted(&mut self, id: u64) {

@@ -94,6 +94,13 @@ impl Inbox {
         slots
     }
 
+    /// Lets go of what has come for all batches but this one.
+    pub(super) fn keep_only(&mut self, batch: Option<u64>) -> Vec<Slot> {
+        let kept = batch.and_then(|batch| self.batches.remove(&batch).map(|arrived| (batch, arrived)));
+        let others = std::mem::replace(&mut self.batches, kept.into_iter().collect());
+        others.into_values().flat_map(BTreeMap::into_values).flatten().collect()
+    }
+
     /// Lets go of everything of a batch, now and later.
     pub(super) fn cancel(&mut self, batch: u64) -> Vec<Slot> {
         self.void.insert(batch);

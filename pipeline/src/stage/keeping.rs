@@ -8,7 +8,7 @@ use crate::ids::{Slot, StageId, WorkerId};
 use crate::kept::{CopyId, Keep, KeptCopy, Recall};
 use crate::message::{Failure, Head};
 use crate::task::Task;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Before its command is here no part is on its way for more commands than this, and no more parts for each.
 const MOST_EARLY: usize = 64;
@@ -26,6 +26,7 @@ pub(super) struct Keeping {
 
 struct Part {
     of: u32,
+    names: BTreeSet<String>,
     tensors: Vec<(String, Slot)>,
 }
 
@@ -106,10 +107,13 @@ impl StageSession {
             return self.refuse(from, slots, "sent copies that nobody asked for".into());
         }
         let parts = &mut self.keeping.entry(id).or_default().parts;
-        let arriving = parts.entry((part, from)).or_insert(Part { of, tensors: Vec::new() });
+        let arriving =
+            parts.entry((part, from)).or_insert_with(|| Part { of, names: BTreeSet::new(), tensors: Vec::new() });
         let more = arriving.tensors.len() + slots.len();
-        if arriving.of != of || more > of as usize || (of > 0 && slots.len() != 1) {
-            return self.refuse(from, slots, "sent more of a copy than it said".into());
+        // One that counted twice would stand for another, which would then be kept nowhere.
+        let is_new = of == 0 || arriving.names.insert(name.clone());
+        if arriving.of != of || more > of as usize || (of > 0 && slots.len() != 1) || !is_new {
+            return self.refuse(from, slots, "sent more of a copy than it said, or the same twice".into());
         }
         arriving.tensors.extend(slots.into_iter().map(|slot| (name.clone(), slot)));
         self.keep_parts(id);
@@ -221,7 +225,7 @@ impl StageSession {
         let to = match first == me {
             // As one that came, it goes to other replicas, too.
             true => {
-                self.let_in(id)?;
+                self.let_in(id, (Peer::Worker(me), Some(stage), name.clone()))?;
                 self.homes.takers(stage, me).into_iter().chain([me]).map(|to| self.links.to(to, head.clone())).collect()
             }
             false => vec![self.links.reach(first, head)],

@@ -7,6 +7,7 @@ use super::{Job, StageSession};
 use crate::effect::{Effect, Peer};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Failure, Head};
+use std::collections::BTreeSet;
 
 /// For more commands than this at a time nothing is kept.
 const MOST_LOADS: usize = 4;
@@ -16,8 +17,9 @@ const MOST_TENSORS: usize = 1 << 20;
 /// What has arrived for a command, which may come later.
 #[derive(Default)]
 pub(super) struct Arriving {
-    /// How many came, those included that this worker has sent to itself and not got yet.
-    came: usize,
+    /// What came, each once: from whom, the stage, where it is a weight, and the name. What this worker has sent to itself and
+    /// not got yet is among them.
+    came: BTreeSet<(Peer, Option<StageId>, String)>,
     tensors: Vec<(String, Slot)>,
     /// What goes to others, too, once the command is here.
     held: Vec<Held>,
@@ -58,7 +60,7 @@ impl StageSession {
         if from != giver && (giver != Peer::Boss || (is_here && !self.is_keeper(from))) {
             return self.refuse(from, slots, format!("sent weights of {stage}, which {giver} sends"));
         }
-        if let Err(reason) = self.let_in(id) {
+        if let Err(reason) = self.let_in(id, (from, Some(stage), name.clone())) {
             return self.refuse(from, slots, reason);
         }
         let waits = !self.homes.takers(stage, me).is_empty() || from != giver;
@@ -99,7 +101,7 @@ impl StageSession {
         if id <= self.answered {
             return self.drop_slots(slots);
         }
-        match self.let_in(id) {
+        match self.let_in(id, (Peer::Boss, None, name.clone())) {
             Ok(()) => {
                 self.take_in(id, name, slots);
                 self.start_load();
@@ -109,22 +111,25 @@ impl StageSession {
     }
 
     /// Counts a tensor for a command, or says why it is one too many.
-    pub(super) fn let_in(&mut self, id: u64) -> Result<(), String> {
+    pub(super) fn let_in(&mut self, id: u64, tensor: (Peer, Option<StageId>, String)) -> Result<(), String> {
         let most = match &self.job {
             Some(Job::Load { id: at_work, expected, .. }) if *at_work == id => *expected,
             // All have come, and are being loaded.
             Some(job) if job.id() == Some(id) => 0,
             _ => MOST_TENSORS,
         };
-        let came = self.loads.get(&id).map_or(0, |arriving| arriving.came);
+        let came = self.loads.get(&id).map_or(0, |arriving| arriving.came.len());
         if came >= most {
             return Err("sent more tensors to load than were to come".into());
         }
         if !self.loads.contains_key(&id) && self.loads.len() >= MOST_LOADS {
             return Err(format!("sent tensors to load while those of {MOST_LOADS} other commands wait"));
         }
-        self.loads.entry(id).or_default().came += 1;
-        Ok(())
+        // One that counted twice would stand for another, which would then be loaded nowhere.
+        match self.loads.entry(id).or_default().came.insert(tensor) {
+            true => Ok(()),
+            false => Err("sent the same tensor to be loaded twice".into()),
+        }
     }
 
     fn take_in(&mut self, id: u64, name: String, slots: Vec<Slot>) {
@@ -139,7 +144,7 @@ impl StageSession {
         for Held { from, stage, slots, .. } in self.strange(id) {
             self.refuse(from, slots, format!("sent weights of {stage}, which nobody asked it for"));
         }
-        let came = self.loads.get(&id).map_or(0, |arriving| arriving.came);
+        let came = self.loads.get(&id).map_or(0, |arriving| arriving.came.len());
         if came > expected {
             let failure = Failure::new(format!("{came} tensors came to be loaded; there are {expected}"));
             return self.fail(id, failure);
@@ -161,7 +166,9 @@ impl StageSession {
         let sends = |held: &Held| self.worker.is_some_and(|me| held.from == self.giver(held.stage, me));
         let held = std::mem::take(&mut arriving.held).into_iter();
         let (held, strange): (Vec<_>, Vec<_>) = held.partition(|held| sends(held) || self.is_keeper(held.from));
-        arriving.came -= strange.len();
+        for Held { from, stage, name, .. } in &strange {
+            arriving.came.remove(&(*from, Some(*stage), name.clone()));
+        }
         arriving.held = held;
         self.loads.insert(id, arriving);
         strange

@@ -59,6 +59,8 @@ pub struct StageSession {
     job: Option<Job>,
     /// Commands that wait for the one at work: only followers have some.
     waiting: VecDeque<Waiting>,
+    /// The newest command that came.
+    told: u64,
     early: Early,
     tasks: BTreeMap<Ticket, Purpose>,
     /// Sums that are being taken beside the compute thread.
@@ -125,7 +127,9 @@ enum Job {
         id: u64,
     },
     /// A cancelled command whose remains are being cleared.
-    Abort,
+    Abort {
+        id: u64,
+    },
 }
 
 impl Job {
@@ -136,7 +140,7 @@ impl Job {
             Job::Task { id } | Job::Keep { id } | Job::Communicate { id } => Some(*id),
             Job::Round(running) => Some(running.id),
             Job::Regroup(regrouping) => Some(regrouping.id),
-            Job::Abort => None,
+            Job::Abort { .. } => None,
         }
     }
 }
@@ -255,7 +259,10 @@ impl StageSession {
             Head::Abort { id, batch, gradients } => self.abort(id, batch, gradients),
             Head::TotalNorm { id, norm } => self.total_norm(id, norm),
             Head::Progress(progress) => self.effects.push_back(Effect::Progress(progress)),
-            Head::Stop => self.effects.push_back(Effect::Finish),
+            Head::Stop => {
+                self.let_go_of_all();
+                self.effects.push_back(Effect::Finish);
+            }
             Head::File { id, name } => self.file(id, name, slots),
             other => self.refuse(Peer::Boss, slots, format!("sent what only a worker may send: {}", name_of(&other))),
         }

@@ -5,7 +5,7 @@ use crate::effect::{Effect, Micros, Peer, Residuals};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Head, Regroup};
 use crate::task::Task;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A replica does not have more parameters, buffers and states of these than that.
 const MOST_TENSORS: u32 = 1 << 20;
@@ -18,8 +18,9 @@ pub(super) struct Regrouping {
     /// Followers that this worker's state goes to, once it is copied and they are reached.
     give: Vec<WorkerId>,
     copied: Option<Vec<(String, Slot)>>,
-    /// Whose state this worker has still to take.
+    /// Whose state this worker has still to take, and whether it has come.
     take: Option<WorkerId>,
+    taking: bool,
 }
 
 impl Regrouping {
@@ -36,6 +37,7 @@ impl Regrouping {
 /// The state of a replica, as it arrives.
 pub(super) struct ReplicaState {
     of: u32,
+    names: BTreeSet<String>,
     tensors: Vec<(String, Slot)>,
 }
 
@@ -63,7 +65,7 @@ impl StageSession {
         self.teams = Team::of(&self.stages, &homes, &followers, me, (self.buckets, self.sharding));
         self.homes = homes;
         let gives = !give.is_empty();
-        self.job = Some(Job::Regroup(Box::new(Regrouping { id, give, copied: None, take })));
+        self.job = Some(Job::Regroup(Box::new(Regrouping { id, give, copied: None, take, taking: false })));
         self.open_links(now, me, &peers);
         if gives {
             let all: Vec<_> = self.stages.iter().map(|spec| spec.stage).collect();
@@ -98,7 +100,8 @@ impl StageSession {
 
     /// A tensor of another replica's state.
     pub(super) fn take_state(&mut self, from: Peer, id: u64, (name, of): (String, u32), slots: Vec<Slot>) {
-        if id <= self.answered {
+        let is_taken = matches!(&self.job, Some(Job::Regroup(regrouping)) if regrouping.id == id && regrouping.taking);
+        if id <= self.answered || is_taken {
             return self.drop_slots(slots);
         }
         let others = self.states.iter().filter(|(of, states)| **of != id && states.contains_key(&from)).count();
@@ -107,10 +110,12 @@ impl StageSession {
         }
         // Apart by who sends it: whose is to be taken is known only once the command is here.
         let states = self.states.entry(id).or_default();
-        let state = states.entry(from).or_insert(ReplicaState { of, tensors: Vec::new() });
+        let state =
+            states.entry(from).or_insert_with(|| ReplicaState { of, names: BTreeSet::new(), tensors: Vec::new() });
         let fits = state.of == of && of <= MOST_TENSORS && state.tensors.len() < of as usize;
-        if !fits {
-            return self.refuse(from, slots, "sent more of its state than it said".into());
+        // One that counted twice would stand for another, which would then be taken nowhere.
+        if !fits || !state.names.insert(name.clone()) {
+            return self.refuse(from, slots, "sent more of its state than it said, or the same twice".into());
         }
         state.tensors.extend(slots.into_iter().map(|slot| (name.clone(), slot)));
         self.start_taking();
@@ -129,6 +134,9 @@ impl StageSession {
         match state {
             Some(state) if state.tensors.len() == state.of as usize => {
                 let tensors = state.into_tensors();
+                if let Some(Job::Regroup(regrouping)) = &mut self.job {
+                    regrouping.taking = true;
+                }
                 self.compute(Purpose::Command(id), Task::Load { tensors, optimizer: true });
             }
             Some(state) => drop(self.states.insert(id, BTreeMap::from([(Peer::Worker(guide), state)]))),

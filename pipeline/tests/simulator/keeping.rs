@@ -46,7 +46,18 @@ impl World {
 
     /// What is kept by workers that are there, or only silent.
     pub fn left(&mut self) -> Vec<Kept> {
-        let left = self.workers.iter_mut().filter(|worker| worker.alive || worker.finished || worker.asleep > 0);
-        left.map(|worker| std::mem::take(&mut worker.kept)).collect()
+        let (here, away) = self.left_here_and_away();
+        here.into_iter().chain(away).collect()
+    }
+
+    /// The same, and apart from it what those keep that nobody reaches yet.
+    pub fn left_here_and_away(&mut self) -> (Vec<Kept>, Vec<Kept>) {
+        let there = |worker: &&mut Worker| worker.alive || worker.finished || worker.rejoins || worker.asleep > 0;
+        let (mut here, mut away) = (Vec::new(), Vec::new());
+        for worker in self.workers.iter_mut().filter(there) {
+            let of = if worker.far { &mut away } else { &mut here };
+            of.push(std::mem::take(&mut worker.kept));
+        }
+        (here, away)
     }
 }

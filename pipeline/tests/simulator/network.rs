@@ -1,14 +1,18 @@
 //! The network between the boss and the workers: what is on its way, in which order it arrives, and
 //! what gets lost.
 
+#[path = "holding.rs"]
+mod holding;
+
 use crate::math::Fake;
 use crate::random::Random;
+use crate::strikes::Mishap;
 use pipeline::effect::{Micros, Peer};
 use pipeline::ids::{StageId, Ticket, WorkerId};
 use pipeline::message::Failure;
 use pipeline::schedule::StageTimes;
 use pipeline::task::Task;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How a network behaves.
 #[derive(Copy, Clone, Debug)]
@@ -38,6 +42,7 @@ impl Conditions {
 }
 
 /// A frame on its way.
+#[derive(Clone)]
 pub struct Packet {
     pub from: Peer,
     pub to: Peer,
@@ -119,6 +124,22 @@ pub struct Network {
     gone: BTreeMap<WorkerId, BTreeMap<Peer, u64>>,
     /// Workers that do nothing until then.
     asleep: BTreeMap<WorkerId, u64>,
+    /// Between whom nothing passes for a while, and between whom nothing passes any more.
+    parting: Option<Parting>,
+    severed: BTreeSet<(Peer, Peer)>,
+    /// How many frames were sent, those left out that a worker sends to itself.
+    pub frames: u64,
+    /// What is to happen to frames, by number, and what has.
+    pub mishaps: BTreeMap<u64, Mishap>,
+    pub befell: Vec<Mishap>,
+    /// By how much frames may have been slower than they are, for all that.
+    pub slack: u64,
+}
+
+/// Two sides between which nothing passes until then.
+struct Parting {
+    far: BTreeSet<WorkerId>,
+    until: u64,
 }
 
 impl Network {
@@ -134,6 +155,12 @@ impl Network {
             links: BTreeMap::new(),
             gone: BTreeMap::new(),
             asleep: BTreeMap::new(),
+            parting: None,
+            severed: BTreeSet::new(),
+            frames: 0,
+            mishaps: BTreeMap::new(),
+            befell: Vec::new(),
+            slack: 0,
         }
     }
 
@@ -160,6 +187,7 @@ impl Network {
 
     fn at(&mut self, time: u64, event: Event) {
         self.sequence += 1;
+        let time = self.held_until(time, &event);
         self.queue.insert((time, self.sequence), event);
     }
 
@@ -193,7 +221,7 @@ impl Network {
 
     /// Frames with tensors overtake each other, the others keep their order.
     pub fn send(&mut self, mut packet: Packet, is_data: bool) {
-        let mut arrival = self.soon();
+        let (mut arrival, again) = self.befalls(&packet);
         if let (Peer::Worker(from), Peer::Worker(to)) = (packet.from, packet.to) {
             packet.dial = self.links.get(&pair(from, to)).and_then(|link| link.up.get(&from)).copied();
             assert!(from == to || packet.dial.is_some(), "{from} sends to {to} on a link that is not up");
@@ -203,11 +231,16 @@ impl Network {
             arrival = arrival.max(*last);
             *last = arrival;
         }
+        let second = again.map(|more| (arrival + if is_data { more } else { 0 }, packet.clone()));
         self.at(arrival, Event::Arrives(packet));
+        second.into_iter().for_each(|(time, packet)| self.at(time, Event::Arrives(packet)));
     }
 
     /// Whether a frame that would arrive now does.
     pub fn delivers(&self, packet: &Packet) -> bool {
+        if self.is_severed(packet.from, packet.to) {
+            return false;
+        }
         if let Peer::Worker(from) = packet.from {
             if self.gone.get(&from).is_some_and(|until| until.get(&packet.to).is_none_or(|until| *until < self.now)) {
                 return false;
@@ -227,7 +260,8 @@ impl Network {
         let dial = link.dial;
         let Conditions { refused, silent, late, .. } = self.conditions;
         let fate = self.random.below(100);
-        if self.gone.contains_key(&to) || (refused..refused + silent).contains(&fate) {
+        let severed = self.is_severed(Peer::Worker(from), Peer::Worker(to));
+        if severed || self.gone.contains_key(&to) || (refused..refused + silent).contains(&fate) {
             return;
         }
         if fate < refused {
@@ -247,8 +281,10 @@ impl Network {
 
     /// An end learns that it is connected; says whether that is news of the last dial.
     pub fn link_up(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
+        let severed = self.is_severed(Peer::Worker(at), Peer::Worker(peer));
         let Some(link) = self.links.get_mut(&pair(at, peer)) else { return false };
-        let news = link.dial == dial && !self.gone.contains_key(&peer);
+        let there = !severed && !link.broken.contains_key(&dial) && !self.gone.contains_key(&peer);
+        let news = link.dial == dial && there;
         if news {
             link.up.insert(at, dial);
         }

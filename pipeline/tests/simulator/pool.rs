@@ -2,11 +2,13 @@
 
 use crate::calls::{self, Call};
 use crate::churn::Churn;
+use crate::course::Membership;
 use crate::faults::Faults;
 use crate::network::Conditions;
 use crate::oracle::Oracle;
 use crate::random::Random;
 use crate::seeds::{each, each_seed, Log};
+use crate::strikes::Strikes;
 use crate::user::User;
 use crate::{models, user, Setting};
 use layerspec::LayerGraph;
@@ -121,15 +123,28 @@ impl Pool<'_> {
     }
 }
 
-/// Some steps while workers come and go; gives the number of events.
-fn run(
+/// What happens to a pool: who comes and goes at which event, and what strikes it.
+#[derive(Clone, Default, Debug)]
+pub struct Fate {
+    pub due: BTreeMap<u64, Option<u64>>,
+    pub strikes: Strikes,
+}
+
+impl Fate {
+    fn due(due: BTreeMap<u64, Option<u64>>) -> Self {
+        Fate { due, ..Fate::default() }
+    }
+}
+
+/// Some steps while workers come and go; gives the number of events and of frames, and what struck.
+pub fn run(
     graph: &LayerGraph,
     setting: &Setting,
     seed: u64,
     conditions: Conditions,
-    due: BTreeMap<u64, Option<u64>>,
+    Fate { due, strikes }: Fate,
     log: Log,
-) -> u64 {
+) -> Membership {
     let mut user = user(graph, setting, seed, conditions, Faults::default(), log);
     let mut oracle = Oracle::new(graph, setting);
     for call in [Call::Distribute, Call::Optimizer(1)] {
@@ -137,6 +152,7 @@ fn run(
     }
     let homes = user.plan.homes.clone();
     user.world.open(Churn::new(homes, due));
+    user.world.strike_with(strikes);
     let mut pool = Pool {
         user,
         preparing: BTreeMap::new(),
@@ -152,17 +168,17 @@ fn run(
     pool.call(Call::Digest, &mut oracle);
     pool.call(Call::State, &mut oracle);
     let mut user = pool.user;
-    let events = user.world.events;
+    let (events, frames) = (user.world.events, user.world.frames());
     user.world.churn.iter_mut().for_each(Churn::end);
     let left: Vec<u64> = pool.preparing.into_values().map(|(request, _)| request).collect();
     user.world.forget(left);
     user.stop();
-    events
+    Membership { events, frames, struck: std::mem::take(&mut user.world.struck) }
 }
 
 const STEPS: u64 = 8;
 
-fn possible(graph: &LayerGraph, setting: &Setting) -> bool {
+pub fn possible(graph: &LayerGraph, setting: &Setting) -> bool {
     setting.plan(graph).stages.iter().all(|stage| stage.borrowed.is_empty())
 }
 
@@ -172,10 +188,10 @@ fn simulator_workers_join_and_leave_at_every_point() {
     let mut random = Random::new(1);
     let mut setting = Setting::plain(&["2"], ScheduleKind::OneFOneB, 4).with_replicas(&mut random);
     (setting.replicas, setting.max_norm, setting.sharding) = (vec![2, 1], Some(500.0), None);
-    let events = run(&graph, &setting, 5, Conditions::CALM, BTreeMap::new(), Log::default());
-    each(1..=events, |event, log| {
+    let quiet = run(&graph, &setting, 5, Conditions::CALM, Fate::default(), Log::default());
+    each(1..=quiet.events, |event, log| {
         let due = BTreeMap::from([(event, None), (event + 40, Some(event)), (event + 60, None)]);
-        run(&graph, &setting, 5, Conditions::CALM, due, log);
+        run(&graph, &setting, 5, Conditions::CALM, Fate::due(due), log);
     });
 }
 
@@ -198,7 +214,7 @@ fn simulator_a_pool_that_comes_and_goes() {
         }
         if possible(graph, &setting) {
             log.note(|| format!("{}: {setting:?}, {conditions:?}, {due:?}", graph.name()));
-            run(graph, &setting, random.next(), conditions, due, log);
+            run(graph, &setting, random.next(), conditions, Fate::due(due), log);
         }
     });
 }

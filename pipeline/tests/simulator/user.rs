@@ -109,6 +109,9 @@ impl<'g> User<'g> {
         for request in std::mem::take(&mut self.gathers) {
             self.world.reply(request);
         }
+        if self.world.struck.boss_killed {
+            return;
+        }
         let request = self.world.submit(Request::Stop);
         self.world.reply(request).result.expect("a stop is always carried out");
         self.world.settle();

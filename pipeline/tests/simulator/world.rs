@@ -1,6 +1,10 @@
 //! The fleet: one boss session, the workers' sessions with their compute threads, and the driver that
 //! carries out effects, all on one virtual clock.
 
+#[path = "answers.rs"]
+mod answers;
+#[path = "at_work.rs"]
+mod at_work;
 #[path = "keeping.rs"]
 mod keeping;
 #[path = "meeting.rs"]
@@ -11,91 +15,33 @@ mod slots;
 mod striking;
 
 use crate::churn::{Change, Churn};
-use crate::compute::Compute;
 use crate::math::{self, Fake};
 use crate::network::{Conditions, Event, Network, Packet};
 use crate::params::NOTHING;
 use crate::random::Random;
 use crate::seeds::Log;
+use crate::strikes::{Strike, Struck};
 use crate::{
     calls::Answered,
     faults::{Faults, Loss, Perils, Trouble},
 };
 use layerspec::DType;
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
-use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, Summing, WorkerSpan};
+use pipeline::effect::{Destination, Effect, Frame, Peer, Summing, WorkerSpan};
 use pipeline::frame::{decode, encode, head_len, Envelope, Route};
-use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
+use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::kept::KeptCopy;
 use pipeline::message::{Failure, Head};
 use pipeline::replicas::{BucketBytes, Homes, Node, Tree};
-use pipeline::samples::{DataSpec, DataTask, Reading};
+use pipeline::samples::DataTask;
 use pipeline::stage::StageSession;
-use pipeline::task::{Outcome, Task};
+use pipeline::task::Outcome;
 use pipeline::{Plan, TensorMeta};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 /// More events than any run here takes: the sessions talk without end.
 const MOST_EVENTS: u64 = 200_000;
-
-struct Worker {
-    session: StageSession,
-    slots: Slots,
-    compute: Compute,
-    /// The first of them is being worked on.
-    tasks: VecDeque<(Ticket, Task<Fake>)>,
-    /// When work on that one began.
-    began: u64,
-    /// What it reads by itself.
-    data: Option<DataSpec>,
-    /// What it was last told to read before it is asked for.
-    ahead_of_time: Vec<Reading>,
-    /// By how much its clock is ahead.
-    ahead: u64,
-    /// Neither lost nor told to stop.
-    alive: bool,
-    finished: bool,
-    /// Until then it does nothing.
-    asleep: u64,
-    /// What it keeps beyond the run.
-    kept: Kept,
-    /// The first task waits for other workers.
-    waits: bool,
-    /// No task is to wait for others, or to update parameters, until this worker has cleared up.
-    interrupted: bool,
-}
-
-impl Worker {
-    fn new(ahead: u64) -> Self {
-        Worker {
-            session: StageSession::new(),
-            slots: Slots::default(),
-            compute: Compute::default(),
-            tasks: VecDeque::new(),
-            began: 0,
-            data: None,
-            ahead_of_time: Vec::new(),
-            ahead,
-            alive: true,
-            finished: false,
-            asleep: 0,
-            kept: Kept::default(),
-            waits: false,
-            interrupted: false,
-        }
-    }
-
-    /// What its clock shows.
-    fn clock(&self, now: Micros) -> Micros {
-        Micros(now.0 + self.ahead)
-    }
-
-    /// When its session wants to be called, on the common clock.
-    fn timer(&self) -> Option<u64> {
-        self.session.poll_timeout().map(|timer| timer.0.saturating_sub(self.ahead).max(self.asleep))
-    }
-}
 
 /// A reply to a request.
 pub struct Replied {
@@ -120,6 +66,9 @@ pub struct World {
     pub churn: Option<Churn>,
     /// What may befall workers at any event.
     pub perils: Perils,
+    /// What is to strike at given events, and what has.
+    strikes: BTreeMap<u64, Strike>,
+    pub struck: Struck,
     /// The ways that weights to be loaded took, by name, each with the stage.
     pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
     /// What workers said last of the copies that they keep.
@@ -140,6 +89,7 @@ pub struct World {
     log: Log,
 }
 
+use at_work::Worker;
 pub use keeping::Kept;
 pub use slots::Slots;
 
@@ -161,6 +111,8 @@ impl World {
             ahead: (0, 0),
             churn: None,
             perils: Perils::default(),
+            strikes: BTreeMap::new(),
+            struck: Struck::default(),
             weights: BTreeMap::new(),
             copies: Vec::new(),
             homes: plan.homes.clone(),
@@ -194,6 +146,9 @@ impl World {
         if matches!(request, Request::Keep(_)) {
             self.beside.insert(self.requests);
         }
+        if self.struck.boss_killed {
+            return self.requests;
+        }
         self.boss.on_request(self.network.time(), self.requests, request);
         self.drain_boss();
         self.requests
@@ -202,6 +157,11 @@ impl World {
     /// Lets the fleet work until there is a reply.
     pub fn reply(&mut self, request: u64) -> Replied {
         loop {
+            // Nobody is left to whom it would be of use.
+            if self.struck.boss_killed {
+                let result = Err(Failure { passing: true, ..Failure::new("the boss was killed") });
+                return Replied { at: self.now(), result };
+            }
             if let Some(reply) = self.replies.remove(&request) {
                 return reply;
             }
@@ -212,8 +172,13 @@ impl World {
     /// Lets everything happen that is on its way, and checks that nothing is left behind.
     pub fn settle(&mut self) {
         while self.step() {}
+        if self.struck.boss_killed {
+            return assert!(self.workers.iter().all(|w| !w.alive), "a worker does not learn that the boss is gone");
+        }
         assert!(self.boss_slots.held().is_empty(), "the boss still holds {:?}", self.boss_slots.held());
-        for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive || w.finished) {
+        // What came once more after it was of use goes with what is told next.
+        let all = !self.struck.repeats();
+        for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive && all || w.finished) {
             assert!(worker.slots.held().is_empty(), "worker {index} still holds {:?}", worker.slots.held());
             assert!(worker.tasks.is_empty(), "worker {index} still has tasks");
         }
@@ -229,7 +194,11 @@ impl World {
     /// Checks that every worker was told to stop or is lost, and that no reply was left over.
     pub fn assert_over(&self) {
         assert!(self.workers.iter().all(|w| !w.alive), "a worker was not told to stop");
-        assert!(self.replies.is_empty(), "a reply nobody asked for: request {:?}", self.replies.keys());
+        assert!(
+            self.struck.boss_killed || self.replies.is_empty(),
+            "a reply nobody asked for: request {:?}",
+            self.replies.keys()
+        );
     }
 
     /// Lets so many events happen, if there are any; workers may be lost without.
@@ -251,6 +220,7 @@ impl World {
         assert!(self.events < MOST_EVENTS, "the sessions do not come to rest");
         self.inject_faults();
         self.come_and_go();
+        self.strike();
         match timer {
             Some(timer) if event.is_none_or(|event| timer <= event) => self.on_timer(timer),
             _ => {
@@ -301,8 +271,10 @@ impl World {
         let now = self.network.time();
         match event {
             Event::Arrives(packet) => self.on_packet(packet),
+            Event::Lost(_) if self.struck.boss_killed => {}
             Event::Lost(worker) => {
                 self.log.note(|| format!("{:>9} boss: {worker} is lost", now.0));
+                self.struck.given_up.insert(worker);
                 match &mut self.churn {
                     Some(churn) => churn.gone.push(worker),
                     None => {
@@ -313,7 +285,7 @@ impl World {
                 self.boss.on_lost(now, worker, "the connection closed");
                 self.drain_boss();
             }
-            Event::Leaves(worker) => self.vanish(worker),
+            Event::Leaves(worker) => self.leave(worker),
             Event::Computed(id) => {
                 if self.alive(id) {
                     self.computed(id);
@@ -363,7 +335,11 @@ impl World {
     fn on_packet(&mut self, packet: Packet) {
         let now = self.network.time();
         let (from, to) = (packet.from, packet.to);
-        if matches!(to, Peer::Worker(worker) if !self.alive(worker)) || !self.network.delivers(&packet) {
+        let gone = match to {
+            Peer::Worker(worker) => !self.alive(worker),
+            Peer::Boss => self.struck.boss_killed,
+        };
+        if gone || !self.network.delivers(&packet) {
             return self.log.note(|| format!("{:>9} {from} -> {to}: lost", now.0));
         }
         let (prefix, head) = packet.head.split_first_chunk().expect("a length");
@@ -413,9 +389,9 @@ impl World {
                     assert!(request <= self.requests, "a reply to no request");
                     assert!(self.replies.insert(request, replied).is_none(), "a second reply to request {request}");
                 }
-                Effect::Hangup { peer, reason } => panic!("the boss hangs up on {peer}: {reason}"),
+                Effect::Hangup { peer, reason } => self.boss_hangs_up(peer, &reason),
                 Effect::Dismiss { worker, .. } => {
-                    self.vanish(worker);
+                    self.leave(worker);
                     self.churn.iter_mut().for_each(|churn| churn.gone.push(worker));
                     self.boss.on_lost(self.network.time(), worker, "it was dismissed");
                 }
@@ -434,34 +410,6 @@ impl World {
             }
         }
         assert!(self.boss.poll_timeout().is_none());
-    }
-
-    fn answered(&mut self, answer: Answer) -> Answered {
-        let slots = &mut self.boss_slots;
-        let outputs = answer.outputs.into_iter().map(|(index, value, slot)| (index, value, slots.give_up(slot)));
-        let outputs = outputs.collect();
-        let state = answer.state.into_iter().map(|(name, slot)| (name, slots.give_up(slot))).collect();
-        let losses = answer.losses.into_iter().map(|(index, loss)| (index, loss.to_bits())).collect();
-        // Half a round trip more or less.
-        let slack = self.network.conditions.delay + 1;
-        for span in &answer.spans {
-            let (from, until) = (self.replied.saturating_sub(slack), self.network.now + slack);
-            assert!(span.start <= span.end && span.end.0 <= until, "{span:?} ends after {until}");
-            // Where workers are made ready, replies to that come at any time.
-            assert!(self.churn.is_some() || span.start.0 >= from, "{span:?} begins before {from}");
-        }
-        self.spans = answer.spans;
-        self.behind = answer.behind;
-        self.copies = answer.copies;
-        for (worker, stage, digest) in &answer.digests {
-            let differs = answer.digests.iter().find(|(_, s, d)| s == stage && d != digest);
-            assert!(differs.is_none(), "{stage} of {worker} has other weights than {differs:?}");
-        }
-        let measured = answer.measured.first().map(|(_, times)| times.clone()).unwrap_or_default();
-        assert!(answer.measured.iter().all(|(_, times)| *times == measured));
-        assert!(answer.measured.is_empty() || answer.measured.len() == self.workers.len());
-        let (grad_norm, unique_ids) = (answer.grad_norm.map(f64::to_bits), answer.unique_ids);
-        Answered { losses, outputs, state, grad_norm, unique_ids, measured }
     }
 
     fn drain_worker(&mut self, id: WorkerId) {
@@ -521,7 +469,7 @@ impl World {
                 Effect::Dial { peer, .. } => self.network.dial(id, peer),
                 Effect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
                 Effect::Finish => (worker.alive, worker.finished) = (false, true),
-                Effect::Hangup { peer, reason } => panic!("{id} hangs up on {peer}: {reason}"),
+                Effect::Hangup { peer, reason } => self.hang_up(id, peer, &reason),
                 Effect::Notice(_) | Effect::Reply { .. } | Effect::Dismiss { .. } | Effect::Progress(_) => {
                     panic!("{id} wants {effect:?}")
                 }
