@@ -3,6 +3,7 @@
 use crate::boss::BossMan;
 use crate::BossManError;
 use pipeline::boss::Request;
+use std::collections::BTreeMap;
 
 /// By default replicas are compared after so many optimizer steps.
 pub(crate) const EVERY: u64 = 100;
@@ -12,14 +13,17 @@ impl BossMan {
     /// [`BossMan::train_step`], and before [`BossMan::state_dict`].
     ///
     /// # Errors
-    /// Two replicas of a stage differ: a machine computes wrongly, or not as the others do. The error names both.
+    /// Two replicas of a stage differ: a machine computes wrongly, or not as the others do. The error names both, and the
+    /// first parameter that differs.
     pub async fn compare_replicas(&self) -> Result<(), BossManError> {
         let digests = self.call(Request::Digest).await?.digests;
-        for (worker, stage, digest) in &digests {
-            let first = digests.iter().find(|(_, other, _)| other == stage);
-            if let Some((other, ..)) = first.filter(|(_, _, first)| first != digest) {
+        let mut first_of = BTreeMap::new();
+        for (worker, stage, name, digest) in &digests {
+            let (other, first) = *first_of.entry((stage, name)).or_insert((worker, digest));
+            if first != digest {
                 return Err(BossManError::Replicas {
                     stage: *stage,
+                    parameter: name.clone(),
                     workers: (*other, *worker),
                     updates: self.updates,
                 });

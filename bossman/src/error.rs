@@ -31,12 +31,14 @@ pub enum BossManError {
     },
     /// Replicas of a stage have come apart: a machine computes wrongly, or not as the others do. The step is done.
     #[error(
-        "{stage} has other weights on {} than on {} after {updates} optimizer steps: replicas must compute alike, so take \
+        "`{parameter}` of {stage} is not the same on {} as on {} after {updates} optimizer steps: replicas must compute alike, so take \
          machines with the same kind of processor and as many threads, or leave one out", workers.1, workers.0
     )]
     Replicas {
         /// The stage.
         stage: pipeline::ids::StageId,
+        /// The first of its parameters that differs: layer and name.
+        parameter: String,
         /// Two workers that differ.
         workers: (pipeline::ids::WorkerId, pipeline::ids::WorkerId),
         /// How many optimizer steps there were.

@@ -210,8 +210,8 @@ pub struct Answer {
     pub spans: Vec<WorkerSpan>,
     /// After a measurement: for each worker, ascending, what each layer takes there.
     pub measured: Vec<(WorkerId, Vec<LayerTimes>)>,
-    /// A SHA-256 of the trained parameters of each stage of each worker.
-    pub digests: Vec<(WorkerId, StageId, [u8; 32])>,
+    /// A SHA-256 of each trained parameter of each stage of each worker, by its name; ascending.
+    pub digests: Vec<(WorkerId, StageId, String, [u8; 32])>,
     /// What each worker keeps of the run's copies.
     pub copies: Vec<(WorkerId, KeptCopy)>,
     /// An id for a communicator of each stage whose replicas sum gradients, ascending.

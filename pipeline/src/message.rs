@@ -89,13 +89,13 @@ pub enum Head {
         /// The weighted loss of each microbatch so far, which [`Head::Done`] then leaves out.
         losses: Vec<(u32, f32)>,
     },
-    /// Worker to boss, before the answer to [`Command::Digest`]: a SHA-256 of the trained parameters of each of its
+    /// Worker to boss, before the answer to [`Command::Digest`]: a SHA-256 of each trained parameter of each of its
     /// stages. Replicas of a stage have the same.
     Digests {
         /// Which command.
         id: u64,
-        /// By stage.
-        digests: Vec<(StageId, [u8; 32])>,
+        /// By stage and name.
+        digests: Vec<(StageId, String, [u8; 32])>,
     },
     /// Worker to boss: a part of a copy is kept here, which [`Command::Keep`] said.
     Kept {

@@ -187,7 +187,7 @@ pub enum Task<T> {
         /// keeps alone.
         optimizer: Vec<StageId>,
     },
-    /// Find a SHA-256 of the trained parameters of each stage; answered by [`Outcome::Digests`].
+    /// Find a SHA-256 of each trained parameter of each stage; answered by [`Outcome::Digests`].
     Digest,
     /// Replace parameters and buffers.
     Load {
@@ -359,8 +359,8 @@ pub enum Outcome<T> {
     },
     /// After [`Task::Digest`].
     Digests {
-        /// By stage.
-        digests: Vec<(StageId, [u8; 32])>,
+        /// By stage and name.
+        digests: Vec<(StageId, String, [u8; 32])>,
     },
     /// After [`Task::MakeIds`].
     UniqueIds {

@@ -28,10 +28,10 @@ fn plan(case: &Case, replicas: &[u16]) -> Plan {
 /// Panics where replicas of a stage differ.
 fn assert_alike(fleet: &mut impl Fleet, what: &str) {
     let digests = fleet.call(Request::Digest).unwrap().digests;
-    let mut of_stages: BTreeMap<StageId, Vec<[u8; 32]>> = BTreeMap::new();
-    digests.into_iter().for_each(|(_, stage, digest)| of_stages.entry(stage).or_default().push(digest));
-    for (stage, digests) in of_stages {
-        assert!(digests.iter().all(|digest| *digest == digests[0]), "{what}: replicas of {stage} differ");
+    let mut of_stages: BTreeMap<(StageId, String), Vec<[u8; 32]>> = BTreeMap::new();
+    digests.into_iter().for_each(|(_, stage, name, digest)| of_stages.entry((stage, name)).or_default().push(digest));
+    for ((stage, name), digests) in of_stages {
+        assert!(digests.iter().all(|digest| *digest == digests[0]), "{what}: replicas of {stage} differ in {name}");
     }
 }
 

@@ -5,11 +5,15 @@
 use bossman::{
     Batch, BossMan, Builder, Guards, Loss, Model, NonFinite, Optimizer, Replicas, Sharding, StateDict, Variables,
 };
+use link::LinkError;
 use std::future::Future;
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
+use tests::faulty::{work_badly, Fault};
 use tests::programs::Place;
+use tests::Case;
 
 const SAMPLES: i64 = 8;
 const NAN: f64 = f64::NAN;
@@ -249,4 +253,21 @@ layers:
             assert!(said.starts_with(expected), "{said}, expected {expected}");
         }
     }
+}
+
+/// A machine that computes wrongly, and says nothing of it.
+#[tokio::test]
+async fn replicas_that_differ_end_the_run_with_the_names_of_both_and_of_the_parameter() {
+    let place = Place::new();
+    let run = place.run_file(&Case::branchy(), 200, "microbatches: 4\nreplicas: 2");
+    let (boss, at) = place.boss(&run, 2, &[]).await;
+    let _other = place.worker(&at.port, &[]);
+    let (_over, ends) = mpsc::channel();
+    let left = work_badly(&at, Fault::Miscounts, ends).await;
+    assert!(matches!(left, LinkError::Lost { .. }), "{left}");
+    let line = boss.end().await.error_line();
+    assert!(
+        line.contains("`head.bias` of stage 0 is not the same on worker 1 as on worker 0 after 100 optimizer"),
+        "{line}"
+    );
 }

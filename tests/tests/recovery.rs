@@ -4,17 +4,14 @@
 
 use bossman::checkpoint::Checkpoints;
 use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Variables};
-use link::{ComputeThread, Identity, LinkError, Payload, WorkerInfo};
-use pipeline::message::Failure;
-use pipeline::task::{HandedOut, Outcome, Task};
-use std::net::Ipv4Addr;
+use link::{Identity, LinkError};
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use tests::address::Address;
+use tests::faulty::{work_badly, Fault};
 use tests::programs::{free_port, send_signal, Ended, Listening, Place};
-use worker::StageCompute;
 
 /// Far more than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -245,65 +242,6 @@ async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
     boss.end_within(PATIENCE).await.well();
     spare.end().await.well();
     assert_same(&run.left(), &quiet);
-}
-
-/// What becomes of a worker in the midst of its work.
-#[derive(Copy, Clone, PartialEq, Debug)]
-enum Fault {
-    Panics,
-    HasNoMemory,
-    NeverEnds,
-}
-
-/// A compute thread with one fault.
-struct Faulty {
-    compute: StageCompute,
-    tasks: u32,
-    fault: Fault,
-    /// Has ended where the test has.
-    over: mpsc::Receiver<()>,
-}
-
-impl link::Compute for Faulty {
-    fn run(
-        &mut self,
-        task: Task<Payload>,
-        hand_out: &mut dyn FnMut(HandedOut<Payload>),
-    ) -> Result<Outcome<Payload>, Failure> {
-        self.tasks += 1;
-        match self.fault {
-            _ if self.tasks != 300 => self.compute.run(task, hand_out),
-            Fault::Panics => panic!("as a defect would"),
-            Fault::HasNoMemory => Err(Failure { unfit: true, ..Failure::new("out of memory") }),
-            Fault::NeverEnds => {
-                self.over.recv().unwrap_err();
-                Err(Failure::new("nobody hears this"))
-            }
-        }
-    }
-}
-
-/// Works until the boss or the worker has enough of it.
-async fn work_badly(at: &Listening, fault: Fault, over: mpsc::Receiver<()>) -> LinkError {
-    let (ticket, boss) = (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
-    let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
-    let info = WorkerInfo {
-        device: "cpu".into(),
-        threads: 1,
-        memory_bytes: None,
-        version: "test".into(),
-        direct: true,
-        host: "here".into(),
-        process: std::process::id(),
-        nccl: link::Nccl::Missing("it computes on a CPU".into()),
-    };
-    let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
-    let compute = ComputeThread::start(move || {
-        tensor::threads::set_count(1);
-        Faulty { compute: StageCompute::new(Device::Cpu), tasks: 0, fault, over }
-    });
-    let compute = compute.unwrap().task_limit(Duration::from_secs(2));
-    link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await.unwrap_err()
 }
 
 /// The worker's machine lives, and its connection: nobody could tell by silence.

@@ -356,8 +356,13 @@ impl StageCompute {
                 return Ok(Outcome::State { tensors: tensors.into_iter().map(payload).collect::<Result<_, _>>()? });
             }
             Task::Digest => {
-                let digests = self.stages.iter().map(|(stage, engine)| Ok((*stage, digest(engine)?)));
-                return Ok(Outcome::Digests { digests: digests.collect::<Result<_, Failure>>()? });
+                let mut digests = Vec::new();
+                for (stage, engine) in &self.stages {
+                    for (name, value) in engine.trained_by_all() {
+                        digests.push((*stage, name.to_string(), digest(value)?));
+                    }
+                }
+                return Ok(Outcome::Digests { digests });
             }
             Task::Load { tensors, optimizer: false } => self.load(&tensors)?,
             Task::Load { tensors, optimizer: true } => self.load_all(tensors)?,
@@ -414,13 +419,11 @@ fn hand_out_part(engine: &Engine, stage: StageId, out: Out<'_>) -> Result<(), Fa
 }
 
 /// A SHA-256 of all trained parameters that every replica has, what they are called, and how large they are.
-fn digest(engine: &Engine) -> Result<[u8; 32], Failure> {
+fn digest(value: &Tensor) -> Result<[u8; 32], Failure> {
+    let payload = to_payload(value).map_err(plain)?;
     let mut hash = Sha256::new();
-    for (name, value) in engine.trained_by_all() {
-        let payload = to_payload(value).map_err(plain)?;
-        hash.update(format!("{name} {}\n", payload.meta));
-        hash.update(&payload.bytes);
-    }
+    hash.update(format!("{}\n", payload.meta));
+    hash.update(&payload.bytes);
     Ok(hash.finalize().into())
 }
 

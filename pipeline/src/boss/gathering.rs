@@ -170,7 +170,8 @@ impl Gathering {
                 if !self.undigested.remove(&from) {
                     return Err("sent digests that nobody asked for".into());
                 }
-                self.answer.digests.extend(digests.into_iter().map(|(stage, digest)| (from, stage, digest)));
+                let of_worker = |(stage, name, digest)| (from, stage, name, digest);
+                self.answer.digests.extend(digests.into_iter().map(of_worker));
             }
             Head::UniqueIds { ids, .. } => {
                 let stages: Vec<StageId> = ids.iter().map(|(stage, _)| *stage).collect();

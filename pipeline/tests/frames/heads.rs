@@ -146,7 +146,10 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
                 .collect(),
         },
         32 => Head::UniqueIds { id, ids: unique_ids(random) },
-        23 => Head::Digests { id, digests: (0..random.below(3)).map(|_| (stage(random), [1; 32])).collect() },
+        23 => Head::Digests {
+            id,
+            digests: (0..random.below(3)).map(|_| (stage(random), text(random), [1; 32])).collect(),
+        },
         24 => Head::Progress(Progress {
             step: random.below(3),
             loss: 1.5,

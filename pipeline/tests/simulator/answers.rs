@@ -22,8 +22,8 @@ impl World {
         self.spans = answer.spans;
         self.behind = answer.behind;
         self.copies = answer.copies;
-        for (worker, stage, digest) in &answer.digests {
-            let differs = answer.digests.iter().find(|(_, s, d)| s == stage && d != digest);
+        for (worker, stage, _, digest) in &answer.digests {
+            let differs = answer.digests.iter().find(|(_, s, _, d)| s == stage && d != digest);
             assert!(differs.is_none(), "{stage} of {worker} has other weights than {differs:?}");
         }
         let measured = answer.measured.first().map(|(_, times)| times.clone()).unwrap_or_default();

@@ -169,8 +169,9 @@ impl Compute {
             }
             Task::Digest => {
                 // What each replica has a part of says nothing.
-                let digest =
-                    |(stage, s): (&StageId, &Stage)| (*stage, if s.gathers { [0; 32] } else { s.params.digest() });
+                let digest = |(stage, s): (&StageId, &Stage)| {
+                    (*stage, String::new(), if s.gathers { [0; 32] } else { s.params.digest() })
+                };
                 return Ok(Outcome::Digests { digests: self.stages.iter().map(digest).collect() });
             }
             Task::Load { tensors, optimizer } => {

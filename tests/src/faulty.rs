@@ -1,0 +1,82 @@
+//! A worker in the test's own process, with one fault.
+
+use crate::programs::Listening;
+use link::{ComputeThread, LinkError, Payload, WorkerInfo};
+use pipeline::message::Failure;
+use pipeline::task::{HandedOut, Outcome, Task};
+use std::net::Ipv4Addr;
+use std::sync::mpsc;
+use std::time::Duration;
+use tch::Device;
+use worker::StageCompute;
+
+/// What becomes of a worker in the midst of its work.
+#[derive(Copy, Clone, PartialEq, Debug)]
+pub enum Fault {
+    /// A task panics.
+    Panics,
+    /// For a task there is no memory.
+    HasNoMemory,
+    /// A task never ends.
+    NeverEnds,
+    /// Every update is twice as long as it should be.
+    Miscounts,
+}
+
+/// A compute thread with one fault.
+struct Faulty {
+    compute: StageCompute,
+    tasks: u32,
+    fault: Fault,
+    /// Has ended where the test has.
+    over: mpsc::Receiver<()>,
+}
+
+impl link::Compute for Faulty {
+    fn run(
+        &mut self,
+        task: Task<Payload>,
+        hand_out: &mut dyn FnMut(HandedOut<Payload>),
+    ) -> Result<Outcome<Payload>, Failure> {
+        self.tasks += 1;
+        match self.fault {
+            Fault::Miscounts => match task {
+                Task::OptimStep { stage, mut update, tied, health } => {
+                    update.lr *= 2.0;
+                    self.compute.run(Task::OptimStep { stage, update, tied, health }, hand_out)
+                }
+                other => self.compute.run(other, hand_out),
+            },
+            _ if self.tasks != 300 => self.compute.run(task, hand_out),
+            Fault::Panics => panic!("as a defect would"),
+            Fault::HasNoMemory => Err(Failure { unfit: true, ..Failure::new("out of memory") }),
+            Fault::NeverEnds => {
+                self.over.recv().unwrap_err();
+                Err(Failure::new("nobody hears this"))
+            }
+        }
+    }
+}
+
+/// Works until the boss or the worker has enough of it.
+pub async fn work_badly(at: &Listening, fault: Fault, over: mpsc::Receiver<()>) -> LinkError {
+    let (ticket, boss) = (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
+    let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
+    let info = WorkerInfo {
+        device: "cpu".into(),
+        threads: 1,
+        memory_bytes: None,
+        version: "test".into(),
+        direct: true,
+        host: "here".into(),
+        process: std::process::id(),
+        nccl: link::Nccl::Missing("it computes on a CPU".into()),
+    };
+    let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
+    let compute = ComputeThread::start(move || {
+        tensor::threads::set_count(1);
+        Faulty { compute: StageCompute::new(Device::Cpu), tasks: 0, fault, over }
+    });
+    let compute = compute.unwrap().task_limit(Duration::from_secs(2));
+    link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await.unwrap_err()
+}
