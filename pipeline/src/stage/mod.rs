@@ -2,6 +2,9 @@
 //!
 //! A state machine without I/O. Call `on_*` when something happened, then `poll_effect` until it is
 //! empty, and `on_timeout` at the latest at the time `poll_timeout` names.
+//!
+//! What comes twice counts once. A command, or a tensor while its first is here or counted, costs its sender the connection; of
+//! what has been used or answered already the second is let go of, at the latest with the next command.
 
 mod commands;
 mod communicating;

@@ -21,6 +21,8 @@ pub struct Compute {
     optimizer: Option<OptimizerSpec>,
     /// The stages whose other replicas were found.
     communicators: BTreeSet<StageId>,
+    /// A task failed, and nothing was cleared up since.
+    pub failed: bool,
     /// What was handed out and not yet fetched.
     pub handed: Vec<HandedOut<Fake>>,
 }
@@ -82,7 +84,19 @@ impl Compute {
         self.stages.values().all(|stage| stage.saved.is_empty() && stage.halves.is_empty())
     }
 
+    /// What comes behind a task that failed, and would update or gather by what that one left, fails, too, as on a worker.
     pub fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
+        let follows = matches!(task, Task::OptimStep { .. } | Task::AllGather { .. } | Task::AllReduce { .. });
+        self.failed &= !matches!(task, Task::Discard { .. });
+        let result = match follows && self.failed {
+            true => Err(Failure::new("an earlier task of this step failed")),
+            false => self.carry_out(task),
+        };
+        self.failed |= result.is_err();
+        result
+    }
+
+    fn carry_out(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
         match task {
             Task::Build { stages, buckets: bytes, sharding, shard_ids, seed } => {
                 let stages = stages.into_iter().map(|spec| {

@@ -41,6 +41,12 @@ fn groups(workers: u16) -> Vec<BTreeSet<WorkerId>> {
     (1..1 << workers).map(set).collect()
 }
 
+/// All groups at every event of the first course, and of the others half of them at an event and half at the next.
+fn of_event<T: Clone>(groups: &[T], (course, event): (usize, u64)) -> Vec<T> {
+    let due = |place: usize| course == 0 || (place as u64 + event).is_multiple_of(2);
+    groups.iter().enumerate().filter(|(place, _)| due(*place)).map(|(_, group)| group.clone()).collect()
+}
+
 /// Plays a course for every event and each of these strikes; what comes after the first membership is up to `more`.
 fn sweep(course: &Course, strikes: impl Fn(u64) -> Vec<Vec<Strikes>>, mut came: impl FnMut(&[Membership])) {
     let quiet = course.play(&[], Log::default());
@@ -93,25 +99,26 @@ fn simulator_a_worker_is_given_up_and_comes_again_at_every_event() {
 #[test]
 fn simulator_two_sides_hear_nothing_of_each_other_for_a_while_at_every_event() {
     const TIMES: [u64; 3] = [500, 20_000, 2_900_000];
-    for course in courses() {
-        let hold = |event: u64, (place, far): (usize, BTreeSet<WorkerId>)| {
-            vec![Strikes::at(event, Strike::Hold(far, TIMES[(event as usize + place) % TIMES.len()]))]
-        };
+    for (number, course) in courses().into_iter().enumerate() {
         let groups = groups(course.workers());
-        let strikes = |event| groups.clone().into_iter().enumerate().map(|group| hold(event, group)).collect();
+        let hold = |event: u64, far: BTreeSet<WorkerId>| {
+            let time = TIMES[(event as usize + far.len()) % TIMES.len()];
+            vec![Strikes::at(event, Strike::Hold(far, time))]
+        };
+        let strikes = |event| of_event(&groups, (number, event)).into_iter().map(|far| hold(event, far)).collect();
         sweep(&course, strikes, |memberships| assert_eq!(memberships.len(), 1, "nobody is lost"));
     }
 }
 
 #[test]
 fn simulator_two_sides_give_each_other_up_at_every_event() {
-    for course in courses() {
+    for (number, course) in courses().into_iter().enumerate() {
         let groups = groups(course.workers());
         // Those who are left go on, until the others are there again.
         let split = |event: u64, far: BTreeSet<WorkerId>| {
             vec![Strikes::at(event, Strike::Split(far)), Strikes::at(1 + event * 7 % 200, Strike::KillBoss)]
         };
-        let strikes = |event| groups.iter().map(|far| split(event, far.clone())).collect();
+        let strikes = |event| of_event(&groups, (number, event)).into_iter().map(|far| split(event, far)).collect();
         sweep(&course, strikes, |_| {});
     }
 }

@@ -119,27 +119,30 @@ fn simulator_requests_in_line_when_a_worker_is_lost() {
 
 #[test]
 fn simulator_everything_goes_wrong_at_once() {
+    each_seed(500, everything_goes_wrong);
+}
+
+/// One run in which a worker is lost, a link breaks, and a task fails.
+pub fn everything_goes_wrong(seed: u64, log: Log) {
     let models = models::all();
-    each_seed(500, |seed, log| {
-        let mut random = Random::new(seed);
-        let graph = random.pick(&models);
-        let setting = Setting::random(&mut random, graph);
-        let worker = WorkerId(random.below(setting.workers() as u64) as u16);
-        let faults = Faults {
-            lose: random.chance(70).then(|| (1 + random.below(500), worker)),
-            break_link: Some(random.below(300)),
-            fail_task: Some(1 + random.below(60)),
-        };
-        let mut user = user(graph, &setting, random.next(), Conditions::random(&mut random), faults, log);
-        // Answers are given, right or wrong; a reply too many or too few would panic.
-        for call in CALLS.into_iter().chain(CALLS) {
-            if random.chance(80) {
-                user.call(call).ok();
-            } else {
-                let requests = [user.submit(call), user.submit(Call::Eval(9)), user.submit(Call::State)];
-                requests.into_iter().for_each(|request| drop(user.world.reply(request)));
-            }
+    let mut random = Random::new(seed);
+    let graph = random.pick(&models);
+    let setting = Setting::random(&mut random, graph);
+    let worker = WorkerId(random.below(setting.workers() as u64) as u16);
+    let faults = Faults {
+        lose: random.chance(70).then(|| (1 + random.below(500), worker)),
+        break_link: Some(random.below(300)),
+        fail_task: Some(1 + random.below(60)),
+    };
+    let mut user = user(graph, &setting, random.next(), Conditions::random(&mut random), faults, log);
+    // Answers are given, right or wrong; a reply too many or too few would panic.
+    for call in CALLS.into_iter().chain(CALLS) {
+        if random.chance(80) {
+            user.call(call).ok();
+        } else {
+            let requests = [user.submit(call), user.submit(Call::Eval(9)), user.submit(Call::State)];
+            requests.into_iter().for_each(|request| drop(user.world.reply(request)));
         }
-        user.stop();
-    });
+    }
+    user.stop();
 }

@@ -19,6 +19,7 @@ mod links;
 mod loading;
 mod lost;
 mod math;
+mod mended;
 mod mixed;
 mod models;
 mod network;

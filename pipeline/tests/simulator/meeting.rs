@@ -90,7 +90,10 @@ impl World {
             return Err(called_off());
         }
         match self.trouble.fail(id, task) {
-            Some(failure) => Err(failure),
+            Some(failure) => {
+                worker.compute.failed = true;
+                Err(failure)
+            }
             None => worker.compute.run(task.clone()),
         }
     }

@@ -58,35 +58,38 @@ fn simulator_every_frame_of_a_pool_is_late_or_comes_twice() {
     assert!(struck > 3 * (quiet.frames - 100), "{struck} of {} frames", quiet.frames);
 }
 
+/// One run, struck at random.
+pub fn at_random(seed: u64, log: Log) {
+    let models = models::all();
+    let mut random = Random::new(seed);
+    let graph = random.pick(&models);
+    let mut setting = Setting::random(&mut random, graph).with_replicas(&mut random);
+    // Of every stage one is left whoever goes: one is killed or silent, and one hung up on.
+    setting.replicas.fill(3);
+    (setting.max_norm, setting.sharding) = (Some(*random.pick(&[0.5, 500.0, 1e9])), None);
+    let conditions = Conditions::random(&mut random);
+    let due = (0..random.below(5)).map(|_| (1 + random.below(1500), None)).collect();
+    let mut strikes = Strikes::default();
+    let workers = setting.workers() as u64;
+    let worker = WorkerId(random.below(workers) as u16);
+    let lost = if random.chance(50) { Strike::Kill(worker) } else { Strike::Silence(worker) };
+    strikes.events.insert(1 + random.below(2000), lost);
+    for _ in 0..random.below(3) {
+        let time = *random.pick(&[1, 1000, 100_000, BOSS_GIVES_UP - 1]);
+        let far = (0..workers as u16).map(WorkerId).filter(|_| random.chance(40)).collect();
+        let strike = if random.chance(50) { Strike::Pause(worker, time) } else { Strike::Hold(far, time) };
+        strikes.events.insert(1 + random.below(2000), strike);
+    }
+    for mishap in [Mishap::Late(random.below(100_000)), Mishap::Twice(random.below(100_000))] {
+        strikes.frames.insert(1 + random.below(1500), mishap);
+    }
+    if pool::possible(graph, &setting) {
+        log.note(|| format!("{}: {setting:?}, {conditions:?}, {due:?}, {strikes:?}", graph.name()));
+        run(graph, &setting, random.next(), conditions, Fate { due, strikes }, log);
+    }
+}
+
 #[test]
 fn simulator_a_pool_is_struck_at_random() {
-    let models = models::all();
-    each_seed(400, |seed, log| {
-        let mut random = Random::new(seed);
-        let graph = random.pick(&models);
-        let mut setting = Setting::random(&mut random, graph).with_replicas(&mut random);
-        // Of every stage one is left whoever goes: one is killed or silent, and one hung up on.
-        setting.replicas.fill(3);
-        (setting.max_norm, setting.sharding) = (Some(*random.pick(&[0.5, 500.0, 1e9])), None);
-        let conditions = Conditions::random(&mut random);
-        let due = (0..random.below(5)).map(|_| (1 + random.below(1500), None)).collect();
-        let mut strikes = Strikes::default();
-        let workers = setting.workers() as u64;
-        let worker = WorkerId(random.below(workers) as u16);
-        let lost = if random.chance(50) { Strike::Kill(worker) } else { Strike::Silence(worker) };
-        strikes.events.insert(1 + random.below(2000), lost);
-        for _ in 0..random.below(3) {
-            let time = *random.pick(&[1, 1000, 100_000, BOSS_GIVES_UP - 1]);
-            let far = (0..workers as u16).map(WorkerId).filter(|_| random.chance(40)).collect();
-            let strike = if random.chance(50) { Strike::Pause(worker, time) } else { Strike::Hold(far, time) };
-            strikes.events.insert(1 + random.below(2000), strike);
-        }
-        for mishap in [Mishap::Late(random.below(100_000)), Mishap::Twice(random.below(100_000))] {
-            strikes.frames.insert(1 + random.below(1500), mishap);
-        }
-        if pool::possible(graph, &setting) {
-            log.note(|| format!("{}: {setting:?}, {conditions:?}, {due:?}, {strikes:?}", graph.name()));
-            run(graph, &setting, random.next(), conditions, Fate { due, strikes }, log);
-        }
-    });
+    each_seed(400, at_random);
 }
