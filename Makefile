@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo test oracle bench chaos lint fmt doc fuzz clean
+.PHONY: help tools setup build demo test oracle bench chaos lint fmt doc fuzz millions clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,8 +52,11 @@ fmt: ## Format the Rust code
 doc: setup ## Build the documentation
 	cargo doc --workspace --no-deps
 
-fuzz: setup ## Fuzz frames and model files for a minute each (needs nightly Rust and cargo-fuzz)
-	cd fuzz && for target in frame spec; do cargo +nightly fuzz run $$target -- -max_total_time=60 || exit 1; done
+fuzz: tools ## Fuzz frames, model files and join tickets for a minute each, led by what they reach (needs cargo-fuzz)
+	cd fuzz && for target in $$(cargo fuzz list); do mkdir -p corpus/$$target && cargo fuzz run --sanitizer none $$target corpus/$$target kept/$$target -- -max_total_time=60 -timeout=10 -rss_limit_mb=150 || exit 1; done
+
+millions: setup ## Give each reader of what comes from outside 10 million broken inputs, and look at time and memory
+	for test in "pipeline --test frames fuzz_frame" "layerspec --test fuzz mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done
 
 clean: ## Delete what was built; libtorch stays in your cache folder
 	cargo clean

@@ -56,7 +56,7 @@ pub mod metrics;
 mod model;
 #[cfg(test)]
 #[allow(unreachable_pub, reason = "other tests use it, too")]
-#[path = "../../pipeline/tests/support/mutate.rs"]
+#[path = "../../fuzz/mutate.rs"]
 mod mutate;
 mod observed;
 mod open_data;

@@ -2,10 +2,16 @@
 //! The same seeds run every time; a failure names its seed and shows the input.
 #![cfg(test)]
 
+#[allow(unreachable_pub, reason = "other tests use it, too")]
+#[path = "../../fuzz/inputs.rs"]
+mod inputs;
+#[path = "support/sound.rs"]
+mod sound;
 mod support;
 
-use layerspec::{Bindings, LayerGraph, LayerKind, Source};
+use layerspec::{LayerGraph, LayerKind};
 use serde_json::Value;
+use sound::check;
 use std::panic::catch_unwind;
 use support::{example, root, EXAMPLES};
 
@@ -126,54 +132,25 @@ fn mutate_letters(text: &str, random: &mut Random) -> String {
     letters.into_iter().collect()
 }
 
-/// Whether the file is a model.
-fn check(yaml: &str) -> bool {
-    match LayerGraph::from_yaml(yaml, "fuzz") {
-        Ok(graph) => {
-            check_graph(&graph);
-            true
-        }
-        Err(error) => {
-            let text = error.to_string();
-            assert!(!text.contains('\n') && text.len() < 2000, "{text}");
-            let place = error.place.expect("an error of a text has a place");
-            assert!(place.line as usize <= yaml.lines().count() + 1, "{text}");
-            false
-        }
-    }
-}
-
-fn check_graph(graph: &LayerGraph) {
-    for layer in graph.layers() {
-        for input in &layer.inputs {
-            match graph.value(*input).made_by {
-                Source::Input(_) => {}
-                Source::Layer { layer: maker, .. } => assert!(maker < layer.id),
-            }
-            assert!(graph.users(*input).iter().any(|user| user.layer == layer.id));
-        }
-        let _ = graph.cost(layer.id, &Bindings::new().with("batch", u64::MAX));
-    }
-    assert!(!graph.outputs().is_empty());
-    assert!(!graph.table(&Bindings::new()).is_empty());
-    assert!(!graph.table(&Bindings::new().with("batch", 3).with("seq", u64::MAX)).is_empty());
-}
-
 #[test]
 fn mutated_files() {
+    let kept = inputs::kept("spec");
     let corpus = corpus();
+    let all: Vec<String> =
+        corpus.iter().cloned().chain(kept.iter().map(|(_, bytes)| String::from_utf8_lossy(bytes).into())).collect();
     let mut accepted = 0;
-    for seed in 0..5000 {
-        let mut random = Random(seed);
-        // Half of the files begin as sound ones: the examples, which come first.
-        let range = if random.below(2) == 0 { EXAMPLES.len() } else { corpus.len() };
-        let text = &corpus[random.below(range)];
-        let yaml = mutate(text, &corpus, &mut random);
-        match catch_unwind(|| check(&yaml)) {
-            Ok(is_model) => accepted += usize::from(is_model),
-            Err(_) => panic!("seed {seed} fails:\n{yaml}"),
-        }
-    }
+    inputs::fuzz(
+        0,
+        &kept,
+        |seed| {
+            let mut random = Random(seed);
+            // Half of the files begin as sound ones: the examples, which come first.
+            let range = if random.below(2) == 0 { EXAMPLES.len() } else { all.len() };
+            let text = &all[random.below(range)];
+            mutate(text, &all, &mut random).into_bytes()
+        },
+        |bytes| accepted += u64::from(check(&String::from_utf8_lossy(bytes))),
+    );
     assert!(accepted > 300, "only {accepted} mutants are models: the test has become blunt");
 }
 

@@ -26,7 +26,7 @@ mod lobby;
 mod memory;
 #[cfg(test)]
 #[allow(unreachable_pub, reason = "other tests use it, too")]
-#[path = "../../pipeline/tests/support/mutate.rs"]
+#[path = "../../fuzz/mutate.rs"]
 mod mutate;
 mod nccl;
 mod outgoing;

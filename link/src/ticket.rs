@@ -100,7 +100,7 @@ mod tests {
         let whole = Ticket { secret: [7; 32], boss: [9; 32] }.to_string();
         let pieces = [PREFIX, "", " ", "\n", "=", "1", "8", "A", "ı", "é", "İ", "\u{0}"];
         let corpus = [whole.clone().into_bytes(), whole.to_uppercase().into_bytes(), Vec::new()];
-        crate::mutate::fuzz(&corpus, &pieces, |bytes| {
+        crate::mutate::fuzz("ticket", &corpus, &pieces, |bytes| {
             let text = String::from_utf8_lossy(bytes);
             if let Ok(ticket) = text.parse::<Ticket>() {
                 assert!(ticket.to_string() == whole, "{text} is a ticket");

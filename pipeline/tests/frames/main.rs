@@ -1,5 +1,5 @@
 //! Frames and sessions against what may come from outside: every head there and back, broken frames
-//! refused, and a seeded fuzz of the decoder and of both sessions that needs no special compiler.
+//! refused, and a seeded fuzz of the decoder (see `fuzz/inputs.rs`) and of both sessions that needs no special compiler.
 //! `BOSSMAN_FUZZ_SECONDS` says how long each fuzz runs (default 3).
 
 #![allow(clippy::expect_used, clippy::panic, unreachable_pub, reason = "everything here is part of a test")]
@@ -7,6 +7,8 @@
 mod fuzz_frame;
 mod fuzz_sessions;
 mod heads;
+#[path = "../../../fuzz/inputs.rs"]
+mod inputs;
 #[path = "../support/random.rs"]
 mod random;
 mod refused;
@@ -15,7 +17,7 @@ mod roundtrip;
 use random::Random;
 use std::time::{Duration, Instant};
 
-/// Runs one seed after the other until the time is up; the seed of a panic is printed.
+/// Runs one seed of a session after the other until the time is up; the seed of a panic is printed.
 fn fuzz(mut case: impl FnMut(&mut Random)) {
     struct Seed(u64);
     impl Drop for Seed {
