@@ -106,8 +106,6 @@ async fn workers_that_take_no_direct_connections_are_relayed_to_the_same_weights
 /// Trains with two workers; asserts that nothing differs from one process, and gives the notices that
 /// the boss printed.
 async fn notices(flags: &[&str]) -> Vec<String> {
-    // As many as each worker has: on some processors two share even a small product in another way.
-    tensor::threads::set_count(1);
     let case = Case::skip();
     let run = by_hand(&case, 2, "microbatches: 5", flags).await;
     one_process(&case, 5).assert_same(&run.training, &"by hand");
