@@ -160,8 +160,8 @@ fn weights_come_from_one_replica_alone() {
 #[test]
 fn more_weights_than_there_are_fail_the_command_and_are_let_go() {
     let mut session = second_of_five();
-    for slot in [10, 20] {
-        assert_eq!(weigh(&mut session, GIVER, weight("0.weight", 0), slot), []);
+    for (name, slot) in [("0.weight", 10), ("0.bias", 20)] {
+        assert_eq!(weigh(&mut session, GIVER, weight(name, 0), slot), []);
     }
     let said = load(&mut session, 1);
     let [Effect::Send { to, .. }] = said.as_slice() else { panic!("{said:?}") };
@@ -171,6 +171,29 @@ fn more_weights_than_there_are_fail_the_command_and_are_let_go() {
     assert_eq!(cleared[0], Effect::Drop(vec![Slot(10), Slot(20)]));
     // What is late goes nowhere.
     assert_eq!(weigh(&mut session, GIVER, weight("0.bias", 0), 30), [Effect::Drop(vec![Slot(30)])]);
+}
+
+#[test]
+fn what_comes_twice_counts_once() {
+    let mut session = second_of_five();
+    assert_eq!(weigh(&mut session, GIVER, weight("0.weight", 0), 10), []);
+    let twice = "sent the same tensor to be loaded twice".to_string();
+    let refused = [Effect::Drop(vec![Slot(20)]), Effect::Hangup { peer: GIVER, reason: twice }];
+    assert_eq!(weigh(&mut session, GIVER, weight("0.weight", 0), 20), refused);
+    let command = Head::Command { id: 2, body: Command::Digest };
+    tell(&mut session, command.clone());
+    assert!(matches!(effects(&mut session).as_slice(), [Effect::Compute { .. }]));
+    tell(&mut session, command);
+    let reason = "sent a command twice, or out of order".to_string();
+    assert_eq!(effects(&mut session), [Effect::Hangup { peer: Peer::Boss, reason }]);
+    // It is cleared up once, and so what comes next is not taken for the second time.
+    let abort = Head::Abort { id: 2, batch: None, gradients: false };
+    tell(&mut session, abort.clone());
+    let cleared = effects(&mut session);
+    let clears = |effect: &&Effect| matches!(effect, Effect::Compute { task: Task::Discard { .. }, .. });
+    assert_eq!(cleared.iter().filter(clears).count(), 1);
+    tell(&mut session, abort);
+    assert_eq!(effects(&mut session), []);
 }
 
 /// A worker of nobody knows what, which says much of what is to come; and one of whom that is awaited.

@@ -72,6 +72,9 @@ struct StageDriver {
     passes: u64,
     /// Parts of copies that it was told to keep.
     kept: u64,
+    /// The number of the newest command, and of the newest that has state kept.
+    commands: u64,
+    keep: u64,
 }
 
 impl StageDriver {
@@ -105,12 +108,40 @@ impl StageDriver {
             4..8 if !self.tasks.is_empty() => self.finish_task(random, now),
             _ => {
                 let from = if random.chance(60) { Peer::Boss } else { Peer::Worker(worker(random)) };
-                let frame = random_frame(random, &mut self.slots);
+                let mut frame = random_frame(random, &mut self.slots);
+                self.number(random, &mut frame.head);
                 self.loads += usize::from(matches!(frame.head, Head::File { .. } | Head::Weight { .. }));
                 self.session.on_frame(now, from, frame);
             }
         }
         self.drain();
+    }
+
+    /// Mostly a command has the next number, which is what a boss gives it, and the rest that of the newest or of the next: what
+    /// has come before is refused, and nothing would come of it.
+    fn number(&mut self, random: &mut Random, head: &mut Head) {
+        match head {
+            Head::Command { id, body } if random.chance(80) => {
+                self.commands += 1;
+                *id = self.commands;
+                if let Command::Keep(_) = body {
+                    self.keep = *id;
+                }
+            }
+            // Its parts may come long after it.
+            Head::Keeping { id, .. } if random.chance(60) => *id = self.keep,
+            Head::Abort { id, .. }
+            | Head::TotalNorm { id, .. }
+            | Head::File { id, .. }
+            | Head::Weight { id, .. }
+            | Head::Keeping { id, .. }
+            | Head::ReplicaState { id, .. }
+                if random.chance(50) =>
+            {
+                *id = self.commands + random.below(2);
+            }
+            _ => {}
+        }
     }
 
     /// What a stage that is here waits for, from whom it waits for it: else hardly any pass would ever be made.
