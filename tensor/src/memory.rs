@@ -2,7 +2,7 @@
 
 use crate::{ffi, TensorError};
 use std::collections::HashSet;
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 /// Whether this is the only reference to the tensor and its memory, so that nobody notices when it is written to.
 ///
@@ -16,15 +16,6 @@ pub fn is_alone(tensor: &Tensor) -> bool {
 pub fn is_plain(tensor: &Tensor) -> bool {
     // SAFETY: the tensor is borrowed for the call.
     unsafe { ffi::bm_is_plain(tensor.as_ptr()) }
-}
-
-/// Where fresh memory begins, and what comes from other processes: at a multiple of this.
-const ALIGNMENT: usize = 64;
-
-/// Whether a tensor in the host's memory begins where fresh memory would. On some processors, as AMD's, products of matrices
-/// round in another way where it does not.
-pub fn is_aligned(tensor: &Tensor) -> bool {
-    tensor.device() != Device::Cpu || tensor.numel() == 0 || (tensor.data_ptr() as usize).is_multiple_of(ALIGNMENT)
 }
 
 /// Bytes of memory that tensors keep; memory that several of them share counts once.

@@ -62,7 +62,7 @@ pub fn from_bytes(dtype: DType, shape: &[i64], bytes: Bytes) -> Result<Tensor, T
     if bytes.is_empty() {
         return Ok(Tensor::f_empty(shape, (kind, Device::Cpu))?);
     }
-    if !(bytes.as_ptr() as usize).is_multiple_of(64) {
+    if !(bytes.as_ptr() as usize).is_multiple_of(dtype.size_bytes() as usize) {
         return Ok(Tensor::f_from_data_size(&bytes, shape, kind)?);
     }
     share(kind, shape, bytes)

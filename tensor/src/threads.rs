@@ -7,6 +7,14 @@ pub fn count() -> usize {
     usize::try_from(tch::get_num_threads()).unwrap_or(1)
 }
 
+/// Has the calling thread split operations over as many threads as were [set](set_count).
+///
+/// OpenMP has a number for each thread. libtorch sets it where it first splits an operation there itself; until then matrix
+/// products, which MKL splits, would go over all cores, and on some processors round in another way than later ones.
+pub fn set_here() {
+    set_count(count());
+}
+
 /// Sets the threads that one operation is split over. Zero counts as one.
 pub fn set_count(threads: usize) {
     tch::set_num_threads(i32::try_from(threads.max(1)).unwrap_or(i32::MAX));

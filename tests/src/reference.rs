@@ -28,9 +28,7 @@ pub fn one_process(case: &Case, microbatches: u32) -> Training {
         .map(|step| {
             let (x, target) = case.batch(step);
             let parts = i64::from(microbatches);
-            // Each in memory of its own, as with a worker: where it begins may be seen in the last bit.
             let parts = x.tensor_split(parts, 0).into_iter().zip(target.tensor_split(parts, 0));
-            let parts = parts.map(|(x, target)| (x.copy(), target.copy()));
             let losses = (0u64..).zip(parts).map(|(microbatch, (x, target))| {
                 let weight = x.size()[0] as f64 / case.steps.divisor(step);
                 let prediction = net.forward(&x, step as u64 + 1, microbatch);

@@ -40,8 +40,9 @@ impl StageCompute {
         Self::with(device, OwnLayers::default())
     }
 
-    /// No stages yet, and further layers.
+    /// No stages yet, and further layers. It is made on the thread that computes.
     pub fn with(device: Device, own: OwnLayers) -> Self {
+        tensor::threads::set_here();
         StageCompute { device, stages: BTreeMap::new(), own, communicators: Communicators::default(), failed: false }
     }
 

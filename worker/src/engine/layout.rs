@@ -3,28 +3,22 @@
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
-/// The tensor in row-major order with the strides that fresh memory would have, and where that would begin; no copy where it
+/// The tensor in row-major order with the strides that fresh memory would have; no copy where it
 /// is so already.
 ///
 /// A tensor that crosses a cut arrives like that, so one that does not cross has to look the same:
-/// libtorch picks kernels by strides, and these go by where memory begins, and other kernels give other bits. A dimension of
-/// size 1 may have any stride and still count as contiguous; those are set right too.
+/// libtorch picks kernels by strides, and other kernels give other bits. A dimension of size 1 may
+/// have any stride and still count as contiguous; those are set right too.
 pub(super) fn plain(tensor: Tensor) -> Result<Tensor, TensorError> {
-    let tensor = if memory::is_plain(&tensor) { tensor } else { tensor.f_contiguous()? };
-    let tensor = match memory::is_plain(&tensor) {
-        true => tensor,
-        false => {
-            let size = tensor.size();
-            tensor.f_view([-1])?.f_view(&size[..])?
-        }
-    };
-    // As the first rows of a tensor do, the others do not begin where memory does.
-    if memory::is_aligned(&tensor) {
+    if memory::is_plain(&tensor) {
         return Ok(tensor);
     }
-    let mut fresh = tensor.f_detach()?.f_empty_like()?;
-    fresh.f_copy_(&tensor)?;
-    Ok(fresh)
+    let tensor = tensor.f_contiguous()?;
+    if memory::is_plain(&tensor) {
+        return Ok(tensor);
+    }
+    let size = tensor.size();
+    Ok(tensor.f_view([-1])?.f_view(&size[..])?)
 }
 
 #[cfg(test)]
