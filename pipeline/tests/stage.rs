@@ -2,9 +2,9 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
 
-use layerspec::LayerGraph;
+use layerspec::{LayerGraph, ValueId};
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
-use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
+use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Assignment, Command, Head, LinkReport, Regroup};
 use pipeline::replicas::{BucketBytes, Columns};
 use pipeline::stage::StageSession;
@@ -194,6 +194,21 @@ fn what_comes_twice_counts_once() {
     assert_eq!(cleared.iter().filter(clears).count(), 1);
     tell(&mut session, abort);
     assert_eq!(effects(&mut session), []);
+}
+
+/// What the boss relays can be later than what it commands: who sent it may have no part in the stages any more.
+#[test]
+fn tensors_of_a_cancelled_batch_are_nobody_s_fault() {
+    let (mut session, left) = (second_of_five(), Peer::Worker(WorkerId(9)));
+    let key = |batch| MicrobatchKey { batch, index: 0 };
+    let gradient = |batch| Head::Gradient { key: key(batch), value: ValueId(1), from: None, to: StageId(0) };
+    tell(&mut session, Head::Abort { id: 2, batch: Some(7), gradients: true });
+    let cleared = effects(&mut session);
+    let clears = |effect: &Effect| matches!(effect, Effect::Compute { task: Task::Discard { batch: 7, .. }, .. });
+    assert!(cleared.iter().any(clears), "{cleared:?}");
+    assert_eq!(weigh(&mut session, left, gradient(7), 10), [Effect::Drop(vec![Slot(10)])]);
+    let of_another = weigh(&mut session, left, gradient(8), 20);
+    assert!(matches!(&of_another[..], [.., Effect::Hangup { peer, .. }] if *peer == left), "{of_another:?}");
 }
 
 /// A worker of nobody knows what, which says much of what is to come; and one of whom that is awaited.

@@ -40,7 +40,7 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
             serve(&place, "checkpoint: {dir: c, every: 3, keep: 2}", &flags)
         };
         let mut workers = [place.worker(&port, &[]), place.worker(&port, &[])];
-        for (first, killed_at) in [("1", "checkpoint of step 6 "), ("1", "checkpoint of"), ("2", "checkpoint of")] {
+        for (first, killed_at) in [("1", "checkpoint of step 6 written"), ("1", " written"), ("2", " written")] {
             let mut boss = begin(first);
             boss.line(killed_at).await;
             boss.signal("KILL");
@@ -52,7 +52,7 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
         // One leaves for good, while copies of the other's state travel.
         let mut boss = begin("2");
         boss.line("going on after step").await;
-        boss.line("checkpoint of").await;
+        boss.line(" written").await;
         let [stays, dies] = workers;
         dies.signal("KILL");
         boss.end_within(LIMIT).await.well();

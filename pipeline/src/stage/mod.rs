@@ -380,6 +380,10 @@ impl StageSession {
     }
 
     fn arrive(&mut self, from: Peer, key: MicrobatchKey, stage: StageId, item: Item, slots: Vec<Slot>) {
+        // Whoever sent it may have no part in the stages any more: what the boss relays can be later than what it commands.
+        if self.inbox.is_void(key.batch) {
+            return self.drop_slots(slots);
+        }
         if !self.expects(from, stage, item, slots.len()) {
             return self.refuse(from, slots, format!("sent tensors that {stage} does not take from it"));
         }
