@@ -1,5 +1,6 @@
 //! An address that goes over from one boss to another, as a machine's name does.
 
+use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -38,12 +39,15 @@ async fn carry(socket: Arc<UdpSocket>, boss: Arc<AtomicU16>) {
     let mut packet = vec![0; PACKET];
     loop {
         let Ok((bytes, worker)) = socket.recv_from(&mut packet).await else { continue };
-        if !ways.contains_key(&worker) {
-            let way = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
-            tokio::spawn(carry_back(way.clone(), socket.clone(), worker));
-            ways.insert(worker, way);
-        }
-        ways[&worker].send_to(&packet[..bytes], (Ipv4Addr::LOCALHOST, boss.load(Ordering::Relaxed))).await.ok();
+        let way = match ways.entry(worker) {
+            Entry::Occupied(way) => way.into_mut(),
+            Entry::Vacant(place) => {
+                let way = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+                tokio::spawn(carry_back(way.clone(), socket.clone(), worker));
+                place.insert(way)
+            }
+        };
+        way.send_to(&packet[..bytes], (Ipv4Addr::LOCALHOST, boss.load(Ordering::Relaxed))).await.ok();
     }
 }
 
