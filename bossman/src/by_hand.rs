@@ -266,7 +266,13 @@ impl BossMan {
             .zip(payloads)
             .map(|(value, payload)| (0, *value, payload.into_iter().map(|p| self.handle.slots.put(p)).collect()));
         run.grads = Some(grads.collect());
-        self.run(run).await.map(drop)
+        // Known before the wait: where this future is dropped the workers carry on.
+        let before = std::mem::replace(&mut self.gathered.by_hand, true);
+        let done = self.run(run).await;
+        if done.as_ref().is_err_and(BossManError::was_refused) {
+            self.gathered.by_hand = before;
+        }
+        done.map(drop)
     }
 
     /// Has a round carried out. Where training fails all gradients are void, and so are the batches under way.

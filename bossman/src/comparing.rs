@@ -3,6 +3,7 @@
 use crate::boss::BossMan;
 use crate::BossManError;
 use pipeline::boss::Request;
+use pipeline::ids::{StageId, WorkerId};
 use std::collections::BTreeMap;
 
 /// By default replicas are compared after so many optimizer steps.
@@ -17,16 +18,20 @@ impl BossMan {
     /// first parameter that differs.
     pub async fn compare_replicas(&self) -> Result<(), BossManError> {
         let digests = self.call(Request::Digest).await?.digests;
-        let mut first_of = BTreeMap::new();
+        let mut replicas: BTreeMap<StageId, BTreeMap<WorkerId, BTreeMap<&str, &[u8; 32]>>> = BTreeMap::new();
         for (worker, stage, name, digest) in &digests {
-            let (other, first) = *first_of.entry((stage, name)).or_insert((worker, digest));
-            if first != digest {
-                return Err(BossManError::Replicas {
-                    stage: *stage,
-                    parameter: name.clone(),
-                    workers: (*other, *worker),
-                    updates: self.updates,
-                });
+            replicas.entry(*stage).or_default().entry(*worker).or_default().insert(name, digest);
+        }
+        for (stage, workers) in replicas {
+            let mut workers = workers.into_iter();
+            let Some((first, expected)) = workers.next() else { continue };
+            for (worker, found) in workers {
+                let names = expected.keys().chain(found.keys());
+                let differs = names.copied().filter(|name| expected.get(name) != found.get(name)).min();
+                if let Some(name) = differs {
+                    let (parameter, updates) = (name.to_string(), self.updates);
+                    return Err(BossManError::Replicas { stage, parameter, workers: (first, worker), updates });
+                }
             }
         }
         Ok(())

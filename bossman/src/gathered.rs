@@ -9,9 +9,16 @@ pub(crate) struct Gathered {
     /// What the losses were divided by: what would be counted, were all steps as large as the first; less what float16
     /// has losses multiplied by ([`pipeline::loss_scale`]).
     pub(crate) divisor: f64,
+    /// A batch went backward by hand.
+    pub(crate) by_hand: bool,
 }
 
 impl Gathered {
+    /// Whether gradients wait for an update.
+    pub(crate) fn wait(&self) -> bool {
+        self.steps > 0 || self.by_hand
+    }
+
     pub(crate) fn clear(&mut self) {
         *self = Gathered::default();
     }

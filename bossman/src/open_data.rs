@@ -58,8 +58,10 @@ impl BossMan {
     pub(crate) async fn open_noted(&mut self) -> Result<(), BossManError> {
         while let Some(spec) = self.open_data.specs.get(self.open_data.told).cloned() {
             if let Err(error) = self.call(Request::OpenData(Box::new(spec))).await {
-                // Whoever wants it again says so; nothing else needs it.
-                self.open_data.specs.remove(self.open_data.told);
+                // Whoever wants it again says so; nothing else needs it. Where workers were lost, others are told.
+                if !error.workers_were_lost() {
+                    self.open_data.specs.remove(self.open_data.told);
+                }
                 return Err(error);
             }
             self.open_data.told += 1;

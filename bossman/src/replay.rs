@@ -8,8 +8,10 @@ use crate::checkpoint::State;
 use crate::host::Again;
 use crate::local::Processes;
 use crate::output;
+use crate::scheduling::Work;
 use crate::step::Prepared;
-use crate::{BossManError, StepReport};
+use crate::{BossManError, StateDict, StepReport};
+use bytes::Bytes;
 use layerspec::ValueId;
 use link::Payload;
 use pipeline::message::{Failure, Mode};
@@ -17,16 +19,19 @@ use pipeline::LossSpec;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tch::Tensor;
+use tensor::TensorError;
 
 /// So many losses in a row end a call: what fails is then not the workers.
 const MOST_IN_VAIN: u32 = 3;
-/// So many calls are kept, with what they were given, until a state can be.
+/// So many calls are kept, with so much that they were given, until a state can be.
 const MOST_CALLS: usize = 1024;
+const MOST_BYTES: usize = 1 << 30;
 
 /// Why calls cannot be done again.
 const DROPPED: &str = "the future of a call was dropped before its end";
 const FAILED: &str = "a call failed, or weights or an optimizer were set";
-const TOO_MANY: &str = "in more than 1024 calls there was no moment without a batch or gradients under way";
+const TOO_MANY: &str =
+    "in more than 1024 calls, or 1 GiB of what they were given, no batch and no gradients were under way at no moment";
 
 /// What a program does, where it is to go on.
 const ADVICE: &str = "build a BossMan on the workers that are left and call restore() with a State of checkpoint()";
@@ -55,6 +60,48 @@ pub(crate) struct Done {
     pub(crate) report: Option<StepReport>,
 }
 
+impl Call {
+    /// The same in memory of its own, for who calls may write to theirs; and how much that is.
+    fn own(&self) -> (Call, usize) {
+        let mut bytes = 0;
+        let mut copied = |payload: &Payload| {
+            bytes += payload.bytes.len();
+            Payload { meta: payload.meta.clone(), bytes: Bytes::copy_from_slice(&payload.bytes) }
+        };
+        let call = match self {
+            Call::Forward { payloads, unnamed } => {
+                let payloads = payloads.iter().map(|(index, value, payload)| (*index, *value, copied(payload)));
+                Call::Forward { payloads: payloads.collect(), unnamed: *unnamed }
+            }
+            Call::Backward { batch, grads } => {
+                let grads = grads.iter().map(|grad| grad.as_ref().map(&mut copied)).collect();
+                Call::Backward { batch: *batch, grads }
+            }
+            Call::TrainStep { prepared, preparing } => {
+                let inputs = prepared.inputs.iter().map(|(index, value, payload)| (*index, *value, copied(payload)));
+                let inputs = inputs.collect();
+                let targets = prepared.targets.iter().map(|(index, payload)| (*index, copied(payload))).collect();
+                let prepared = Arc::new(Prepared { inputs, targets, ..(**prepared).clone() });
+                Call::TrainStep { prepared, preparing: *preparing }
+            }
+            Call::Forget { .. } | Call::OptimStep => self.clone(),
+        };
+        (call, bytes)
+    }
+}
+
+/// The same in memory of its own: what came from workers may lie in theirs, for which they wait.
+fn own(state: State) -> Result<State, BossManError> {
+    let copied = |tensor: &Tensor| tensor.f_detach_copy().map_err(TensorError::from);
+    let mut weights = StateDict::default();
+    for (name, tensor) in state.weights.iter() {
+        weights.insert(name, &copied(tensor)?);
+    }
+    let optimizer = state.optimizer.iter().map(|(name, tensor)| Ok((name.clone(), copied(tensor)?)));
+    let optimizer = optimizer.collect::<Result<_, TensorError>>()?;
+    Ok(State { weights, optimizer, counters: state.counters })
+}
+
 /// A call that was done, and how things stood before it.
 struct Logged {
     call: Call,
@@ -72,8 +119,12 @@ pub(crate) struct Replay {
     /// Updates by then.
     updates: u64,
     log: Vec<Logged>,
-    /// Gradients wait for an update.
-    gradients: bool,
+    /// Of what they were given.
+    bytes: usize,
+    /// The last batch that was cut into microbatches: where stages are chosen by it, they are again.
+    work: Option<(Work, u32)>,
+    /// Workers are lost, and no others have taken over yet: how, and the number of the last batch before.
+    lost: Option<(BossManError, u64)>,
     /// Why the calls since the state cannot be done again.
     lost_track: Option<&'static str>,
     /// So many workers there were at first.
@@ -84,12 +135,14 @@ impl BossMan {
     /// From now on, where workers are lost, a call waits for those that are left and for spares, and is done again with them:
     /// results are those of a run in which nobody was lost, to the bit. It goes for [`BossMan::forward`] and
     /// [`BossMan::backward`] and their like, [`BossMan::optim_step`] and [`BossMan::train_step`]; what only reads
-    /// ([`BossMan::state_dict`], say) fails, and succeeds after the next of these calls.
+    /// ([`BossMan::state_dict`], say) fails, and succeeds after the next of these calls. What depends on who has what is not
+    /// the same to the bit: [`crate::Builder::compress`], [`crate::Builder::fast_reduction`], NCCL.
     ///
-    /// After every so many updates the boss takes the whole state of training to itself, and between keeps what calls were
-    /// given. It does so where no batch waits for its backward pass. After 1024 calls without such a moment, after a call that
-    /// failed or whose future was dropped before its end, and after weights or an optimizer were set, it can do nothing again
-    /// until there is one; a loss is then an error that says so.
+    /// After every so many updates the boss copies the whole state of training to its own memory, and between what calls were
+    /// given. It does so where no batch waits for its backward pass. After 1024 calls or 1 GiB without such a moment, after a
+    /// call that failed or whose future was dropped before its end, and after weights or an optimizer were set, it can do
+    /// nothing again until there is one; a loss is then an error that says so. Where a future is dropped while others take
+    /// over, the next call goes on with that.
     ///
     /// ```no_run
     /// # use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer};
@@ -114,10 +167,10 @@ impl BossMan {
                 "enable_recovery: call it once the optimizer is sent, and while no batch waits for its backward pass";
             return Err(BossManError::Usage(message.into()));
         }
-        let state = Mutex::new(self.checkpoint().await?);
-        let (every, workers) = (every.max(1), self.plan.workers());
-        let (updates, log) = (self.updates, Vec::new());
-        self.replay = Some(Replay { every, state, updates, log, gradients: false, lost_track: None, workers });
+        let state = Mutex::new(own(self.checkpoint().await?)?);
+        let (every, workers, updates) = (every.max(1), self.plan.workers(), self.updates);
+        let (log, bytes, work, lost, lost_track) = (Vec::new(), 0, None, None, None);
+        self.replay = Some(Replay { every, state, updates, log, bytes, work, lost, lost_track, workers });
         Ok(())
     }
 
@@ -130,9 +183,15 @@ impl BossMan {
 
     /// Carries a call out; where workers are lost, and it was asked for, again with those that are left.
     pub(crate) async fn surely(&mut self, call: Call) -> Result<Done, BossManError> {
+        // Others were to take over in an earlier call, and have not yet.
+        if let Some((error, batch)) = self.replay.as_mut().and_then(|replay| replay.lost.take()) {
+            self.come_again(error, batch).await?;
+        }
         for in_vain in 0.. {
-            let logged =
-                Logged { call: call.clone(), batch: self.batch, mode: self.mode, loss: self.settings.loss.clone() };
+            let (batch, mode, loss) = (self.batch, self.mode, self.settings.loss.clone());
+            if let (Some(replay), Call::TrainStep { prepared, .. }) = (&mut self.replay, &call) {
+                replay.work = Some((prepared.work(), prepared.microbatches));
+            }
             // Until it is known what became of it.
             let before = self.replay.as_mut().map(|replay| replay.lost_track.replace(DROPPED));
             let result = self.carry(call.clone()).await;
@@ -141,20 +200,18 @@ impl BossMan {
             }
             match result {
                 Ok(done) => {
-                    self.log(logged);
+                    self.log(&call, (batch, mode, loss));
                     self.keep_state().await?;
                     return Ok(done);
                 }
                 Err(error) if in_vain < MOST_IN_VAIN && self.can_replay(&error) => {
-                    let stood = logged.batch;
-                    self.come_again(error, (&call, stood)).await?;
+                    self.come_again(error, batch).await?;
                 }
                 Err(error) => {
-                    let told = self.told(error);
-                    if !told.was_refused() && matches!(told, BossManError::Worker(_)) {
+                    if !error.was_refused() {
                         self.lose_track();
                     }
-                    return Err(told);
+                    return Err(self.told(error));
                 }
             }
         }
@@ -178,20 +235,17 @@ impl BossMan {
         }
     }
 
-    fn log(&mut self, logged: Logged) {
-        let gathers = self.gathered.steps > 0;
+    fn log(&mut self, call: &Call, (batch, mode, loss): (u64, Mode, Option<LossSpec>)) {
         let Some(replay) = &mut self.replay else { return };
-        match &logged.call {
-            Call::Forward { .. } if logged.mode == Mode::Eval => return,
-            Call::Forward { .. } | Call::Forget { .. } => {}
-            Call::Backward { .. } => replay.gradients = true,
-            Call::OptimStep => replay.gradients = false,
-            Call::TrainStep { .. } => replay.gradients = gathers,
+        if matches!(call, Call::Forward { .. }) && mode == Mode::Eval {
+            return;
         }
-        replay.log.push(logged);
-        if replay.log.len() > MOST_CALLS {
+        let (call, bytes) = call.own();
+        replay.log.push(Logged { call, batch, mode, loss });
+        replay.bytes += bytes;
+        if replay.log.len() > MOST_CALLS || replay.bytes > MOST_BYTES {
             replay.log.clear();
-            replay.lost_track = Some(TOO_MANY);
+            (replay.bytes, replay.lost_track) = (0, Some(TOO_MANY));
         }
     }
 
@@ -199,20 +253,30 @@ impl BossMan {
     async fn keep_state(&mut self) -> Result<(), BossManError> {
         let Some(replay) = &self.replay else { return Ok(()) };
         let due = self.updates.saturating_sub(replay.updates) >= replay.every;
-        let still = !replay.gradients && self.gathered.steps == 0 && self.under_way.batches.is_empty();
+        let still = !self.gathered.wait() && self.under_way.batches.is_empty();
         if !still || !(due || replay.lost_track.is_some()) {
             return Ok(());
         }
-        let state = match self.checkpoint().await {
+        let kept = self.checkpoint().await;
+        let state = match kept.and_then(own) {
             Ok(state) => state,
-            // The next call finds out, and what is kept is good enough until then.
+            // The call itself is done. The next one finds out, and what is kept is good enough until then.
             Err(BossManError::Worker(failure)) if failure.passing => return Ok(()),
-            Err(error) => return Err(error),
+            Err(error) => {
+                self.replay = None;
+                if !self.quiet {
+                    output::warn(&format!(
+                        "warning: calls are not done again any more: no state could be kept ({error})"
+                    ));
+                }
+                return Ok(());
+            }
         };
         if let Some(replay) = &mut self.replay {
             (replay.updates, replay.lost_track) = (state.counters.updates, None);
             replay.state = Mutex::new(state);
             replay.log.clear();
+            replay.bytes = 0;
         }
         Ok(())
     }
@@ -227,7 +291,7 @@ impl BossMan {
     /// The error of a call that is not done again, with what to call.
     fn told(&self, error: BossManError) -> BossManError {
         match error {
-            BossManError::Worker(failure) if failure.passing && self.settings.by_hand => {
+            BossManError::Worker(failure) if failure.passing && self.settings.by_hand && self.pool.is_none() => {
                 let why = match self.replay.as_ref().map(|replay| replay.lost_track) {
                     None => "enable_recovery() has calls done again by themselves; else".to_string(),
                     Some(None) => "workers were lost again and again;".to_string(),
@@ -240,68 +304,79 @@ impl BossMan {
     }
 
     /// Goes on with who is left, where it stood before this call.
-    async fn come_again(&mut self, error: BossManError, call: (&Call, u64)) -> Result<(), BossManError> {
+    async fn come_again(&mut self, error: BossManError, batch: u64) -> Result<(), BossManError> {
         let began = Instant::now();
         let mut error = error;
         for _ in 0..MOST_IN_VAIN {
-            let Some(replay) = self.replay.take() else { return Err(error) };
+            self.leave(&error, batch);
             if !self.quiet {
                 output::warn(&format!("warning: workers were lost, with {} updates done: {error}", self.updates));
             }
-            let again = self.rebuilt(&replay, &error, call).await;
-            let quiet = self.quiet;
-            let result = again.map(|again| *self = again);
-            let (updates, calls) = (replay.updates, replay.log.len());
-            let here = self.plan.workers();
-            let at_first = replay.workers;
-            self.replay = Some(replay);
-            match result {
-                Ok(()) => {
-                    if !quiet {
+            match self.rebuilt(batch).await {
+                Ok(boss) => {
+                    let Some(replay) = self.replay.take() else { return Err(error) };
+                    *self = boss;
+                    if !self.quiet {
                         output::warn(&format!(
-                            "recovery: going on with {here} of {at_first} workers, from the state after {updates} updates; \
-                             {calls} calls were done again; {:.2} s lost",
+                            "recovery: going on with {} of {} workers, from the state after {} updates; {} calls were done \
+                             again; {:.2} s lost",
+                            self.plan.workers(),
+                            replay.workers,
+                            replay.updates,
+                            replay.log.len(),
                             began.elapsed().as_secs_f64()
                         ));
                     }
+                    self.replay = Some(Replay { lost: None, ..replay });
                     return Ok(());
                 }
-                Err(again) if matches!(&again, BossManError::Worker(failure) if failure.passing || failure.unfit) => {
-                    error = again;
+                Err(BossManError::Worker(failure)) if failure.passing || failure.unfit => {
+                    error = BossManError::Worker(failure);
                 }
+                // One that was started in the place of another.
+                Err(ended @ BossManError::LocalWorkers(_)) => error = ended,
                 Err(other) => return Err(other),
             }
         }
-        Err(error)
+        Err(self.told(error))
     }
 
-    /// The same on the workers that are left.
-    async fn rebuilt(
-        &mut self,
-        replay: &Replay,
-        error: &BossManError,
-        (call, batch): (&Call, u64),
-    ) -> Result<BossMan, BossManError> {
+    /// Closes the connections. A worker that is not fit for its part does not come again.
+    fn leave(&mut self, error: &BossManError, batch: u64) {
         if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
             self.handle.send_away(*worker, message);
         }
         self.handle.leave();
-        let (optimizer, here) = (self.optimizer, self.plan.workers());
+        self.local = Processes::default();
+        if let Some(replay) = &mut self.replay {
+            let lost = Failure { passing: true, ..Failure::new(error.to_string()) };
+            replay.lost = Some((BossManError::Worker(lost), batch));
+        }
+    }
+
+    /// The same on the workers that are left.
+    async fn rebuilt(&self, batch: u64) -> Result<BossMan, BossManError> {
+        let Some(replay) = &self.replay else { return Err(BossManError::Usage("nothing is kept".into())) };
         let builder = self.origin.settled(self.model.clone(), self.settings.clone());
         let fits = (0..=replay.workers).map(|workers| workers > 0 && builder.check(workers).is_ok());
-        let again = Again { left: self.host.left_of(here), fits: fits.collect() };
-        self.local = Processes::default();
+        let again = Again { left: self.host.left_of(self.plan.workers()), fits: fits.collect() };
         let mut boss = builder.build(self.host.clone().wait_again(again).await?)?;
+        let restored = self.restored(&mut boss, replay, batch).await;
+        if let Err(BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. })) = &restored {
+            boss.handle.send_away(*worker, message);
+        }
+        restored.map(|()| boss)
+    }
+
+    async fn restored(&self, boss: &mut BossMan, replay: &Replay, batch: u64) -> Result<(), BossManError> {
         (boss.mode, boss.open_data) = (self.mode, self.open_data.clone());
         boss.distribute_model().await?;
-        if let Some(optimizer) = optimizer {
+        if let Some(optimizer) = self.optimizer {
             boss.send_optimizer(optimizer).await?;
         }
         // Stages find their places before they get what they go on with.
-        let steps = replay.log.iter().map(|logged| &logged.call).chain([call]);
-        if let Some(Call::TrainStep { prepared, .. }) = steps.rev().find(|call| matches!(call, Call::TrainStep { .. }))
-        {
-            boss.choose_schedule(&prepared.work(), prepared.microbatches).await?;
+        if let Some((work, microbatches)) = &replay.work {
+            boss.choose_schedule(work, *microbatches).await?;
         }
         let restored = boss.restore(&replay.state.lock().unwrap_or_else(PoisonError::into_inner));
         restored.await?;
@@ -311,6 +386,6 @@ impl BossMan {
             boss.carry(logged.call.clone()).await?;
         }
         (boss.batch, boss.mode, boss.settings.loss) = (batch, self.mode, loss);
-        Ok(boss)
+        Ok(())
     }
 }

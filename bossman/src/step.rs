@@ -288,14 +288,15 @@ pub(crate) struct Learned {
 }
 
 /// A batch cut into microbatches.
+#[derive(Clone)]
 pub(crate) struct Prepared {
     pub(crate) microbatches: u32,
-    samples: u64,
-    tokens: Option<u64>,
+    pub(crate) samples: u64,
+    pub(crate) tokens: Option<u64>,
     /// What each microbatch counts in the mean of the loss.
     pub(crate) counts: Vec<f64>,
     /// What the words of the model's shapes are in the first microbatch, which is the largest.
-    sizes: layerspec::Bindings,
+    pub(crate) sizes: layerspec::Bindings,
     pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
     pub(crate) targets: Vec<(u32, Payload)>,
     /// Of the first microbatch; nothing where workers read inputs and targets.

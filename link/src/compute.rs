@@ -70,10 +70,7 @@ impl ComputeThread {
             let mut compute = make(given);
             for (ticket, task) in todo {
                 let start = Instant::now();
-                // For others it may have to wait long, and they are watched themselves.
-                if !task.waits_for_others() {
-                    working.begins();
-                }
+                working.begins(task.waits_for_others());
                 // A panic is a defect of ours; it must reach the boss as an error all the same.
                 // Where nobody listens any more, the thread ends below.
                 let mut hand_out = |handed| drop(done.send(Report::HandedOut(handed)));

@@ -103,8 +103,8 @@ pub enum LinkError {
     },
     /// The compute thread is in a task that does not end.
     #[error(
-        "one task has taken {seconds} s and is not done: the device or its driver seems to hang; where tasks may take that long, \
-         set --task-timeout"
+        "one task has taken {seconds} s and is not done: the device or its driver seems to hang; a worker that needs longer is \
+         started with a longer --task-timeout"
     )]
     Hung {
         /// For how long it has been at it.

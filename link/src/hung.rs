@@ -1,6 +1,6 @@
 //! Whether a task never ends: a device or a driver that hangs does not say so.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::MissedTickBehavior;
@@ -10,34 +10,31 @@ use tokio::time::MissedTickBehavior;
 const LOOKS: u32 = 20;
 
 /// What the compute thread tells who watches it: a number that grows where a task begins, and where it ends. It is odd between.
+/// And whether the task waits for other workers, which has twice the time: the one that they wait for is found first.
 #[derive(Clone, Default)]
-pub(crate) struct AtWork(Arc<AtomicU64>);
+pub(crate) struct AtWork(Arc<(AtomicU64, AtomicBool)>);
 
 impl AtWork {
-    pub(crate) fn begins(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn begins(&self, waits_for_others: bool) {
+        self.0 .1.store(waits_for_others, Ordering::Relaxed);
+        self.0 .0.fetch_add(1, Ordering::Release);
     }
 
-    /// A task has ended, whether it was told that it began or not.
     pub(crate) fn ends(&self) {
-        if self.is_at_work(self.0.load(Ordering::Relaxed)) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn is_at_work(&self, number: u64) -> bool {
-        !number.is_multiple_of(2)
+        self.0 .0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns where one task has been at work for so long.
     pub(crate) async fn stays(&self, limit: Duration) {
         let mut looks = tokio::time::interval((limit / LOOKS).max(Duration::from_millis(1)));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut seen, mut in_vain) = (0, 0);
-        while in_vain < LOOKS {
+        let (mut seen, mut in_vain, mut most) = (0, 0, LOOKS);
+        while in_vain < most {
             looks.tick().await;
-            let now = self.0.load(Ordering::Relaxed);
-            in_vain = if now == seen && self.is_at_work(now) { in_vain + 1 } else { 0 };
+            let now = self.0 .0.load(Ordering::Acquire);
+            let is_at_work = !now.is_multiple_of(2);
+            in_vain = if now == seen && is_at_work { in_vain + 1 } else { 0 };
+            most = if self.0 .1.load(Ordering::Relaxed) { 2 * LOOKS } else { LOOKS };
             seen = now;
         }
     }
@@ -54,12 +51,14 @@ mod tests {
         let (at_work, limit) = (AtWork::default(), Duration::from_millis(100));
         assert!(timeout(2 * limit, at_work.stays(limit)).await.is_err(), "there is no task");
         for _ in 0..3 {
-            at_work.begins();
+            at_work.begins(false);
             assert!(timeout(limit * 9 / 10, at_work.stays(limit)).await.is_err());
             at_work.ends();
-            at_work.ends();
         }
-        at_work.begins();
+        at_work.begins(true);
+        assert!(timeout(limit * 18 / 10, at_work.stays(limit)).await.is_err());
+        at_work.ends();
+        at_work.begins(false);
         let begun = Instant::now();
         timeout(Duration::from_secs(60), at_work.stays(limit)).await.unwrap();
         assert!(begun.elapsed() >= limit * 9 / 10);

@@ -287,19 +287,23 @@ async fn train(boss: &mut BossMan, step: u64) -> Result<(), BossManError> {
     struck(boss, step, || ()).await
 }
 
-/// The same; between a pass forward and backward something happens.
+/// The same; between a pass forward and backward something happens. What was given is written over once a call is done with it.
 async fn struck(boss: &mut BossMan, step: u64, strike: impl FnOnce()) -> Result<(), BossManError> {
-    let x = (Tensor::arange(16 * 64, (Kind::Float, Device::Cpu)) * 0.1 + step as f64).sin().reshape([16, 64]);
+    let mut x = (Tensor::arange(16 * 64, (Kind::Float, Device::Cpu)) * 0.1 + step as f64).sin().reshape([16, 64]);
     let y = Tensor::arange(16, (Kind::Int64, Device::Cpu)).remainder(10);
     if step.is_multiple_of(2) {
-        return boss.train_step(&Batch::new(&x, &y)).await.map(drop);
+        let (done, mut used) = (boss.train_step(&Batch::new(&x, &y)).await, y.shallow_clone());
+        drop((x.fill_(f64::NAN), used.fill_(-1)));
+        return done.map(drop);
     }
     // The second batch forward has seen what batch norm learnt of the first.
     let (first, logits) = boss.forward_batch(&x, Variables::new()).await?;
     let again = boss.forward(&x, Variables::new()).await?;
+    drop(x.fill_(f64::NAN));
     strike();
     again.cross_entropy_for_logits(&y).backward();
     boss.backward(&again.grad()).await?;
+    drop(again.grad().fill_(f64::NAN));
     logits[0].cross_entropy_for_logits(&y).backward();
     boss.backward_batch(first, &[logits[0].grad()]).await?;
     boss.optim_step().await
@@ -398,7 +402,7 @@ async fn calls_by_hand_are_done_again_where_workers_are_lost() {
     let mut boss = start(here.host(2)).await;
     boss.enable_recovery(3).await.unwrap();
     for step in 0..12 {
-        // In the midst of steps by hand, once with a spare and once without, and before whole ones.
+        // In the midst of steps by hand, with a spare; and before a look at the model and a whole step, without one.
         let victim = [1, 5, 8].contains(&step).then(|| workers.pop().unwrap());
         if step == 5 || step == 1 {
             workers.insert(0, here.worker());
@@ -406,6 +410,10 @@ async fn calls_by_hand_are_done_again_where_workers_are_lost() {
         struck(&mut boss, step, || victim.iter().for_each(|victim| victim.signal("KILL"))).await.unwrap();
         if step == 8 {
             victim.unwrap().signal("KILL");
+            boss.eval();
+            let x = Tensor::ones([2, 64], (Kind::Float, Device::Cpu));
+            assert_eq!(boss.forward(&x, Variables::new()).await.unwrap().size(), [2, 10]);
+            boss.train();
         }
     }
     assert!(trained(&mut boss).await == expected, "other weights than those of a quiet run");
@@ -419,6 +427,11 @@ async fn what_cannot_be_done_again_is_told_with_what_to_call() {
     let workers = [here.worker(), here.worker()];
     let mut boss = start(here.host(2)).await;
     boss.enable_recovery(3).await.unwrap();
+    // Gradients are in no state.
+    let logits = boss.forward(&Tensor::ones([2, 64], (Kind::Float, Device::Cpu)), Variables::new()).await.unwrap();
+    boss.backward(&logits.ones_like()).await.unwrap();
+    assert!(boss.enable_recovery(3).await.unwrap_err().to_string().contains("after an optimizer step"));
+    boss.optim_step().await.unwrap();
     let weights = boss.state_dict().await.unwrap();
     boss.load_state_dict(&weights).await.unwrap();
     workers[0].signal("KILL");

@@ -93,7 +93,7 @@ impl BossMan {
     /// # Errors
     /// Gradients were gathered that no update has used yet; a worker failed.
     pub(crate) async fn begin_snapshot(&mut self) -> Result<Snapshot, BossManError> {
-        if self.gathered.steps > 0 {
+        if self.gathered.wait() {
             return Err(BossManError::Usage("a checkpoint is made after an optimizer step, not between two".into()));
         }
         let (counters, sizes, slots) = (self.counters(), sizes(self.model.graph()), self.handle.slots.clone());

@@ -62,6 +62,9 @@ impl BossMan {
     /// The run has what cannot be done again when a worker leaves, or no replicas.
     pub async fn open_pool(&mut self) -> Result<(), BossManError> {
         let refused = |text: &str| Err(BossManError::Usage(text.into()));
+        if self.replay.is_some() {
+            return refused("a pool mends itself: leave enable_recovery() out");
+        }
         if self.settings.replicas.is_none() {
             return refused("a pool needs replicas: Builder::replicas");
         }
