@@ -212,16 +212,7 @@ mod tests {
     }
 
     fn worker(nccl: Nccl) -> WorkerInfo {
-        WorkerInfo {
-            device: "cuda:0".into(),
-            threads: 1,
-            memory_bytes: None,
-            version: "test".into(),
-            direct: true,
-            host: "here".into(),
-            process: 0,
-            nccl,
-        }
+        WorkerInfo { device: "cuda:0".into(), nccl, ..WorkerInfo::default() }
     }
 
     fn fleet(infos: &[NcclInfo]) -> Vec<WorkerInfo> {

@@ -129,16 +129,7 @@ async fn round_trips(wire: &mut Wire, size: usize, count: usize) -> Fallible<Vec
 /// The other process: counts what comes, and sends back what is to come back.
 async fn answer(address: SocketAddr, ticket: &Ticket, transport: Transport) -> Fallible<()> {
     let endpoint = link::worker_endpoint(ticket, address)?;
-    let info = WorkerInfo {
-        device: "cpu".into(),
-        threads: 1,
-        memory_bytes: None,
-        version: "bench".into(),
-        direct: false,
-        host: "here".into(),
-        process: std::process::id(),
-        nccl: link::Nccl::Missing("none".into()),
-    };
+    let info = WorkerInfo { direct: false, process: std::process::id(), ..WorkerInfo::default() };
     let mut wire = Wire::dial(&endpoint, address, ticket, info, transport).await?;
     wire.send(&head(0, 0), &[])?;
     let mut expected = 0;

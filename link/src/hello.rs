@@ -55,6 +55,22 @@ pub struct WorkerInfo {
     pub nccl: Nccl,
 }
 
+/// One thread of a CPU, on a machine without a name, that others may connect to.
+impl Default for WorkerInfo {
+    fn default() -> Self {
+        WorkerInfo {
+            device: "cpu".into(),
+            threads: 1,
+            memory_bytes: None,
+            version: env!("CARGO_PKG_VERSION").into(),
+            direct: true,
+            host: String::new(),
+            process: 0,
+            nccl: Nccl::Missing("it computes on a CPU".into()),
+        }
+    }
+}
+
 /// What the callee answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {

@@ -32,16 +32,7 @@ impl Pair {
         let address = proxy.as_ref().map_or(lobby.address(), Proxy::address);
         let ticket = identity.ticket().clone();
         let endpoint = link::worker_endpoint(&ticket, address).unwrap();
-        let info = WorkerInfo {
-            device: "cpu".into(),
-            threads: 1,
-            memory_bytes: None,
-            version: "test".into(),
-            direct: false,
-            host: "here".into(),
-            process: 0,
-            nccl: link::Nccl::Missing("none".into()),
-        };
+        let info = WorkerInfo { direct: false, ..WorkerInfo::default() };
         let (boss, worker) =
             tokio::join!(Wire::accept(lobby), Wire::dial(&endpoint, address, &ticket, info, transport));
         Pair { boss: boss.unwrap(), worker: worker.unwrap(), _keys: keys, proxy }

@@ -36,16 +36,7 @@ impl Hostile {
     pub async fn join(at: SocketAddr, ticket: &Ticket, process: u32) -> Self {
         let endpoint = link::worker_endpoint(ticket, at).unwrap();
         let quic = dial(&endpoint, at, ticket).await.unwrap();
-        let info = WorkerInfo {
-            device: "cpu".into(),
-            threads: 1,
-            memory_bytes: None,
-            version: "test".into(),
-            direct: true,
-            host: "hostile".into(),
-            process,
-            nccl: link::Nccl::Missing("none".into()),
-        };
+        let info = WorkerInfo { process, ..WorkerInfo::default() };
         let (worker, run, control) = take_place(&quic, info).await.unwrap();
         Hostile { worker, run, ticket: ticket.clone(), endpoint, boss: Line { quic, control } }
     }

@@ -61,16 +61,7 @@ impl Sockets {
 
 async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach, nccl: Option<Arc<Nccl>>) {
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
-    let info = WorkerInfo {
-        device: "cpu".into(),
-        threads: 1,
-        memory_bytes: None,
-        version: "test".into(),
-        direct: reach != Reach::Relayed,
-        host: "here".into(),
-        process: 0,
-        nccl: link::Nccl::Missing("none".into()),
-    };
+    let info = WorkerInfo { direct: reach != Reach::Relayed, ..WorkerInfo::default() };
     let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
     let membership = match reach {
         Reach::SharedMemory => membership,

@@ -283,16 +283,7 @@ enum Role {
 async fn work(port: u16, gpu: &'static str, role: Role) {
     let boss = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let told = NcclInfo { version: NCCL.version(), machine: "here".into(), gpu: gpu.into(), beyond_machine: false };
-    let info = WorkerInfo {
-        device: "cuda:0".into(),
-        threads: 1,
-        memory_bytes: None,
-        version: "test".into(),
-        direct: true,
-        host: "here".into(),
-        process: 0,
-        nccl: Told::Here(told),
-    };
+    let info = WorkerInfo { device: "cuda:0".into(), nccl: Told::Here(told), ..WorkerInfo::default() };
     let (membership, endpoint, ticket) = loop {
         if let Ok(Some(ticket)) = link::ticket_on_this_machine() {
             let endpoint = link::worker_endpoint(&ticket, boss).unwrap();

@@ -88,16 +88,7 @@ async fn joiners_that_leave_at_once_by_the_hundred_do_not_end_a_pool() {
         let refused = crowd(JOINERS, move || {
             let ticket = ticket.clone();
             async move {
-                let info = WorkerInfo {
-                    device: "cpu".into(),
-                    threads: 1,
-                    memory_bytes: None,
-                    version: "test".into(),
-                    direct: false,
-                    host: "crowd".into(),
-                    process: 0,
-                    nccl: link::Nccl::Missing("none".into()),
-                };
+                let info = WorkerInfo { direct: false, ..WorkerInfo::default() };
                 let endpoint = link::worker_endpoint(&ticket, at).unwrap();
                 let joined = tokio::time::timeout(SOON, link::join(&endpoint, at, &ticket, info)).await.unwrap();
                 endpoint.close(0u32.into(), b"changed my mind");

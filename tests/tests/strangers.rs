@@ -112,16 +112,7 @@ struct Rogue {
 }
 
 fn info() -> WorkerInfo {
-    WorkerInfo {
-        device: "cpu".into(),
-        threads: 1,
-        memory_bytes: None,
-        version: "test".into(),
-        direct: false,
-        host: "here".into(),
-        process: 0,
-        nccl: link::Nccl::Missing("none".into()),
-    }
+    WorkerInfo { direct: false, ..WorkerInfo::default() }
 }
 
 async fn lobby_with_rogue(

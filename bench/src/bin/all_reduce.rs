@@ -139,16 +139,7 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
 async fn work(number: u16, boss: SocketAddr, transport: Transport) -> Result<()> {
     let ticket: Ticket = std::env::var(TICKET)?.parse()?;
     let endpoint = link::worker_endpoint(&ticket, boss)?;
-    let info = WorkerInfo {
-        device: "none".into(),
-        threads: 1,
-        memory_bytes: None,
-        version: env!("CARGO_PKG_VERSION").into(),
-        direct: true,
-        host: "here".into(),
-        process: std::process::id(),
-        nccl: link::Nccl::Missing("none".into()),
-    };
+    let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
     let membership = link::join(&endpoint, boss, &ticket, info).await?.transport(transport);
     let compute = ComputeThread::start(move || Gradients { number, ..Gradients::default() })?;
     Ok(link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await?)
