@@ -10,8 +10,9 @@ use crate::BossManError;
 use pipeline::message::Failure;
 use std::time::{Duration, Instant};
 
-/// So many failures in a row without a step that had not been done before end a run: what fails is then not the workers.
-const MOST_IN_VAIN: u32 = 3;
+/// So many failures in a row without a step that had not been done before end a run, or a call: what fails is then not the
+/// workers.
+pub(crate) const MOST_IN_VAIN: u32 = 3;
 
 /// How a run fares.
 #[derive(Default)]

@@ -8,6 +8,7 @@ use crate::checkpoint::State;
 use crate::host::Again;
 use crate::local::Processes;
 use crate::output;
+use crate::recovery::MOST_IN_VAIN;
 use crate::scheduling::Work;
 use crate::step::Prepared;
 use crate::{BossManError, StateDict, StepReport};
@@ -21,8 +22,6 @@ use std::time::{Duration, Instant};
 use tch::Tensor;
 use tensor::TensorError;
 
-/// So many losses in a row end a call: what fails is then not the workers.
-const MOST_IN_VAIN: u32 = 3;
 /// So many calls are kept, with so much that they were given, until a state can be.
 const MOST_CALLS: usize = 1024;
 const MOST_BYTES: usize = 1 << 30;
@@ -187,7 +186,8 @@ impl BossMan {
         if let Some((error, batch)) = self.replay.as_mut().and_then(|replay| replay.lost.take()) {
             self.come_again(error, batch).await?;
         }
-        for in_vain in 0.. {
+        let mut in_vain = 0;
+        loop {
             let (batch, mode, loss) = (self.batch, self.mode, self.settings.loss.clone());
             if let (Some(replay), Call::TrainStep { prepared, .. }) = (&mut self.replay, &call) {
                 replay.work = Some((prepared.work(), prepared.microbatches));
@@ -205,6 +205,7 @@ impl BossMan {
                     return Ok(done);
                 }
                 Err(error) if in_vain < MOST_IN_VAIN && self.can_replay(&error) => {
+                    in_vain += 1;
                     self.come_again(error, batch).await?;
                 }
                 Err(error) => {
@@ -215,7 +216,6 @@ impl BossMan {
                 }
             }
         }
-        Ok(Done::default())
     }
 
     async fn carry(&mut self, call: Call) -> Result<Done, BossManError> {
@@ -261,7 +261,7 @@ impl BossMan {
         let state = match kept.and_then(own) {
             Ok(state) => state,
             // The call itself is done. The next one finds out, and what is kept is good enough until then.
-            Err(BossManError::Worker(failure)) if failure.passing => return Ok(()),
+            Err(BossManError::Worker(failure)) if failure.passing || failure.unfit => return Ok(()),
             Err(error) => {
                 self.replay = None;
                 if !self.quiet {
