@@ -5,7 +5,7 @@ use crate::output;
 use crate::progress::Progress;
 use crate::state_dict::{expected, Wanted};
 use crate::{BossMan, BossManError};
-use pipeline::boss::{speakers, Keeping, Request};
+use pipeline::boss::{has_same_state, speakers, Keeping, Request};
 use pipeline::effect::Answer;
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::kept::{CopyId, CopyNote, KeptCopy, Recalled};
@@ -111,8 +111,8 @@ impl Copies {
 }
 
 impl BossMan {
-    /// Has workers copy their state as it is between two steps, keep it, and send it to a neighbour, which keeps it, too. What is
-    /// given back ends when all of it has arrived.
+    /// Has workers copy their state as it is between two steps, keep it, and send it to a neighbour, which keeps it, too, unless
+    /// that one has the same state. What is given back ends when all is kept.
     async fn begin_copy(
         &mut self,
         copy: CopyId,
@@ -151,7 +151,16 @@ impl BossMan {
     /// Who keeps what each worker copies.
     fn neighbours(&self) -> BTreeMap<WorkerId, WorkerId> {
         let members: Vec<(WorkerId, &str)> = self.plan.homes.members().into_iter().zip(self.hosts()).collect();
-        neighbours(&members, |worker, other| self.plan.peers_of(worker).contains(&other))
+        let way = |worker, other| {
+            if has_same_state(&self.plan, worker, other) {
+                Way::None
+            } else if self.plan.peers_of(worker).contains(&other) {
+                Way::Link
+            } else {
+                Way::Boss
+            }
+        };
+        neighbours(&members, way)
     }
 
     fn hosts(&self) -> impl Iterator<Item = &str> {
@@ -214,18 +223,25 @@ impl BossMan {
     }
 }
 
+/// How a copy comes to who keeps it, too, the best way first.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    /// A replica has the same state, and copies it itself.
+    None,
+    /// The two exchange tensors anyway.
+    Link,
+    Boss,
+}
+
 /// For each worker, given with its machine, who keeps what it copies: one on another machine, for machines fail as a whole;
-/// of these one that it exchanges tensors with anyway; and of these whoever keeps the least.
-fn neighbours(
-    members: &[(WorkerId, &str)],
-    linked: impl Fn(WorkerId, WorkerId) -> bool,
-) -> BTreeMap<WorkerId, WorkerId> {
+/// of these one to which the way is the best; and of these whoever keeps the least.
+fn neighbours(members: &[(WorkerId, &str)], way: impl Fn(WorkerId, WorkerId) -> Way) -> BTreeMap<WorkerId, WorkerId> {
     let mut keeps: BTreeMap<WorkerId, usize> = BTreeMap::new();
     let mut neighbours = BTreeMap::new();
     for (place, (worker, host)) in members.iter().enumerate() {
         let others = (1..members.len()).map(|after| (after, &members[(place + after) % members.len()]));
         let best = others.min_by_key(|(after, (other, on))| {
-            (on == host, !linked(*worker, *other), keeps.get(other).copied().unwrap_or(0), *after)
+            (on == host, way(*worker, *other), keeps.get(other).copied().unwrap_or(0), *after)
         });
         if let Some((_, (other, _))) = best {
             *keeps.entry(*other).or_default() += 1;
@@ -239,23 +255,28 @@ fn neighbours(
 mod tests {
     use super::*;
 
-    fn of(hosts: &[&str], linked: impl Fn(u16, u16) -> bool) -> Vec<u16> {
+    fn of(hosts: &[&str], way: impl Fn(u16, u16) -> Way) -> Vec<u16> {
         let members: Vec<(WorkerId, &str)> = (0..).map(WorkerId).zip(hosts.iter().copied()).collect();
-        let found = neighbours(&members, |a, b| linked(a.0, b.0));
+        let found = neighbours(&members, |a, b| way(a.0, b.0));
         found.into_values().map(|worker| worker.0).collect()
     }
 
     #[test]
     fn a_neighbour_is_on_another_machine_linked_and_keeps_little() {
-        let row = |a: u16, b: u16| a.abs_diff(b) == 1;
+        let linked = |linked| if linked { Way::Link } else { Way::Boss };
+        let row = |a: u16, b: u16| linked(a.abs_diff(b) == 1);
         assert_eq!(of(&["a"], row), Vec::<u16>::new());
         assert_eq!(of(&["a", "b"], row), [1, 0]);
         assert_eq!(of(&["a", "b", "c"], row), [1, 2, 1]);
         assert_eq!(of(&["a", "a", "b"], row), [2, 2, 1]);
-        assert_eq!(of(&["a", "a", "a", "a"], |_, _| true), [1, 2, 3, 0]);
-        let two_machines = of(&["a", "a", "a", "a", "b", "b", "b", "b"], |_, _| true);
+        assert_eq!(of(&["a", "a", "a", "a"], |_, _| Way::Link), [1, 2, 3, 0]);
+        let two_machines = of(&["a", "a", "a", "a", "b", "b", "b", "b"], |_, _| Way::Link);
         assert_eq!(two_machines, [4, 5, 6, 7, 0, 1, 2, 3]);
         // Replicas of a stage, of which two share a machine.
-        assert_eq!(of(&["a", "a", "b", "b"], |a, b| a % 2 == b % 2), [2, 3, 0, 1]);
+        let columns = |a: u16, b: u16| if a % 2 == b % 2 { Way::None } else { Way::Link };
+        assert_eq!(of(&["a", "a", "b", "b"], columns), [2, 3, 0, 1]);
+        assert_eq!(of(&["a", "b", "c", "d"], columns), [2, 3, 0, 1]);
+        // Machines that fail as a whole are worse than a way.
+        assert_eq!(of(&["a", "b", "a", "b"], columns), [1, 2, 3, 0]);
     }
 }

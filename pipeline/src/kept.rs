@@ -1,8 +1,9 @@
 //! Copies of a run's state that workers keep for each other.
 //!
 //! Between two steps each worker copies what nobody before it has of the state, keeps that copy, and sends it to a neighbour,
-//! which keeps it, too. So the state of that step is there as long as of each worker it or its neighbour is, whatever the next
-//! membership looks like: copies stay with the worker's process when the run that made them has ended.
+//! which keeps it, too; one that is a replica of the same stages has the same state, and makes that copy itself. So the state of
+//! that step is there as long as of each worker it or its neighbour is, whatever the next membership looks like: copies stay
+//! with the worker's process when the run that made them has ended.
 
 use crate::ids::{StageId, WorkerId};
 use serde::{Deserialize, Serialize};
@@ -42,10 +43,21 @@ pub struct Keep {
     pub last: Option<CopyId>,
     /// Of which stage; nothing for all.
     pub stage: Option<StageId>,
-    /// The number of the part that this worker copies, if it does, and who keeps it, too.
-    pub give: Option<(u32, WorkerId)>,
+    /// The part that this worker copies, if it does.
+    pub give: Option<Give>,
     /// The parts that it keeps for others.
     pub take: BTreeMap<u32, WorkerId>,
+}
+
+/// A part of a copy that a worker makes.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Give {
+    /// Its number.
+    pub part: u32,
+    /// Whose state it is: the worker's own, or that of the first replica of its stages, which has the same.
+    pub of: WorkerId,
+    /// To whom it goes, too; nobody where that one makes it for itself.
+    pub to: Option<WorkerId>,
 }
 
 /// What a worker keeps of a copy.

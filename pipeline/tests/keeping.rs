@@ -3,12 +3,13 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
 
 use layerspec::LayerGraph;
+use pipeline::boss::{BossSession, Keeping, Request, Setup};
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
 use pipeline::frame::Route;
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
-use pipeline::kept::{CopyId, CopyNote, Keep, KeptCopy, Recall};
+use pipeline::kept::{CopyId, CopyNote, Give, Keep, KeptCopy, Recall};
 use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, Round};
-use pipeline::replicas::{BucketBytes, Columns, Deal};
+use pipeline::replicas::{BucketBytes, Columns, Deal, Sharding};
 use pipeline::schedule::Order;
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
@@ -28,13 +29,20 @@ fn note() -> CopyNote {
     CopyNote { parts: 3, text: "{}".into() }
 }
 
-/// The second of three workers in a row, which keeps these.
-fn second_of_three(kept: Vec<KeptCopy>) -> StageSession {
+/// Three layers in a row of so many stages with so many replicas each.
+fn plan(columns: &[u16]) -> Plan {
     let linear = "  - Linear: {in_features: 4, out_features: 4}\n";
     let text = format!("inputs: {{x: [batch, 4]}}\nlayers:\n{linear}{linear}{linear}");
     let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
-    let plan = Plan::new(&graph, &Cuts::Auto, Columns::of(&[1, 1, 1]), Placement::Plain).expect("a good cut");
-    let worker = WorkerId(1);
+    Plan::new(&graph, &Cuts::Auto, Columns::of(columns), Placement::Plain).expect("a good cut")
+}
+
+/// The second of three workers in a row, which keeps these.
+fn second_of_three(kept: Vec<KeptCopy>) -> StageSession {
+    assigned(plan(&[1, 1, 1]), WorkerId(1), kept)
+}
+
+fn assigned(plan: Plan, worker: WorkerId, kept: Vec<KeptCopy>) -> StageSession {
     let (stages, homes, buckets) = (plan.stages_of(worker), plan.homes, BucketBytes::default());
     let assignment = Assignment { worker, stages, homes, buckets, sharding: None, peers: Vec::new(), seed: 1 };
     let mut session = StageSession::with_kept(kept);
@@ -68,7 +76,8 @@ fn ticket(effects: &[Effect]) -> Ticket {
 
 /// This worker's part is number 1, which worker 2 keeps, too; it keeps number 0 of worker 0.
 fn keep(step: u64, last: Option<u64>) -> Command {
-    let (give, take) = (Some((1, WorkerId(2))), BTreeMap::from([(0, WorkerId(0))]));
+    let give = Give { part: 1, of: WorkerId(1), to: Some(WorkerId(2)) };
+    let (give, take) = (Some(give), BTreeMap::from([(0, WorkerId(0))]));
     Command::Keep(Box::new(Keep { copy: copy(step), note: note(), last: last.map(copy), stage: None, give, take }))
 }
 
@@ -111,6 +120,113 @@ fn what_is_copied_here_goes_to_the_neighbour_and_to_this_worker_which_keeps_it()
     let kept = Effect::Keep { copy: copy(7), note: note(), part: 1, tensors: vec![tensor(11)] };
     assert_eq!(effects[0], kept);
     assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 1 }]);
+}
+
+#[test]
+fn a_replica_makes_the_copy_that_it_keeps_itself() {
+    // Of both stages' replicas the second ones.
+    let mut session = assigned(plan(&[2, 2]), WorkerId(3), Vec::new());
+    let give = Some(Give { part: 1, of: WorkerId(1), to: None });
+    let keep = Keep { copy: copy(7), note: note(), last: None, stage: None, give, take: BTreeMap::new() };
+    let effects = tell(&mut session, 2, Command::Keep(Box::new(keep)));
+    let task = Task::Snapshot { parameters: vec![StageId(1)], optimizer: vec![StageId(1)] };
+    assert!(effects.iter().any(|e| matches!(e, Effect::Compute { task: made, .. } if *made == task)), "{effects:?}");
+    session.on_done(NOW, ticket(&effects), Ok(Outcome::State { tensors: vec![tensor(10)] }), (NOW, NOW));
+    let effects = drain(&mut session);
+    let (me, head) = (Peer::Worker(WorkerId(3)), keeping(2, 1, "w", 1));
+    let to_itself = vec![Destination { peer: me, route: None, head: head.clone() }];
+    assert_eq!(effects[0], Effect::Send { to: to_itself, slots: vec![Slot(10)] });
+    let effects = hear(&mut session, me, head, &[11]);
+    assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 1 }]);
+}
+
+/// A boss of two stages with two replicas each that has workers keep copies.
+fn keeping_boss(plan: Plan, neighbours: BTreeMap<WorkerId, WorkerId>) -> BossSession {
+    let (buckets, addresses) = (BucketBytes::default(), Vec::new());
+    let mut boss = BossSession::new(Setup { plan, seed: 1, buckets, addresses, most_waiting: 2 });
+    boss.on_request(NOW, 1, Request::Distribute);
+    all_done(&mut boss, 1);
+    while boss.poll_effect().is_some() {}
+    let keeping = Keeping { copy: copy(7), note: note(), last: None, stage: None, before: 0, neighbours };
+    boss.on_request(NOW, 2, Request::Keep(Box::new(keeping)));
+    boss
+}
+
+fn all_done(boss: &mut BossSession, id: u64) {
+    for worker in 0..4 {
+        let (losses, spans) = (Vec::new(), Vec::new());
+        let head = Head::Done { id, losses, sent: 0, received: NOW, answered: NOW, spans };
+        boss.on_frame(NOW, WorkerId(worker), Frame { route: None, head, slots: Vec::new() });
+    }
+}
+
+/// For each worker what it makes, and what it takes.
+fn asked(plan: Plan, neighbours: BTreeMap<WorkerId, WorkerId>) -> Vec<(Option<Give>, Vec<(u32, WorkerId)>)> {
+    let Some(Effect::Send { to, .. }) = keeping_boss(plan, neighbours).poll_effect() else {
+        panic!("nothing is asked");
+    };
+    let keep = |to: Destination| match to.head {
+        Head::Command { body: Command::Keep(keep), .. } => (keep.give, keep.take.into_iter().collect()),
+        other => panic!("{other:?}"),
+    };
+    to.into_iter().map(keep).collect()
+}
+
+#[test]
+fn nothing_is_sent_to_a_neighbour_that_has_the_same_state() {
+    let [a, b, c, d] = [0, 1, 2, 3].map(WorkerId);
+    let make = |part, of| (Some(Give { part, of, to: None }), Vec::new());
+    let replicas = BTreeMap::from([(a, c), (b, d)]);
+    assert_eq!(asked(plan(&[2, 2]), replicas.clone()), [make(0, a), make(1, b), make(0, a), make(1, b)]);
+    // Another stage's state is something else, and so is a part of what the optimizer keeps.
+    let give = |part, of, to| Some(Give { part, of, to: Some(to) });
+    let others = BTreeMap::from([(a, d), (b, d)]);
+    let expected = [(give(0, a, d), vec![]), make(1, b), (None, vec![]), (make(1, b).0, vec![(0, a)])];
+    assert_eq!(asked(plan(&[2, 2]), others), expected);
+    let sharded = Plan { sharding: Some(Sharding::Optimizer), ..plan(&[2, 2]) };
+    let neighbours = BTreeMap::from([(a, c), (b, d), (c, a), (d, b)]);
+    let expected = [(0, a, c), (1, b, d), (2, c, a), (3, d, b)];
+    let expected = expected.map(|(part, me, other)| {
+        let its = if part < 2 { part + 2 } else { part - 2 };
+        (give(part, me, other), vec![(its, other)])
+    });
+    assert_eq!(asked(sharded, neighbours), expected);
+}
+
+/// What a replica makes itself does not depend on whose state it is.
+#[test]
+fn a_copy_is_whole_where_the_owner_of_a_part_is_lost_that_its_replica_still_makes() {
+    let [a, b, c, d] = [0, 1, 2, 3].map(WorkerId);
+    for (lost, late, is_whole) in [(a, c, true), (c, a, true), (a, a, false), (c, c, false)] {
+        let mut boss = keeping_boss(plan(&[2, 2]), BTreeMap::from([(a, c), (b, d)]));
+        all_done(&mut boss, 2);
+        let mut kept = |worker: WorkerId| {
+            let head = Head::Kept { id: 2, part: u32::from(worker.0 % 2) };
+            boss.on_frame(NOW, worker, Frame { route: None, head, slots: Vec::new() });
+        };
+        [a, b, c, d].into_iter().filter(|worker| *worker != late).for_each(&mut kept);
+        boss.on_lost(NOW, lost, "gone");
+        if lost != late {
+            let head = Head::Kept { id: 2, part: 0 };
+            boss.on_frame(NOW, late, Frame { route: None, head, slots: Vec::new() });
+        }
+        let reply = std::iter::from_fn(|| boss.poll_effect()).find_map(|effect| match effect {
+            Effect::Reply { request: 2, result } => Some(result),
+            _ => None,
+        });
+        assert_eq!(reply.map(|result| result.is_ok()), Some(is_whole), "{lost} is lost, {late} is late");
+    }
+}
+
+#[test]
+fn a_boss_that_asks_for_a_copy_of_what_is_not_here_is_left() {
+    for (of, stage) in [(0, None), (2, None), (3, Some(StageId(0)))] {
+        let mut session = assigned(plan(&[2, 2]), WorkerId(3), Vec::new());
+        let give = Some(Give { part: 0, of: WorkerId(of), to: None });
+        let keep = Keep { copy: copy(7), note: note(), last: None, stage, give, take: BTreeMap::new() };
+        let effects = tell(&mut session, 2, Command::Keep(Box::new(keep)));
+        assert_eq!(refused(&effects, Peer::Boss), of != 3, "{effects:?}");
+    }
 }
 
 #[test]

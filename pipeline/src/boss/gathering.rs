@@ -1,6 +1,6 @@
 //! The answer to a request, as it comes together.
 
-use super::request::id_makers;
+use super::request::{id_makers, Keepers};
 use super::{Request, RunRequest};
 use crate::effect::{Answer, Micros, WorkerSpan};
 use crate::ids::{Slot, StageId, WorkerId};
@@ -25,7 +25,7 @@ pub(super) struct Gathering {
     outputs: BTreeMap<(u32, ValueId), WorkerId>,
     /// Whether tensors by name are asked for, and those that came.
     names: Option<BTreeSet<String>>,
-    /// Parts of copies that have still to be kept: by whom, and whose they are. Nothing where none are asked for.
+    /// Parts of copies that have still to be kept: by whom, and who makes what that one keeps. Nothing where none are asked for.
     keeps: Option<BTreeMap<(WorkerId, u32), WorkerId>>,
     /// Workers that have still to say what they keep.
     uncounted: BTreeSet<WorkerId>,
@@ -234,7 +234,7 @@ impl Gathering {
 
     /// Whether something of a worker's is still on its way.
     pub(super) fn misses(&self, worker: WorkerId) -> bool {
-        let keeps = self.keeps.iter().flatten().any(|((keeper, _), owner)| *keeper == worker || *owner == worker);
+        let keeps = self.keeps.iter().flatten().any(|((keeper, _), maker)| *keeper == worker || *maker == worker);
         keeps || self.missing.get(&worker).is_some_and(|missing| *missing != 0)
     }
 
@@ -282,9 +282,11 @@ fn layers(plan: &Plan) -> BTreeSet<LayerId> {
     plan.stages.iter().flat_map(|stage| &stage.layers).map(|layer| layer.id).collect()
 }
 
-/// Who keeps each part: whoever copies it and its neighbour.
-fn kept_by(parts: BTreeMap<u32, (WorkerId, WorkerId)>) -> BTreeMap<(WorkerId, u32), WorkerId> {
-    let both = |(part, (owner, with)): (u32, (WorkerId, WorkerId))| [((owner, part), owner), ((with, part), owner)];
+/// Who keeps each part, and who makes what that one keeps.
+fn kept_by(parts: BTreeMap<u32, Keepers>) -> BTreeMap<(WorkerId, u32), WorkerId> {
+    let both = |(part, Keepers { owner, other, sends })| {
+        [((owner, part), owner), ((other, part), if sends { owner } else { other })]
+    };
     parts.into_iter().flat_map(both).collect()
 }
 

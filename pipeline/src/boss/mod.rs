@@ -9,7 +9,7 @@ mod members;
 mod request;
 mod round;
 
-pub use request::{speakers, Keeping, Prepare, Regrouping, Request, RunRequest, Setup, MOST_WAITING};
+pub use request::{has_same_state, speakers, Keeping, Prepare, Regrouping, Request, RunRequest, Setup, MOST_WAITING};
 
 use crate::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{Slot, WorkerId};

@@ -4,7 +4,7 @@ use super::command;
 use crate::cached::Cached;
 use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
-use crate::kept::{CopyId, CopyNote, Keep, Recall, Recalled};
+use crate::kept::{CopyId, CopyNote, Give, Keep, Recall, Recalled};
 use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
@@ -122,21 +122,52 @@ pub struct Keeping {
     pub stage: Option<StageId>,
     /// Of how many parts others have been asked before.
     pub before: u32,
-    /// For each worker who keeps its copies, too; where nobody is named, the next one does.
+    /// For each worker who keeps its copies, too; where nobody is named, the next one does. One that has the same state makes
+    /// them itself.
     pub neighbours: BTreeMap<WorkerId, WorkerId>,
 }
 
 impl Keeping {
-    /// For each part who copies it and who keeps it, too.
-    pub(super) fn parts(&self, plan: &Plan) -> BTreeMap<u32, (WorkerId, WorkerId)> {
+    /// For each part who has it.
+    pub(super) fn parts(&self, plan: &Plan) -> BTreeMap<u32, Keepers> {
         let members = plan.homes.members();
         let next = |worker: WorkerId| {
             let after = members.iter().find(|other| **other > worker).or(members.first());
             after.copied().unwrap_or(worker)
         };
-        let pair = |worker| (worker, self.neighbours.get(&worker).copied().unwrap_or_else(|| next(worker)));
-        (self.before..).zip(speakers(plan, self.stage, true).into_iter().map(pair)).collect()
+        let keepers = |owner| {
+            let other = self.neighbours.get(&owner).copied().unwrap_or_else(|| next(owner));
+            Keepers { owner, other, sends: !has_same_state(plan, owner, other) }
+        };
+        (self.before..).zip(speakers(plan, self.stage, true).into_iter().map(keepers)).collect()
     }
+}
+
+/// Who keeps a part of a copy.
+#[derive(Copy, Clone)]
+pub(super) struct Keepers {
+    /// Whose state it is.
+    pub(super) owner: WorkerId,
+    /// Who keeps it, too.
+    pub(super) other: WorkerId,
+    /// The owner sends it, for the other has not the same state.
+    pub(super) sends: bool,
+}
+
+impl Keepers {
+    /// What a worker copies of this part.
+    fn give(self, part: u32, worker: WorkerId) -> Option<Give> {
+        let Keepers { owner: of, other, sends } = self;
+        let makes = worker == of || (!sends && worker == other);
+        makes.then_some(Give { part, of, to: sends.then_some(other) })
+    }
+}
+
+/// Whether another worker has the state that this one speaks for, and none besides, as a replica of these stages.
+pub fn has_same_state(plan: &Plan, speaker: WorkerId, other: WorkerId) -> bool {
+    let both = |workers: &[WorkerId]| (workers.first() == Some(&speaker)) == workers.contains(&other);
+    // Replicas that share out what the optimizer keeps have each their part of it.
+    speaker != other && plan.sharding.is_none() && plan.homes.iter().all(|(_, workers)| both(workers))
 }
 
 /// What a worker needs that came while others train.
@@ -277,7 +308,10 @@ impl Request {
     /// Which workers send which others what they keep, or are to keep.
     pub(super) fn lends(&self, plan: &Plan) -> Vec<(WorkerId, WorkerId)> {
         match self {
-            Request::Keep(keeping) => keeping.parts(plan).into_values().collect(),
+            Request::Keep(keeping) => {
+                let sent = keeping.parts(plan).into_values().filter(|keepers| keepers.sends);
+                sent.map(|keepers| (keepers.owner, keepers.other)).collect()
+            }
             Request::Restore { tensors, .. } => {
                 let pair = |tensor: &Recalled| Some((tensor.keeper, plan.homes.first(tensor.stage)?));
                 tensors.iter().filter_map(pair).collect()
@@ -304,15 +338,15 @@ impl Request {
                 let parts = keeping.parts(plan);
                 let Keeping { copy, note, last, stage, .. } = *keeping;
                 let keep = |worker: WorkerId| {
-                    let mine = parts.iter().find(|(_, (owner, _))| *owner == worker);
-                    let of_others = parts.iter().filter(|(_, (owner, with))| *with == worker && *owner != worker);
+                    let comes = |keepers: &Keepers| keepers.sends && keepers.other == worker && keepers.owner != worker;
+                    let of_others = parts.iter().filter(|(_, keepers)| comes(keepers));
                     Keep {
                         copy,
                         note: note.clone(),
                         last,
                         stage,
-                        give: mine.map(|(part, (_, with))| (*part, *with)),
-                        take: of_others.map(|(part, (owner, _))| (*part, *owner)).collect(),
+                        give: parts.iter().find_map(|(part, keepers)| keepers.give(*part, worker)),
+                        take: of_others.map(|(part, keepers)| (*part, keepers.owner)).collect(),
                     }
                 };
                 vec![to_all(&|w| Command::Keep(Box::new(keep(w))))]

@@ -110,14 +110,14 @@ impl StageSession {
     /// Hands out the parameters of stages of which this is the first replica, and of the optimizer's state what no replica
     /// before has.
     fn send_state(&mut self, id: u64, stage: Option<StageId>, optimizer: bool) {
-        let snapshot = self.snapshot(stage, optimizer);
+        let snapshot = self.snapshot(self.worker, stage, optimizer);
         self.single(id, snapshot);
     }
 
-    /// What makes a copy of that.
-    pub(super) fn snapshot(&self, stage: Option<StageId>, optimizer: bool) -> Task<Slot> {
-        let wanted = || self.stages.iter().map(|spec| spec.stage).filter(|of| stage.is_none_or(|only| only == *of));
-        let speaks = |stage: &StageId| self.worker.is_some() && self.homes.first(*stage) == self.worker;
+    /// What makes a copy of that, as this worker hands it out, where it is the first replica of its stages.
+    pub(super) fn snapshot(&self, of: Option<WorkerId>, stage: Option<StageId>, optimizer: bool) -> Task<Slot> {
+        let wanted = || self.stages.iter().map(|spec| spec.stage).filter(|id| stage.is_none_or(|only| only == *id));
+        let speaks = |stage: &StageId| of.is_some() && self.homes.first(*stage) == of;
         let shares = |stage: &StageId| self.teams.get(stage).is_some_and(Team::is_sharded);
         let parameters = wanted().filter(speaks).collect();
         let optimizer = wanted().filter(|stage| optimizer && (speaks(stage) || shares(stage))).collect();

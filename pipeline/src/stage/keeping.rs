@@ -5,7 +5,7 @@
 use super::{Job, Purpose, StageSession};
 use crate::effect::{Effect, Peer};
 use crate::ids::{Slot, StageId, WorkerId};
-use crate::kept::{CopyId, Keep, KeptCopy, Recall};
+use crate::kept::{CopyId, Give, Keep, KeptCopy, Recall};
 use crate::message::{Failure, Head};
 use crate::task::Task;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +45,9 @@ impl Part {
 impl StageSession {
     /// Copies what is to be copied here, and keeps what comes.
     pub(super) fn keep_copy(&mut self, id: u64, keep: Keep) {
+        if keep.give.is_some_and(|give| !self.has_state_of(give.of, keep.stage)) {
+            return self.refuse(Peer::Boss, Vec::new(), "asked for a copy of what this worker does not have".into());
+        }
         let copy = keep.copy;
         if self.copying.is_none_or(|(making, _)| making != copy) {
             self.void_keeping(id);
@@ -54,10 +57,10 @@ impl StageSession {
             self.kept.retain(|kept| wanted.contains(&kept.copy));
             self.effects.push_back(Effect::KeepOnly(wanted));
         }
-        let (stage, gives) = (keep.stage, keep.give.is_some());
+        let (stage, give) = (keep.stage, keep.give);
         self.keeping.entry(id).or_default().command = Some(keep);
-        if gives {
-            let snapshot = self.snapshot(stage, true);
+        if let Some(give) = give {
+            let snapshot = self.snapshot(Some(give.of), stage, true);
             self.job = Some(Job::Keep { id });
             self.compute(Purpose::Command(id), snapshot);
         } else {
@@ -66,10 +69,16 @@ impl StageSession {
         self.keep_parts(id);
     }
 
+    /// Whether what this worker has of these stages is all that another one speaks for.
+    fn has_state_of(&self, of: WorkerId, stage: Option<StageId>) -> bool {
+        let mut wanted = self.stages.iter().map(|spec| spec.stage).filter(|id| stage.is_none_or(|only| only == *id));
+        self.worker == Some(of) || (self.sharding.is_none() && wanted.all(|id| self.homes.first(id) == Some(of)))
+    }
+
     /// What is to be kept is copied: it goes to whoever keeps it, this worker among them.
     pub(super) fn copied(&mut self, id: u64, tensors: Vec<(String, Slot)>) {
         let keep = self.keeping.get(&id).and_then(|keeping| keeping.command.as_ref());
-        let (Some((part, neighbour)), Some(me)) = (keep.and_then(|keep| keep.give), self.worker) else {
+        let (Some(Give { part, to: neighbour, .. }), Some(me)) = (keep.and_then(|keep| keep.give), self.worker) else {
             let slots = tensors.into_iter().map(|(_, slot)| slot).collect();
             self.drop_slots(slots);
             return self.fail(id, Failure::new("state was copied that nobody asked for; please report it"));
@@ -78,7 +87,7 @@ impl StageSession {
         let mut send = |name: String, slots: Vec<Slot>| {
             let head = Head::Keeping { id, part, name, of };
             let mut to = vec![self.links.to(me, head.clone())];
-            to.extend((neighbour != me).then(|| self.links.reach(neighbour, head)));
+            to.extend(neighbour.filter(|other| *other != me).map(|other| self.links.reach(other, head)));
             self.effects.push_back(Effect::Send { to, slots });
         };
         if tensors.is_empty() {
@@ -124,7 +133,7 @@ impl StageSession {
         let Some(Keeping { command: Some(keep), parts }) = self.keeping.get_mut(&id) else { return };
         let me = self.worker;
         let comes = |keep: &Keep, part: u32, from: Peer| match from {
-            Peer::Worker(worker) if Some(worker) == me => keep.give.is_some_and(|(number, _)| number == part),
+            Peer::Worker(worker) if Some(worker) == me => keep.give.is_some_and(|give| give.part == part),
             Peer::Worker(worker) => keep.take.get(&part) == Some(&worker),
             Peer::Boss => false,
         };

@@ -6,7 +6,7 @@ use pipeline::cached::Cached;
 use pipeline::effect::Micros;
 use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
-use pipeline::kept::{CopyId, CopyNote, Keep, KeptCopy, Recall};
+use pipeline::kept::{CopyId, CopyNote, Give, Keep, KeptCopy, Recall};
 use pipeline::loss::Classes;
 use pipeline::message::{
     Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Progress, Reduction, Regroup, Round, RoundLoss,
@@ -215,7 +215,9 @@ fn command(random: &mut Random) -> Command {
 }
 
 fn keep(random: &mut Random) -> Keep {
-    let give = maybe(random, |random| (part(random), worker(random)));
+    // Mostly the worker of which it is asked has it: what it has not is refused.
+    let of = |random: &mut Random| if random.chance(80) { WorkerId(1) } else { worker(random) };
+    let give = maybe(random, |random| Give { part: part(random), of: of(random), to: maybe(random, worker) });
     let take = (0..random.below(3)).map(|_| (part(random), worker(random))).collect();
     let (last, stage) = (maybe(random, copy), maybe(random, stage));
     Keep { copy: copy(random), note: note(random), last, stage, give, take }
