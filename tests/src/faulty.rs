@@ -62,16 +62,7 @@ impl link::Compute for Faulty {
 pub async fn work_badly(at: &Listening, fault: Fault, over: mpsc::Receiver<()>) -> LinkError {
     let (ticket, boss) = (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
-    let info = WorkerInfo {
-        device: "cpu".into(),
-        threads: 1,
-        memory_bytes: None,
-        version: "test".into(),
-        direct: true,
-        host: "here".into(),
-        process: std::process::id(),
-        nccl: link::Nccl::Missing("it computes on a CPU".into()),
-    };
+    let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
     let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
     let compute = ComputeThread::start(move || {
         tensor::threads::set_count(1);

@@ -16,6 +16,7 @@ mod memory;
 pub mod programs;
 mod reference;
 mod sockets;
+pub mod stateful_model;
 pub mod strangers;
 mod training;
 

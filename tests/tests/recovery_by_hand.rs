@@ -1,0 +1,169 @@
+//! Calls by hand that lose workers and are done again: weights are those of a program that lost none, to the bit.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+use bossman::checkpoint::Checkpoints;
+use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Variables};
+use link::Identity;
+use tch::{Device, Kind, Tensor};
+use tests::programs::{free_port, Place};
+use tests::stateful_model::MODEL;
+
+/// Steps by hand and whole ones, in turn.
+async fn train(boss: &mut BossMan, step: u64) -> Result<(), BossManError> {
+    struck(boss, step, || ()).await
+}
+
+/// The same; between a pass forward and backward something happens. What was given is written over once a call is done with it.
+async fn struck(boss: &mut BossMan, step: u64, strike: impl FnOnce()) -> Result<(), BossManError> {
+    let mut x = (Tensor::arange(16 * 64, (Kind::Float, Device::Cpu)) * 0.1 + step as f64).sin().reshape([16, 64]);
+    let y = Tensor::arange(16, (Kind::Int64, Device::Cpu)).remainder(10);
+    if step.is_multiple_of(2) {
+        let (done, mut used) = (boss.train_step(&Batch::new(&x, &y)).await, y.shallow_clone());
+        drop((x.fill_(f64::NAN), used.fill_(-1)));
+        return done.map(drop);
+    }
+    // The second batch forward has seen what batch norm learnt of the first.
+    let (first, logits) = boss.forward_batch(&x, Variables::new()).await?;
+    let again = boss.forward(&x, Variables::new()).await?;
+    drop(x.fill_(f64::NAN));
+    strike();
+    again.cross_entropy_for_logits(&y).backward();
+    boss.backward(&again.grad()).await?;
+    drop(again.grad().fill_(f64::NAN));
+    logits[0].cross_entropy_for_logits(&y).backward();
+    boss.backward_batch(first, &[logits[0].grad()]).await?;
+    boss.optim_step().await
+}
+
+async fn start(host: Host) -> BossMan {
+    let builder = BossMan::builder(Model::from_yaml(MODEL).unwrap()).loss(Loss::cross_entropy()).microbatches(4);
+    let mut boss = builder.build(host.quiet().wait().await.unwrap()).unwrap();
+    boss.distribute_model().await.unwrap();
+    boss.send_optimizer(Optimizer::adam(0.01)).await.unwrap();
+    boss
+}
+
+async fn trained(boss: &mut BossMan) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("w.safetensors");
+    boss.state_dict().await.unwrap().save(&path).unwrap();
+    std::fs::read(path).unwrap()
+}
+
+/// Worker programs for a boss in this process.
+struct Here {
+    place: Place,
+    port: String,
+    ticket: String,
+}
+
+impl Here {
+    fn new() -> Self {
+        let ticket = Identity::load_or_create().unwrap().ticket().to_string();
+        Here { place: Place::new(), port: free_port(), ticket }
+    }
+
+    fn host(&self, workers: usize) -> Host {
+        Host::new(workers).port(self.port.parse().unwrap())
+    }
+
+    fn worker(&self) -> tests::programs::Process {
+        let arguments = ["--port", &self.port, "--device", "cpu", "--threads", "1"];
+        self.place.start_with("worker", &arguments, &[("MODEL_TICKET", &self.ticket)])
+    }
+}
+
+/// What so many steps come to where nobody is lost.
+async fn trained_quietly(steps: u64) -> Vec<u8> {
+    let mut quiet = start(Host::new(1).local(1).threads(1)).await;
+    for step in 0..steps {
+        train(&mut quiet, step).await.unwrap();
+    }
+    let expected = trained(&mut quiet).await;
+    quiet.shutdown().await;
+    expected
+}
+
+#[tokio::test]
+async fn a_program_goes_on_from_a_state_in_memory_or_in_a_folder() {
+    let expected = trained_quietly(8).await;
+
+    let here = Here::new();
+    let (stays, dies) = (here.worker(), here.worker());
+    let mut boss = start(here.host(2)).await;
+    for step in 0..4 {
+        train(&mut boss, step).await.unwrap();
+    }
+    let state = boss.checkpoint().await.unwrap();
+    let folder = Checkpoints::open(here.place.file("c").to_str().unwrap(), true).unwrap();
+    train(&mut boss, 4).await.unwrap();
+    dies.signal("KILL");
+    let error = loop {
+        if let Err(error) = train(&mut boss, 4).await {
+            break error;
+        }
+    };
+    assert!(error.workers_were_lost(), "{error}");
+    assert!(error.to_string().contains("enable_recovery() has calls done again by themselves"), "{error}");
+    drop(boss);
+    let mut boss = start(here.host(1)).await;
+    boss.restore(&state).await.unwrap();
+    train(&mut boss, 4).await.unwrap();
+    train(&mut boss, 5).await.unwrap();
+    folder.save(boss.checkpoint().await.unwrap()).await.unwrap();
+    train(&mut boss, 6).await.unwrap();
+    boss.restore(&folder.last().await.unwrap().unwrap()).await.unwrap();
+    train(&mut boss, 6).await.unwrap();
+    train(&mut boss, 7).await.unwrap();
+    assert!(trained(&mut boss).await == expected, "other weights than those of a quiet run");
+    boss.shutdown().await;
+    stays.end().await.well();
+}
+
+#[tokio::test]
+async fn calls_by_hand_are_done_again_where_workers_are_lost() {
+    let expected = trained_quietly(12).await;
+    let here = Here::new();
+    let mut workers = vec![here.worker(), here.worker()];
+    let mut boss = start(here.host(2)).await;
+    boss.enable_recovery(3).await.unwrap();
+    for step in 0..12 {
+        // In the midst of steps by hand, with a spare; and before a look at the model and a whole step, without one.
+        let victim = [1, 5, 8].contains(&step).then(|| workers.pop().unwrap());
+        if step == 5 || step == 1 {
+            workers.insert(0, here.worker());
+        }
+        struck(&mut boss, step, || victim.iter().for_each(|victim| victim.signal("KILL"))).await.unwrap();
+        if step == 8 {
+            victim.unwrap().signal("KILL");
+            boss.eval();
+            let x = Tensor::ones([2, 64], (Kind::Float, Device::Cpu));
+            assert_eq!(boss.forward(&x, Variables::new()).await.unwrap().size(), [2, 10]);
+            boss.train();
+        }
+    }
+    assert!(trained(&mut boss).await == expected, "other weights than those of a quiet run");
+    assert_eq!((boss.plan().workers(), workers.len()), (1, 1));
+    boss.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_again_is_told_with_what_to_call() {
+    let here = Here::new();
+    let workers = [here.worker(), here.worker()];
+    let mut boss = start(here.host(2)).await;
+    boss.enable_recovery(3).await.unwrap();
+    // Gradients are in no state.
+    let logits = boss.forward(&Tensor::ones([2, 64], (Kind::Float, Device::Cpu)), Variables::new()).await.unwrap();
+    boss.backward(&logits.ones_like()).await.unwrap();
+    assert!(boss.enable_recovery(3).await.unwrap_err().to_string().contains("after an optimizer step"));
+    boss.optim_step().await.unwrap();
+    let weights = boss.state_dict().await.unwrap();
+    boss.load_state_dict(&weights).await.unwrap();
+    workers[0].signal("KILL");
+    let error = train(&mut boss, 0).await.unwrap_err();
+    assert!(error.workers_were_lost(), "{error}");
+    let told = "cannot be done again, for a call failed, or weights or an optimizer were set; build a BossMan";
+    assert!(error.to_string().contains(told), "{error}");
+}
