@@ -1,6 +1,6 @@
 //! A worker in the test's own process, with one fault.
 
-use crate::programs::Listening;
+use crate::programs::{Listening, SOON};
 use link::{ComputeThread, LinkError, Payload, WorkerInfo};
 use pipeline::message::Failure;
 use pipeline::task::{HandedOut, Outcome, Task};
@@ -26,8 +26,9 @@ pub enum Fault {
 /// A compute thread with one fault.
 struct Faulty {
     compute: StageCompute,
-    tasks: u32,
+    updates: u32,
     fault: Fault,
+    after: u32,
     /// Has ended where the test has.
     over: mpsc::Receiver<()>,
 }
@@ -38,7 +39,9 @@ impl link::Compute for Faulty {
         task: Task<Payload>,
         hand_out: &mut dyn FnMut(HandedOut<Payload>),
     ) -> Result<Outcome<Payload>, Failure> {
-        self.tasks += 1;
+        self.updates += u32::from(matches!(task, Task::OptimStep { .. }));
+        // A part of a step, or the first task there is, which makes the layers.
+        let strikes = self.updates >= self.after && (self.after == 0 || matches!(task, Task::Backward { .. }));
         match self.fault {
             Fault::Miscounts => match task {
                 Task::OptimStep { stage, mut update, tied, health } => {
@@ -47,7 +50,7 @@ impl link::Compute for Faulty {
                 }
                 other => self.compute.run(other, hand_out),
             },
-            _ if self.tasks != 300 => self.compute.run(task, hand_out),
+            _ if !strikes => self.compute.run(task, hand_out),
             Fault::Panics => panic!("as a defect would"),
             Fault::HasNoMemory => Err(Failure { unfit: true, ..Failure::new("out of memory") }),
             Fault::NeverEnds => {
@@ -58,15 +61,25 @@ impl link::Compute for Faulty {
     }
 }
 
-/// Works until the boss or the worker has enough of it.
-pub async fn work_badly(at: &Listening, fault: Fault, over: mpsc::Receiver<()>) -> LinkError {
+/// Joins as soon as there is a place, and works until the boss or the worker has enough of it. The fault strikes after so many
+/// updates of stages.
+pub async fn work_badly(at: &Listening, (fault, after): (Fault, u32), over: mpsc::Receiver<()>) -> LinkError {
     let (ticket, boss) = (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
     let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
-    let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
+    let joined = async {
+        loop {
+            match link::join(&endpoint, boss, &ticket, info.clone()).await {
+                Ok(membership) => break membership,
+                Err(error) => assert!(error.may_pass(), "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let membership = tokio::time::timeout(SOON, joined).await.unwrap();
     let compute = ComputeThread::start(move || {
         tensor::threads::set_count(1);
-        Faulty { compute: StageCompute::new(Device::Cpu), tasks: 0, fault, over }
+        Faulty { compute: StageCompute::new(Device::Cpu), updates: 0, fault, after, over }
     });
     let compute = compute.unwrap().task_limit(Duration::from_secs(2));
     link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await.unwrap_err()

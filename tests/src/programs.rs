@@ -239,13 +239,8 @@ impl Process {
 
     /// The numbers of the processes that it started.
     pub fn children(&self) -> Vec<u32> {
-        let listed = std::process::Command::new("ps").args(["-A", "-o", "pid=,ppid="]).output().unwrap();
-        let listed = String::from_utf8(listed.stdout).unwrap();
-        let pairs = listed.lines().filter_map(|line| {
-            let mut numbers = line.split_whitespace().filter_map(|word| word.parse::<u32>().ok());
-            Some((numbers.next()?, numbers.next()?))
-        });
-        pairs.filter(|(_, parent)| *parent == self.id()).map(|(process, _)| process).collect()
+        let parent = self.id().to_string();
+        processes("ppid").into_iter().filter(|(_, its)| *its == parent).map(|(process, _)| process).collect()
     }
 
     fn transcript(&self) -> String {
@@ -270,6 +265,22 @@ impl Ended {
             Err(lines) => panic!("expected one line, got:\n{}", lines.join("\n")),
         }
     }
+}
+
+/// The numbers of the processes that have this among their arguments.
+pub fn processes_with(argument: &str) -> Vec<u32> {
+    processes("args").into_iter().filter(|(_, all)| all.contains(argument)).map(|(process, _)| process).collect()
+}
+
+/// All processes, each with what `ps` says of it.
+fn processes(what: &str) -> Vec<(u32, String)> {
+    let listed = std::process::Command::new("ps").args(["-A", "-ww", "-o", &format!("pid=,{what}=")]).output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let pair = |line: &str| {
+        let (process, what) = line.trim().split_once(' ')?;
+        Some((process.parse().ok()?, what.trim().to_string()))
+    };
+    listed.lines().filter_map(pair).collect()
 }
 
 /// Sends a signal to a process.

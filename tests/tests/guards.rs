@@ -263,7 +263,7 @@ async fn replicas_that_differ_end_the_run_with_the_names_of_both_and_of_the_para
     let (boss, at) = place.boss(&run, 2, &[]).await;
     let _other = place.worker(&at.port, &[]);
     let (_over, ends) = mpsc::channel();
-    let left = work_badly(&at, Fault::Miscounts, ends).await;
+    let left = work_badly(&at, (Fault::Miscounts, 0), ends).await;
     assert!(matches!(left, LinkError::Lost { .. }), "{left}");
     let line = boss.end().await.error_line();
     assert!(

@@ -14,6 +14,8 @@ use tests::stateful_model::MODEL;
 /// Far more than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(180);
 const STEPS: u64 = 200;
+/// Updates of one or two stages after which something goes wrong: a checkpoint of step 10 is there long since.
+const LATER: u32 = 50;
 
 struct Run(Place);
 
@@ -122,7 +124,7 @@ async fn who_is_left_takes_over() {
 async fn workers_go_on_from_what_they_keep_for_each_other() {
     let quiet = Run::quiet("replicas: 1").await;
     for replicas in
-        ["replicas: 1", "replicas: [1, 2]\nshard: optimizer", "replicas: [1, 2]\nshard: parameters"]
+        ["replicas: 1", "replicas: [1, 2]", "replicas: [1, 2]\nshard: optimizer", "replicas: [1, 2]\nshard: parameters"]
     {
         let run = Run::new(&format!("{replicas}\nredundancy: {{neighbour: 3}}"));
         let (mut boss, at) = run.boss(3).await;
@@ -228,7 +230,7 @@ async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_en
         let (mut boss, at) = run.boss(2).await;
         let worker = run.0.worker(&at.port, &[]);
         let (_over, ends) = mpsc::channel();
-        let (said, why) = match work_badly(&at, fault, ends).await {
+        let (said, why) = match work_badly(&at, (fault, LATER), ends).await {
             LinkError::SentAway { reason } if fault != Fault::NeverEnds => (reason.clone(), reason),
             LinkError::Hung { seconds: 2 } if fault == Fault::NeverEnds => {
                 ("2 s".into(), "one task has taken 2 s".into())
@@ -251,7 +253,7 @@ async fn a_run_of_one_worker_that_has_no_memory_ends() {
     let run = Run::new("checkpoint: {dir: c, every: 100}");
     let (boss, at) = run.boss(1).await;
     let (_over, ends) = mpsc::channel();
-    let left = work_badly(&at, Fault::HasNoMemory, ends).await;
+    let left = work_badly(&at, (Fault::HasNoMemory, LATER), ends).await;
     assert!(matches!(left, LinkError::Lost { .. }), "{left}");
     let line = boss.end().await.error_line();
     assert!(line.contains("worker 0") && line.ends_with("out of memory"), "{line}");

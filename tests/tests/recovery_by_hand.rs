@@ -3,11 +3,17 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use bossman::checkpoint::Checkpoints;
-use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Variables};
-use link::Identity;
+use bossman::{Batch, BossMan, BossManError, Cuts, Host, Loss, Model, Optimizer, Variables};
+use link::{Identity, LinkError};
+use std::sync::mpsc;
+use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use tests::programs::{free_port, Place};
+use tests::faulty::{work_badly, Fault};
+use tests::programs::{free_port, processes_with, send_signal, Listening, Place};
 use tests::stateful_model::MODEL;
+
+/// Far more than any of this takes.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Steps by hand and whole ones, in turn.
 async fn train(boss: &mut BossMan, step: u64) -> Result<(), BossManError> {
@@ -37,7 +43,12 @@ async fn struck(boss: &mut BossMan, step: u64, strike: impl FnOnce()) -> Result<
 }
 
 async fn start(host: Host) -> BossMan {
+    start_cut(host, Cuts::Auto).await
+}
+
+async fn start_cut(host: Host, cuts: Cuts) -> BossMan {
     let builder = BossMan::builder(Model::from_yaml(MODEL).unwrap()).loss(Loss::cross_entropy()).microbatches(4);
+    let builder = builder.clip_grad_norm(1.0).cuts(cuts);
     let mut boss = builder.build(host.quiet().wait().await.unwrap()).unwrap();
     boss.distribute_model().await.unwrap();
     boss.send_optimizer(Optimizer::adam(0.01)).await.unwrap();
@@ -66,6 +77,10 @@ impl Here {
 
     fn host(&self, workers: usize) -> Host {
         Host::new(workers).port(self.port.parse().unwrap())
+    }
+
+    fn listening(&self) -> Listening {
+        Listening { port: self.port.clone(), ticket: self.ticket.clone() }
     }
 
     fn worker(&self) -> tests::programs::Process {
@@ -149,6 +164,74 @@ async fn calls_by_hand_are_done_again_where_workers_are_lost() {
 }
 
 #[tokio::test]
+async fn calls_go_on_where_a_local_worker_ends() {
+    let expected = trained_quietly(6).await;
+    let place = Place::new();
+    // By which its local workers are told from those of other tests.
+    let mine = place.file("");
+    let mut boss = start(Host::new(2).local(2).threads(1).data(&mine)).await;
+    boss.enable_recovery(2).await.unwrap();
+    for step in 0..6 {
+        let mut victim = None;
+        // Between a pass forward and backward; the second time after a state was taken.
+        let strike = || {
+            victim = processes_with(mine.to_str().unwrap()).into_iter().max().filter(|_| [1, 5].contains(&step));
+            victim.into_iter().for_each(|victim| send_signal(victim, "KILL"));
+        };
+        struck(&mut boss, step, strike).await.unwrap();
+        let others = processes_with(mine.to_str().unwrap()).into_iter().max();
+        assert!(victim.is_none_or(|victim| others > Some(victim)), "no others were started");
+    }
+    assert!(trained(&mut boss).await == expected, "other weights than those of a quiet run");
+    assert_eq!(boss.plan().workers(), 2);
+    boss.shutdown().await;
+}
+
+/// One worker has no memory for its part, and whoever waits for the call does not any longer; then one that comes in its place
+/// has not, either.
+#[tokio::test]
+async fn others_take_over_in_the_midst_of_taking_over() {
+    let expected = {
+        let mut quiet = start(Host::new(1).local(1).threads(1)).await;
+        for step in 0..8 {
+            train(&mut quiet, step * 2).await.unwrap();
+        }
+        trained(&mut quiet).await
+    };
+    let here = Here::new();
+    let (_over, ends) = mpsc::channel();
+    let (at, _stays) = (here.listening(), here.worker());
+    let mut first = tokio::spawn(async move { work_badly(&at, (Fault::HasNoMemory, 5), ends).await });
+    // No other number of workers will do.
+    let mut boss = start_cut(here.host(2), Cuts::At(vec!["first".into()])).await;
+    boss.enable_recovery(3).await.unwrap();
+    let mut step = 0;
+    let left = loop {
+        tokio::select! {
+            left = &mut first => break left.unwrap(),
+            done = train(&mut boss, step * 2) => done.unwrap(),
+        }
+        step += 1;
+        assert!(step < 8, "nobody was lost");
+    };
+    assert!(matches!(&left, LinkError::SentAway { reason } if reason == "out of memory"), "{left}");
+    let (_over, ends) = mpsc::channel();
+    let others = async {
+        let left = work_badly(&here.listening(), (Fault::HasNoMemory, 0), ends).await;
+        assert!(matches!(&left, LinkError::SentAway { reason } if reason == "out of memory"), "{left}");
+        here.worker()
+    };
+    let both = async { tokio::join!(train(&mut boss, step * 2), others) };
+    let (done, _comes) = tokio::time::timeout(PATIENCE, both).await.unwrap();
+    done.unwrap();
+    for step in step + 1..8 {
+        train(&mut boss, step * 2).await.unwrap();
+    }
+    assert!(trained(&mut boss).await == expected, "other weights than those of a quiet run");
+    boss.shutdown().await;
+}
+
+#[tokio::test]
 async fn what_cannot_be_done_again_is_told_with_what_to_call() {
     let here = Here::new();
     let workers = [here.worker(), here.worker()];
@@ -166,4 +249,15 @@ async fn what_cannot_be_done_again_is_told_with_what_to_call() {
     assert!(error.workers_were_lost(), "{error}");
     let told = "cannot be done again, for a call failed, or weights or an optimizer were set; build a BossMan";
     assert!(error.to_string().contains(told), "{error}");
+    drop(boss);
+    let mut boss = start(here.host(1)).await;
+    boss.enable_recovery(3).await.unwrap();
+    tokio::select! {
+        biased;
+        done = train(&mut boss, 0) => panic!("{done:?}"),
+        () = std::future::ready(()) => {}
+    }
+    workers[1].signal("KILL");
+    let error = train(&mut boss, 0).await.unwrap_err();
+    assert!(error.to_string().contains("for the future of a call was dropped before its end; build"), "{error}");
 }
