@@ -4,6 +4,7 @@
     bossman data fetch sotu --to examples/gpt-sotu/data
     bench/checkpoints.py
     bench/checkpoints.py --neighbour --every 10
+    bench/checkpoints.py --neighbour --every 1 --also 'replicas: 2'
 
 Trains the small GPT on two workers, alternately without and with a checkpoint (or a copy at a neighbour) every 20 steps, and
 compares the time of a run from its first step to its last.
@@ -43,10 +44,10 @@ def seconds(place, run, steps):
     return took
 
 
-def with_copies(run, every):
-    """The same run with copies at neighbours."""
+def with_lines(run, lines):
+    """The same run with more in its file."""
     with run.open("a", encoding="utf-8") as file:
-        file.write(f"redundancy: {{neighbour: {every}}}\n")
+        file.writelines(f"{line}\n" for line in lines)
     return run
 
 
@@ -57,6 +58,7 @@ def main():
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=20, help="steps between them")
     parser.add_argument("--neighbour", action="store_true", help="copies at neighbours instead of checkpoints")
+    parser.add_argument("--also", action="append", default=[], metavar="LINE", help="for both run files, as `replicas: 2`")
     asked = parser.parse_args()
     without, having = [], []
     for number in range(asked.pairs):
@@ -64,7 +66,8 @@ def main():
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder)
                 run = run_file(place, asked.steps, 0 if asked.neighbour else every)
-                run = with_copies(run, every) if asked.neighbour and every else run
+                copies = [f"redundancy: {{neighbour: {every}}}"] if asked.neighbour and every else []
+                run = with_lines(run, [*asked.also, *copies])
                 times.append(seconds(place, run, asked.steps))
         print(f"pair {number + 1}: {without[-1]:.2f} s without, {having[-1]:.2f} s with", flush=True)
     low, high = spread([b / a for a, b in zip(without, having, strict=True)])

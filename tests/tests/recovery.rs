@@ -88,8 +88,7 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nschedule: 1f1b");
     let mut boss = run.local(3);
     // As soon as it trains, when there are checkpoints, and one that only falls silent.
-    for (moment, victim, signal) in [("step 1/", 0, "KILL"), ("checkpoint of", 2, "KILL"), ("checkpoint of", 1, "STOP")]
-    {
+    for (moment, victim, signal) in [("step 1/", 0, "KILL"), (" written", 2, "KILL"), (" written", 1, "STOP")] {
         boss.line(moment).await;
         send_signal(boss.children()[victim], signal);
         boss.line("steps were done again").await;
@@ -110,7 +109,7 @@ async fn who_is_left_takes_over() {
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}");
     let (mut boss, at) = run.boss(3).await;
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
-    for (moment, victim, left) in [("checkpoint of", 1, 2), ("checkpoint of", 2, 1)] {
+    for (moment, victim, left) in [(" written", 1, 2), (" written", 2, 1)] {
         boss.line(moment).await;
         workers[victim].signal("KILL");
         boss.line(&format!("recovery: going on with {left} of 3 workers, from the checkpoint of step")).await;
@@ -148,7 +147,7 @@ async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
     let run = Run::new("checkpoint: {dir: c, every: 50}\nredundancy: {neighbour: 1}");
     let (mut boss, at) = run.boss(2).await;
     let workers: Vec<_> = (0..2).map(|_| run.0.worker(&at.port, &[])).collect();
-    boss.line("checkpoint of").await;
+    boss.line(" written").await;
     boss.signal("KILL");
     drop(boss.end().await);
     let file = run.0.file("run.yaml");
@@ -174,7 +173,7 @@ async fn of_two_bosses_one_commands() {
     let (mut first, at) = run.boss(2).await;
     let address = Address::of(&at.port).await;
     let workers: Vec<_> = (0..2).map(|_| run.0.worker(&address.port, &["--relay"])).collect();
-    first.line("checkpoint of").await;
+    first.line(" written").await;
     first.signal("STOP");
     let file = run.0.file("run.yaml");
     let again = ["train", file.to_str().unwrap(), "--workers", "2", "--port", "0", "--resume"];
@@ -211,7 +210,7 @@ async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nreplicas: [1, 2]");
     let (mut boss, at) = run.boss(3).await;
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
-    boss.line("checkpoint of").await;
+    boss.line(" written").await;
     workers[0].signal("KILL");
     boss.line("recovery: 2 of 3 workers are left, which is too few; waiting for more").await;
     let spare = run.0.worker(&at.port, &[]);

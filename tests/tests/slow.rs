@@ -78,7 +78,7 @@ async fn a_worker_a_hundred_times_too_slow_slows_training_down_and_no_more() {
         // Training goes on, and what it has come to is kept. On a machine that has much else to do a worker that slow may
         // count as silent; then the run recovers, and is slow again.
         for _ in 0..2 {
-            boss.line("checkpoint of step").await;
+            boss.line(" written").await;
         }
         drop(slow);
         boss.end_within(LIMIT).await.well();

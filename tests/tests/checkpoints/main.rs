@@ -184,7 +184,7 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     };
     let run = Run::new();
     run.write(steps, "checkpoint: {dir: c, every: 1, keep: 2}\nschedule: 1f1b");
-    for killed_at in ["checkpoint of step 3 ", "checkpoint of", "going on after", "checkpoint of"] {
+    for killed_at in ["checkpoint of step 3 ", " written", "going on after", " written"] {
         // As a supervisor starts it, again and again.
         let mut boss = run.begin("2", &["--resume=if-any"]);
         boss.line(killed_at).await;
