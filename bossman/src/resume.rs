@@ -154,6 +154,21 @@ async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<Found>, Bos
     }
 }
 
+/// Whether what a run is to begin with, and what it is to go on with, go together.
+pub(crate) fn check_beginning(settings: &Settings) -> Result<(), BossManError> {
+    if settings.weights.is_none() || settings.resume.is_none() || begins_if_none(settings) {
+        return Ok(());
+    }
+    let problem = "--weights: with --resume the run goes on with its checkpoint's; leave one of them out, or take \
+                   --resume=if-any, which begins with these where there is no checkpoint yet";
+    Err(BossManError::Usage(problem.into()))
+}
+
+/// The run begins where there is nothing to go on with.
+fn begins_if_none(settings: &Settings) -> bool {
+    settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY))
+}
+
 /// What makes the run's checkpoints, and the one that it goes on with.
 pub(crate) async fn checkpoints(
     file: &RunFile,
@@ -177,7 +192,7 @@ pub(crate) async fn checkpoints(
     if policy.keep_best == Some(KeepBest::Accuracy) && file.loss.classes().is_none() {
         return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
     }
-    let if_any = settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY));
+    let if_any = begins_if_none(settings);
     let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
     let listed = checkpoints.list().await?;
     let begins = if_any && listed.iter().all(|listed| listed.is_begun);

@@ -36,7 +36,7 @@ pub struct Settings {
     pub metrics: Option<PathBuf>,
     /// The timelines of the last steps go here.
     pub trace: Option<PathBuf>,
-    /// Weights to start from.
+    /// Weights to start from; not where the run goes on with a checkpoint.
     pub weights: Option<PathBuf>,
     /// Where weights go after each epoch; those of the best one go beside them, to [`crate::best_path`].
     pub save: Option<PathBuf>,
@@ -144,6 +144,7 @@ impl<'a> Training<'a> {
                 "a pool cannot have `collective: nccl`, whose communicators do not outlive a worker that leaves".into(),
             ));
         }
+        resume::check_beginning(settings)?;
         let model = Model::from_file(&file.model)?;
         for warning in model.graph().warnings() {
             output::warn(&format!("warning: {}: {warning}", file.model.display()));

@@ -23,7 +23,8 @@ pub(crate) struct Train {
     /// Write the timelines of the last steps, as measured and as predicted, for Perfetto or chrome://tracing.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Start from these weights (safetensors, PyTorch's names), in place of those that the run file names.
+    /// Start from these weights (safetensors, PyTorch's names), in place of those that the run file names;
+    /// with --resume=if-any where the run begins.
     #[arg(long, alias = "init", value_name = "PATH")]
     weights: Option<PathBuf>,
     /// Write the weights after each epoch; those with the lowest validation loss beside it, as NAME.best.safetensors.
@@ -31,7 +32,7 @@ pub(crate) struct Train {
     save: Option<PathBuf>,
     /// Go on with the last checkpoint of the run that is whole, or with the one of this name (`bossman checkpoint ls`);
     /// --resume=if-any begins where there is none yet.
-    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, conflicts_with = "weights")]
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
     resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     #[arg(long)]

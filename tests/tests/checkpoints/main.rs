@@ -176,21 +176,30 @@ async fn gradients_of_several_steps_belong_to_one_update() {
 async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     // So many that no run ends by itself before it is killed.
     let steps = 200;
+    let first = Run::new();
+    first.write(1, "");
+    first.train("1", &[]).await.well();
+    let weights = first.place.file("w.safetensors");
+    let weights = ["--weights", weights.to_str().unwrap()];
     let quiet = {
         let run = Run::new();
         run.write(steps, "");
-        run.train("1", &[]).await.well();
+        run.train("1", &weights).await.well();
         run.all_left()
     };
     let run = Run::new();
     run.write(steps, "checkpoint: {dir: c, every: 1, keep: 2}\nschedule: 1f1b");
     for killed_at in ["checkpoint of step 3 ", " written", "going on after", " written"] {
         // As a supervisor starts it, again and again.
-        let mut boss = run.begin("2", &["--resume=if-any"]);
+        let mut boss = run.begin("2", &["--resume=if-any", weights[0], weights[1]]);
         boss.line(killed_at).await;
         boss.signal("KILL");
         boss.end().await;
+        // There is a checkpoint, and nobody looks for them any more.
+        std::fs::remove_file(weights[1]).ok();
     }
+    let line = run.train("2", &["--resume", weights[0], weights[1]]).await.error_line();
+    assert!(line.contains("--weights: with --resume the run goes on with its checkpoint's"), "{line}");
     run.train("2", &["--resume"]).await.well();
     let (found, expected) = (run.all_left(), quiet);
     let differs = found.0.iter().zip(&expected.0).find(|(found, expected)| found != expected);
