@@ -160,8 +160,10 @@ fn all_done(boss: &mut BossSession, id: u64) {
     }
 }
 
-/// For each worker what it makes, and what it takes.
-fn asked(plan: Plan, neighbours: BTreeMap<WorkerId, WorkerId>) -> Vec<(Option<Give>, Vec<(u32, WorkerId)>)> {
+/// What a worker makes, and what it takes.
+type Asked = (Option<Give>, Vec<(u32, WorkerId)>);
+
+fn asked(plan: Plan, neighbours: BTreeMap<WorkerId, WorkerId>) -> Vec<Asked> {
     let Some(Effect::Send { to, .. }) = keeping_boss(plan, neighbours).poll_effect() else {
         panic!("nothing is asked");
     };
