@@ -114,7 +114,7 @@ impl StageSession {
         self.single(id, snapshot);
     }
 
-    /// What makes a copy of that, as this worker hands it out, where it is the first replica of its stages.
+    /// What makes a copy of what `of` hands out: this worker itself, or the first replica of its stages.
     pub(super) fn snapshot(&self, of: Option<WorkerId>, stage: Option<StageId>, optimizer: bool) -> Task<Slot> {
         let wanted = || self.stages.iter().map(|spec| spec.stage).filter(|id| stage.is_none_or(|only| only == *id));
         let speaks = |stage: &StageId| of.is_some() && self.homes.first(*stage) == of;
