@@ -54,10 +54,6 @@ mod local;
 mod look;
 pub mod metrics;
 mod model;
-#[cfg(test)]
-#[allow(unreachable_pub, reason = "other tests use it, too")]
-#[path = "../../fuzz/mutate.rs"]
-mod mutate;
 mod observed;
 mod open_data;
 pub mod output;
@@ -67,10 +63,6 @@ mod pool;
 mod predict;
 mod probing;
 mod progress;
-#[cfg(test)]
-#[allow(dead_code, unreachable_pub, reason = "other tests use it, too")]
-#[path = "../../pipeline/tests/support/random.rs"]
-mod random;
 mod ready;
 mod recovery;
 mod redundancy;

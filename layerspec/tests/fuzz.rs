@@ -2,9 +2,6 @@
 //! The same seeds run every time; a failure names its seed and shows the input.
 #![cfg(test)]
 
-#[allow(unreachable_pub, reason = "other tests use it, too")]
-#[path = "../../fuzz/inputs.rs"]
-mod inputs;
 #[path = "support/sound.rs"]
 mod sound;
 mod support;
@@ -14,6 +11,7 @@ use serde_json::Value;
 use sound::check;
 use std::panic::catch_unwind;
 use support::{example, root, EXAMPLES};
+use testkit::inputs;
 
 /// SplitMix64.
 struct Random(u64);

@@ -1,11 +1,12 @@
-//! Texts that users see, compared with checked-in files; see `support::golden` to update them.
+//! Texts that users see, compared with checked-in files; UPDATE_GOLDEN=1 writes them anew.
 
 #[cfg(test)]
 mod support;
 
 use layerspec::{layer_manual, Bindings, LayerGraph};
 use std::path::Path;
-use support::{example, golden, root, EXAMPLES};
+use support::{example, root, EXAMPLES};
+use testkit::golden::assert_golden;
 
 #[test]
 fn check_tables_of_the_examples() {
@@ -13,14 +14,14 @@ fn check_tables_of_the_examples() {
         let graph = example(name);
         assert!(graph.warnings().is_empty(), "{name}: {:?}", graph.warnings());
         let path = root(&format!("layerspec/tests/golden/check-{name}.txt"));
-        golden(&path, &graph.table(&Bindings::new()));
+        assert_golden(&path, &graph.table(&Bindings::new()));
     }
 }
 
 #[test]
 fn check_table_with_all_words_bound() {
     let bindings = Bindings::new().with("batch", 32).with("seq", 64);
-    golden(&root("layerspec/tests/golden/check-tied-bound.txt"), &example("tied").table(&bindings));
+    assert_golden(&root("layerspec/tests/golden/check-tied-bound.txt"), &example("tied").table(&bindings));
 }
 
 /// `errors.txt` holds cases: a title, a model file, and the one-line error it must give.
@@ -42,7 +43,7 @@ fn errors_say_what_and_where() {
         count += 1;
     }
     assert!(count >= 20, "{count} cases");
-    golden(&path, &actual);
+    assert_golden(&path, &actual);
 }
 
 /// The layer part of the manual is written by the code; the rest by hand.
@@ -54,7 +55,7 @@ fn manual_of_the_layers() {
     let manual = std::fs::read_to_string(path).unwrap();
     let (before, rest) = manual.split_once(BEGIN).expect("the mark before the layers");
     let (_, after) = rest.split_once(END).expect("the mark after the layers");
-    golden(path, &format!("{before}{BEGIN}\n{}\n{END}{after}", layer_manual()));
+    assert_golden(path, &format!("{before}{BEGIN}\n{}\n{END}{after}", layer_manual()));
 }
 
 /// Every model in the manual is one.

@@ -6,9 +6,6 @@
 pub mod address;
 mod case;
 pub mod cuts;
-#[allow(unreachable_pub, reason = "other tests use it, too")]
-#[path = "../../tensor/tests/fake/mod.rs"]
-pub mod fake;
 pub mod faulty;
 mod fleet;
 pub mod hostile;

@@ -21,13 +21,13 @@ use tch::{Device, Kind, Tensor};
 use tensor::nccl::Nccl;
 use tests::programs::{free_port, Place};
 use tests::{
-    fake, find_replicas, left, one_process, put, step_request, train, Case, Fleet, Memory, Reach, Sockets, Steps,
-    Training, STEPS,
+    find_replicas, left, one_process, put, step_request, train, Case, Fleet, Memory, Reach, Sockets, Steps, Training,
+    STEPS,
 };
 use tokio::sync::Notify;
 use worker::StageCompute;
 
-static NCCL: LazyLock<Arc<Nccl>> = LazyLock::new(|| Nccl::load_for_host(&fake::library(&[])).unwrap());
+static NCCL: LazyLock<Arc<Nccl>> = LazyLock::new(|| Nccl::load_for_host(&testkit::fake_nccl::library(&[])).unwrap());
 
 fn summed(case: Case, reduction: Reduction) -> Case {
     let steps = Steps { reduction, ..case.steps };

@@ -232,7 +232,7 @@ fn a_manifest_of_any_content_is_read_or_refused() {
     };
     let corpus: Vec<_> = [0, 1, 300].into_iter().map(|step| serde_json::to_vec_pretty(&of(step)).unwrap()).collect();
     let mut read = 0;
-    crate::mutate::fuzz("manifest", &corpus, &PIECES, |bytes| {
+    testkit::mutate::fuzz("manifest", &corpus, &PIECES, |bytes| {
         store::parse(bytes, "step-00000001").ok();
         let Ok(broken) = serde_json::from_slice::<manifest::Manifest>(bytes) else { return };
         let manifest::Manifest { counters, run, files, .. } = broken;

@@ -1,8 +1,8 @@
 //! Run files of any content: an error or a run, never a panic.
 
 use super::parse;
-use crate::mutate::fuzz;
 use std::path::Path;
+use testkit::mutate::fuzz;
 
 const PIECES: [&str; 31] = [
     "0",

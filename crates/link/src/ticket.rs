@@ -1,0 +1,110 @@
+//! The join ticket: what a worker needs to find the right boss and be let in.
+
+use aws_lc_rs::digest::{digest, SHA256};
+use data_encoding::BASE32_NOPAD;
+use std::fmt;
+use std::str::FromStr;
+use thiserror::Error;
+
+const PREFIX: &str = "bossman1-";
+const CHECK_BYTES: usize = 4;
+
+/// A secret and the fingerprint of the boss's public key, as text that can be pasted.
+///
+/// The secret never travels: a key pair is derived from it (see [`crate::tls`]) and TLS proves that
+/// the other end has the same.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Ticket {
+    pub(crate) secret: [u8; 32],
+    pub(crate) boss: [u8; 32],
+}
+
+/// Why a text is not a ticket.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum TicketError {
+    /// It does not look like one.
+    #[error(
+        "this is not a join ticket: it must start with `{PREFIX}`; copy the whole MODEL_TICKET that the boss prints"
+    )]
+    Prefix,
+    /// It is not whole, or a character is wrong.
+    #[error("this join ticket is damaged; copy the whole MODEL_TICKET that the boss prints")]
+    Damaged,
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut bytes = Vec::with_capacity(64 + CHECK_BYTES);
+        bytes.extend(self.secret);
+        bytes.extend(self.boss);
+        let check = digest(&SHA256, &bytes);
+        bytes.extend(&check.as_ref()[..CHECK_BYTES]);
+        write!(f, "{PREFIX}{}", BASE32_NOPAD.encode(&bytes).to_lowercase())
+    }
+}
+
+/// Never shows the secret.
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ticket(..)")
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = TicketError;
+
+    fn from_str(text: &str) -> Result<Self, TicketError> {
+        let text = text.trim().to_lowercase();
+        let body = text.strip_prefix(PREFIX).ok_or(TicketError::Prefix)?;
+        let bytes = BASE32_NOPAD.decode(body.to_uppercase().as_bytes()).map_err(|_| TicketError::Damaged)?;
+        let (body, check) = bytes.split_at_checked(64).ok_or(TicketError::Damaged)?;
+        if check != &digest(&SHA256, body).as_ref()[..CHECK_BYTES] {
+            return Err(TicketError::Damaged);
+        }
+        let mut ticket = Ticket { secret: [0; 32], boss: [0; 32] };
+        ticket.secret.copy_from_slice(&body[..32]);
+        ticket.boss.copy_from_slice(&body[32..]);
+        Ok(ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survives_being_pasted() {
+        let ticket = Ticket { secret: [7; 32], boss: [9; 32] };
+        let text = ticket.to_string();
+        assert_eq!(text.parse::<Ticket>(), Ok(ticket.clone()));
+        assert_eq!(format!(" {}\n", text.to_uppercase()).parse::<Ticket>(), Ok(ticket.clone()));
+        assert!(!format!("{ticket:?}").contains("07"));
+    }
+
+    #[test]
+    fn a_wrong_character_is_noticed() {
+        let text = Ticket { secret: [7; 32], boss: [9; 32] }.to_string();
+        for at in PREFIX.len()..text.len() {
+            let mut broken = text.clone().into_bytes();
+            broken[at] = if broken[at] == b'a' { b'b' } else { b'a' };
+            let broken = String::from_utf8(broken).unwrap();
+            assert_eq!(broken.parse::<Ticket>(), Err(TicketError::Damaged), "{broken}");
+        }
+        assert_eq!(text[..text.len() - 3].parse::<Ticket>(), Err(TicketError::Damaged));
+        assert_eq!("hello".parse::<Ticket>(), Err(TicketError::Prefix));
+        assert_eq!(PREFIX.parse::<Ticket>(), Err(TicketError::Damaged));
+    }
+
+    #[test]
+    fn a_text_of_any_content_is_a_ticket_or_refused() {
+        let whole = Ticket { secret: [7; 32], boss: [9; 32] }.to_string();
+        let pieces = [PREFIX, "", " ", "\n", "=", "1", "8", "A", "ı", "é", "İ", "\u{0}"];
+        let corpus = [whole.clone().into_bytes(), whole.to_uppercase().into_bytes(), Vec::new()];
+        testkit::mutate::fuzz("ticket", &corpus, &pieces, |bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            if let Ok(ticket) = text.parse::<Ticket>() {
+                assert!(ticket.to_string() == whole, "{text} is a ticket");
+            }
+        });
+    }
+}

@@ -1,0 +1,35 @@
+//! Frames and sessions against what may come from outside: every head there and back, broken frames
+//! refused, and a seeded fuzz of the decoder (see `fuzz/inputs.rs`) and of both sessions that needs no special compiler.
+//! `BOSSMAN_FUZZ_SECONDS` says how long each fuzz runs (default 3).
+
+#![allow(clippy::expect_used, clippy::panic, unreachable_pub, reason = "everything here is part of a test")]
+
+mod fuzz_frame;
+mod fuzz_sessions;
+mod heads;
+mod refused;
+mod roundtrip;
+
+use std::time::{Duration, Instant};
+use testkit::Random;
+
+/// Runs one seed of a session after the other until the time is up; the seed of a panic is printed.
+fn fuzz(mut case: impl FnMut(&mut Random)) {
+    struct Seed(u64);
+    impl Drop for Seed {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("the seed was {}; BOSSMAN_FUZZ_SEED={} starts with it", self.0, self.0);
+            }
+        }
+    }
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
+    let first = number("BOSSMAN_FUZZ_SEED").unwrap_or(0);
+    let end = Instant::now() + Duration::from_secs(number("BOSSMAN_FUZZ_SECONDS").unwrap_or(3));
+    let mut seed = Seed(first);
+    while seed.0 < first + 10 || Instant::now() < end {
+        case(&mut Random::new(seed.0));
+        seed.0 += 1;
+    }
+    eprintln!("{} seeds", seed.0 - first);
+}

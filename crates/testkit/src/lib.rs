@@ -1,0 +1,24 @@
+//! Helpers that the tests of several crates share. No program depends on this crate.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "a helper that fails ends its test"
+)]
+
+pub mod fake_nccl;
+pub mod golden;
+pub mod inputs;
+pub mod mutate;
+mod random;
+
+pub use random::Random;
+
+use std::path::{Path, PathBuf};
+
+/// The path of a file of the repository, from its path below the root.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
