@@ -6,6 +6,8 @@
 //! written (`store.rs`, `place.rs`) while training goes on. What is drawn at random is drawn from the seed and the numbers of steps, so the
 //! random state is these numbers (`manifest.rs`).
 
+#[cfg_attr(not(feature = "object-stores"), path = "no_cloud.rs")]
+mod cloud;
 mod manifest;
 mod place;
 mod policy;

@@ -1,30 +1,15 @@
 //! Where checkpoints are: a folder of this machine, or of an object store.
 
+use super::cloud;
 use crate::BossManError;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Name;
-use object_store::prefix::PrefixStore;
-use object_store::{
-    ClientConfigKey, Error, ListResult, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutPayload, RetryConfig,
-    WriteMultipart,
-};
+use object_store::{Error, ListResult, ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-use url::Url;
 
-/// A request is tried again for so long. A checkpoint that fails is better told of than waited for.
-const RETRY: Duration = Duration::from_secs(30);
-const RETRIES: usize = 5;
-/// A store that says nothing for so long is gone; a part has to be up by then.
-const SILENT: &str = "5 min";
-/// A file has to be here by then.
-const LONGEST: &str = "2 h";
 /// What is larger is sent in parts of this size.
 const PART: u64 = 8 << 20;
 /// So many parts are on their way at once.
@@ -46,7 +31,7 @@ impl Folder {
         let local = named.strip_prefix("file://").or((!named.contains("://")).then_some(named));
         let store = match local {
             Some(path) => Arc::new(of_this_machine(Path::new(path), make)?),
-            None => elsewhere(named)?,
+            None => cloud::open(named)?,
         };
         Ok(Folder { store, named: named.to_string(), local: local.map(PathBuf::from) })
     }
@@ -162,44 +147,4 @@ fn of_this_machine(path: &Path, make: bool) -> Result<LocalFileSystem, BossManEr
     // What is said to be written survives that the machine loses power.
     let store = LocalFileSystem::new_with_prefix(path).map_err(|e| BossManError::file(path, e))?;
     Ok(store.with_automatic_cleanup(true).with_fsync(true))
-}
-
-/// A folder of an object store. Who we are, and what else there is to say of a store, is in the environment.
-fn elsewhere(named: &str) -> Result<Arc<dyn ObjectStore>, BossManError> {
-    const KINDS: &str = "name a local folder, or one of an object store as s3://bucket/folder, gs://bucket/folder or \
-                         az://container/folder";
-    let wrong = |problem: String| BossManError::file(Path::new(named), problem);
-    if named.contains(['@', '?']) {
-        // It is not repeated: it may be a secret.
-        let (scheme, _) = named.split_once("://").unwrap_or_default();
-        let problem = "an object store's keys come from the environment, not from its URL";
-        return Err(BossManError::Usage(format!("checkpoints at {scheme}://...: {problem}")));
-    }
-    let url = Url::parse(named).map_err(|e| wrong(format!("{e}; {KINDS}")))?;
-    let (scheme, folder) = ObjectStoreScheme::parse(&url).map_err(|e| wrong(format!("{e}; {KINDS}")))?;
-    let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY, ..RetryConfig::default() };
-    let store = match scheme {
-        ObjectStoreScheme::AmazonS3 => {
-            let store = AmazonS3Builder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::ReadTimeout), SILENT);
-            within(store.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), LONGEST).build(), folder)
-        }
-        ObjectStoreScheme::GoogleCloudStorage => {
-            let store = GoogleCloudStorageBuilder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(GoogleConfigKey::Client(ClientConfigKey::ReadTimeout), SILENT);
-            within(store.with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), LONGEST).build(), folder)
-        }
-        ObjectStoreScheme::MicrosoftAzure => {
-            let store = MicrosoftAzureBuilder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(AzureConfigKey::Client(ClientConfigKey::ReadTimeout), SILENT);
-            within(store.with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), LONGEST).build(), folder)
-        }
-        _ => return Err(wrong(format!("there are no checkpoints in such a place; {KINDS}"))),
-    };
-    store.map_err(|e| wrong(e.to_string()))
-}
-
-/// One folder of a store.
-fn within<S: ObjectStore>(store: Result<S, Error>, folder: Name) -> Result<Arc<dyn ObjectStore>, Error> {
-    Ok(Arc::new(PrefixStore::new(store?, folder)))
 }

@@ -1,19 +1,15 @@
 //! A folder of pictures: a folder in it for each class, PNG and JPEG files in those.
 
 use super::element::Element;
+use super::picture;
 use super::stored::{Gather, Stored};
 use super::wanted::Wanted;
 use crate::DataError;
-use image::{ImageReader, Limits};
 use layerspec::DType;
-use std::fs::File;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::Tensor;
 
-/// Neither side of a picture may be longer, so that no header asks for all memory.
-const MAX_SIDE: u32 = 1 << 14;
 const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 
 /// Pictures of one size, decoded when they are asked for.
@@ -82,16 +78,11 @@ impl Images {
 
     /// Appends the picture, channel after channel.
     fn decode(&self, file: &Path, into: &mut Vec<u8>) -> Result<(), String> {
-        let picture = reader(file)?.decode().map_err(|e| e.to_string())?;
         let [channels, height, width] = self.shape;
-        if (u64::from(picture.width()), u64::from(picture.height())) != (width, height) {
+        let (found_width, found_height, pixels) = picture::decode(file, channels)?;
+        if (u64::from(found_width), u64::from(found_height)) != (width, height) {
             return Err(format!("is no longer {width} x {height}; has the file changed?"));
         }
-        let pixels = match channels {
-            1 => picture.into_luma8().into_raw(),
-            3 => picture.into_rgb8().into_raw(),
-            _ => picture.into_rgba8().into_raw(),
-        };
         let channels = channels as usize;
         (0..channels).for_each(|channel| into.extend(pixels.iter().skip(channel).step_by(channels)));
         Ok(())
@@ -117,18 +108,7 @@ fn channels(wanted: &Wanted, pixels: u64) -> Result<u64, String> {
 }
 
 fn size(file: &Path) -> Result<(u32, u32), DataError> {
-    let dimensions = reader(file).and_then(|reader| reader.into_dimensions().map_err(|e| e.to_string()));
-    dimensions.map_err(|problem| DataError::file(file, problem))
-}
-
-fn reader(file: &Path) -> Result<ImageReader<BufReader<File>>, String> {
-    let reader = ImageReader::open(file).and_then(ImageReader::with_guessed_format);
-    let mut reader = reader.map_err(|e| e.to_string())?;
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE);
-    limits.max_image_height = Some(MAX_SIDE);
-    reader.limits(limits);
-    Ok(reader)
+    picture::size(file).map_err(|problem| DataError::file(file, problem))
 }
 
 /// The pictures of such a folder, as far as names tell.

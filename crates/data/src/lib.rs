@@ -5,6 +5,8 @@
 //! for formats that are read from the beginning only, from a copy that goes to a temporary file when it is large
 //! (`spool.rs`). What columns give is brought to the model's dtypes and shapes (`fit.rs`).
 
+#[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]
+mod absent;
 mod batch;
 mod batches;
 mod column;
@@ -24,7 +26,10 @@ mod normalize;
 mod npy;
 mod npz;
 mod pairs;
+#[cfg(feature = "parquet")]
 mod parquet;
+#[cfg(feature = "pictures")]
+mod picture;
 mod placed;
 mod plain;
 mod ragged;
@@ -37,6 +42,8 @@ mod stored;
 mod tests;
 mod text;
 mod tokens;
+#[cfg(feature = "tokenizers")]
+mod vocabulary;
 mod wanted;
 
 pub use batch::{Batch, Contents, Numbers, Variables};
@@ -51,6 +58,21 @@ pub use source::Source;
 pub use text::Text;
 pub use tokens::{Tokenizer, Tokens};
 
+/// The red, green and blue bytes of a PNG or JPEG file, pixel by pixel.
+///
+/// # Errors
+/// The file is not such a picture, or the program was built without pictures.
+pub fn read_rgb(file: &Path) -> Result<Vec<u8>, DataError> {
+    let (_, _, pixels) = picture::decode(file, 3).map_err(|problem| DataError::file(file, problem))?;
+    Ok(pixels)
+}
+
+#[cfg(not(feature = "parquet"))]
+use absent::parquet;
+#[cfg(not(feature = "pictures"))]
+use absent::picture;
+#[cfg(not(feature = "tokenizers"))]
+use absent::vocabulary;
 use column::Column;
 use columns::Columns;
 use fit::Fitted;

@@ -1,5 +1,6 @@
 //! Text as numbers: its bytes, or what a `tokenizer.json` makes of it.
 
+use super::vocabulary::Vocabulary;
 use super::wanted::Wanted;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ pub enum Tokens {
     /// Each byte is a token.
     Bytes,
     /// From a file.
-    Loaded(PathBuf, Box<tokenizers::Tokenizer>),
+    Loaded(PathBuf, Vocabulary),
 }
 
 impl Tokens {
@@ -43,9 +44,8 @@ impl Tokens {
     pub fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), DataError> {
         match self {
             Tokens::Bytes => into.extend(text.bytes().map(u32::from)),
-            Tokens::Loaded(path, tokenizer) => {
-                let encoding = tokenizer.encode_fast(text, false).map_err(|e| DataError::file(path, e))?;
-                into.extend(encoding.get_ids());
+            Tokens::Loaded(path, vocabulary) => {
+                vocabulary.encode(text, into).map_err(|e| DataError::file(path, e))?;
             }
         }
         Ok(())
@@ -55,7 +55,7 @@ impl Tokens {
     pub(super) fn expect_rows(&self, wanted: &Wanted, special: bool) -> Result<(), DataError> {
         let (path, tokens) = match self {
             Tokens::Bytes => (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 }),
-            Tokens::Loaded(path, tokenizer) => (path.as_path(), tokenizer.get_vocab_size(true)),
+            Tokens::Loaded(path, vocabulary) => (path.as_path(), vocabulary.size()),
         };
         match wanted.below.filter(|rows| *rows < tokens as u64) {
             None => Ok(()),
@@ -75,7 +75,7 @@ impl Tokens {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Tokens::Loaded(path, tokenizer) => tokenizer.decode(tokens, true).map_err(|e| DataError::file(path, e)),
+            Tokens::Loaded(path, vocabulary) => vocabulary.decode(tokens).map_err(|e| DataError::file(path, e)),
         }
     }
 
@@ -83,7 +83,7 @@ impl Tokens {
     pub fn special(&self, key: &str, name: &str) -> Result<u32, DataError> {
         let id = match self {
             Tokens::Bytes => SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id),
-            Tokens::Loaded(_, tokenizer) => tokenizer.token_to_id(name),
+            Tokens::Loaded(_, vocabulary) => vocabulary.id(name),
         };
         let path = match self {
             Tokens::Bytes => Path::new("tokenizer: bytes"),
@@ -100,10 +100,6 @@ fn load(path: &Path) -> Result<Tokens, DataError> {
         return Err(error(format!("has {size} bytes, which no tokenizer.json has; is this the right file?")));
     }
     let bytes = std::fs::read(path).map_err(|e| DataError::io(path, &e))?;
-    let tokenizer = tokenizers::Tokenizer::from_bytes(bytes);
-    let mut tokenizer = tokenizer.map_err(|e| error(format!("is no tokenizer.json: {e}")))?;
-    // What the file says of these is for single sentences; samples are cut and padded here.
-    tokenizer.with_padding(None);
-    tokenizer.with_truncation(None).map_err(|e| error(e.to_string()))?;
-    Ok(Tokens::Loaded(path.to_path_buf(), Box::new(tokenizer)))
+    let vocabulary = Vocabulary::from_bytes(&bytes).map_err(error)?;
+    Ok(Tokens::Loaded(path.to_path_buf(), vocabulary))
 }

@@ -75,7 +75,7 @@ pub(super) fn cifar_10(from: &Path, to: &Path) -> Result<(), BossManError> {
             Pictures { classes: json(&package.join(format!("{part}_lables.json")))?, pixels: Vec::new() };
         for file in files {
             let path = package.join(format!("{file}.png"));
-            let picture = image::open(&path).map_err(|e| BossManError::file(&path, e))?.into_rgb8().into_raw();
+            let picture = data::read_rgb(&path)?;
             for row in picture.chunks_exact(3 * PIXELS) {
                 (0..3).for_each(|channel| pictures.pixels.extend(row.iter().skip(channel).step_by(3)));
             }

@@ -1,0 +1,36 @@
+//! The tokenizer of a `tokenizer.json`, as Hugging Face's `tokenizers` reads it.
+
+use tokenizers::Tokenizer;
+
+/// A loaded `tokenizer.json`. Samples are cut and padded elsewhere, so its own rules for that are off.
+#[derive(Clone, Debug)]
+pub struct Vocabulary(Box<Tokenizer>);
+
+impl Vocabulary {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        let tokenizer = Tokenizer::from_bytes(bytes);
+        let mut tokenizer = tokenizer.map_err(|e| format!("is no tokenizer.json: {e}"))?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
+        Ok(Vocabulary(Box::new(tokenizer)))
+    }
+
+    pub(super) fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), String> {
+        let encoding = self.0.encode_fast(text, false).map_err(|e| e.to_string())?;
+        into.extend(encoding.get_ids());
+        Ok(())
+    }
+
+    pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, String> {
+        self.0.decode(tokens, true).map_err(|e| e.to_string())
+    }
+
+    /// The number of tokens, special ones included.
+    pub(super) fn size(&self) -> usize {
+        self.0.get_vocab_size(true)
+    }
+
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.0.token_to_id(token)
+    }
+}
