@@ -1,9 +1,9 @@
 //! Files that appear whole under their name or not at all: written beside it, and moved there when all is written.
 
 use crate::BossManError;
-use std::io::{BufWriter, Write};
+use std::io::BufWriter;
 use std::path::Path;
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 /// Whether a file can be written there; to be known before the work that makes it.
 ///
@@ -33,11 +33,21 @@ pub(crate) fn begin(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManErro
     beside(path).map(BufWriter::new).map_err(|e| BossManError::io(path, &e))
 }
 
-/// Moves what was written to where it belongs.
-pub(crate) fn finish(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
-    let whole = file.flush().and_then(|()| file.into_inner().map_err(std::io::IntoInnerError::into_error));
-    let moved = whole.and_then(|file| Ok(file.persist(path)?));
-    moved.map(drop).map_err(|e| BossManError::io(path, &e))
+/// Moves what was written to its name. It is on the disk before it has the name, so that a machine
+/// that loses power keeps the old file or the new one.
+pub(crate) fn finish(path: &Path, file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
+    let whole = file.into_inner().map_err(std::io::IntoInnerError::into_error);
+    let moved = whole.and_then(|file| persist(path, file.into_temp_path()));
+    moved.map_err(|e| BossManError::io(path, &e))
+}
+
+/// Flushes a file to the disk, moves it to its name, and flushes the folder, which holds the name.
+pub(crate) fn persist(path: &Path, file: TempPath) -> std::io::Result<()> {
+    std::fs::File::open(&file)?.sync_all()?;
+    file.persist(path)?;
+    #[cfg(unix)]
+    std::fs::File::open(folder(path))?.sync_all()?;
+    Ok(())
 }
 
 /// A new file in the same folder, that whoever may see the folder's other files may see; gone where it is not kept.
@@ -59,6 +69,7 @@ fn folder(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write as _;
 
     #[test]
     fn a_file_is_replaced_when_all_is_written_and_not_before() {

@@ -1,6 +1,6 @@
 //! What a run goes on with: a checkpoint, or what workers keep.
 
-use crate::checkpoint::{Checkpoints, Counters, KeepBest, Policy, Run, State};
+use crate::checkpoint::{Checkpoints, Condition, Counters, KeepBest, Listed, Policy, Run, State};
 use crate::output;
 use crate::redundancy::KeptState;
 use crate::run_file::RunFile;
@@ -81,8 +81,13 @@ pub(crate) async fn newest(
     let newest = match (&at_hand, checkpoints) {
         (Some(found), _) => found.counters().step,
         (None, Some(checkpoints)) if kept.is_some() => {
-            let listed = checkpoints.list().await.unwrap_or_default();
-            listed.iter().filter(|listed| !listed.is_begun).map(|listed| listed.step).max().unwrap_or(0)
+            // A folder that cannot be listed may hold a newer one: then the attempt to read it decides.
+            let listed = checkpoints.list().await;
+            let steps = |listed: Vec<Listed>| {
+                let may_be_whole = listed.into_iter().filter(|listed| listed.condition != Condition::Begun);
+                may_be_whole.map(|listed| listed.step).max().unwrap_or(0)
+            };
+            listed.map_or(u64::MAX, steps)
         }
         _ => 0,
     };
@@ -195,10 +200,11 @@ pub(crate) async fn checkpoints(
     let if_any = begins_if_none(settings);
     let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
     let listed = checkpoints.list().await?;
-    let begins = if_any && listed.iter().all(|listed| listed.is_begun);
+    let is_begun = |listed: &Listed| listed.condition == Condition::Begun;
+    let begins = if_any && listed.iter().all(is_begun);
     let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
         // Else it could not be told later which checkpoint is of which run.
-        return match listed.iter().rfind(|listed| !listed.is_begun) {
+        return match listed.iter().rfind(|listed| !is_begun(listed)) {
             Some(last) => Err(BossManError::Usage(format!(
                 "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
                 policy.dir, last.step

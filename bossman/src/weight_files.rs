@@ -152,14 +152,16 @@ fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) 
     let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
     let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
     replaced::check(path)?;
-    // The library writes a file beside it and renames that; it is for its owner's eyes alone.
-    safetensors::serialize_to_file(views, None, path).map_err(|e| match e {
-        SafeTensorError::IoError(e) => BossManError::io(path, &e),
+    let io = |e: std::io::Error| BossManError::io(path, &e);
+    let file = replaced::beside(path).map_err(io)?;
+    let usual = file.as_file().metadata().map_err(io)?.permissions();
+    let file = file.into_temp_path();
+    // The library replaces the file with one that only its owner may read.
+    safetensors::serialize_to_file(views, None, &file).map_err(|e| match e {
+        SafeTensorError::IoError(e) => io(e),
         e => BossManError::file(path, e),
     })?;
-    let usual = replaced::beside(path).and_then(|file| file.as_file().metadata());
-    let usual = usual.and_then(|usual| std::fs::set_permissions(path, usual.permissions()));
-    usual.map_err(|e| BossManError::io(path, &e))
+    std::fs::set_permissions(&file, usual).and_then(|()| replaced::persist(path, file)).map_err(io)
 }
 
 /// A tensor as the safetensors crate wants to see it.

@@ -25,5 +25,5 @@ pub(crate) use policy::Due;
 pub use policy::{Every, KeepBest, Policy};
 pub use snapshot::State;
 pub(crate) use store::{is_one, weights_of};
-pub use store::{Checkpoints, Listed};
+pub use store::{Checkpoints, Condition, Listed};
 pub(crate) use writing::Writing;

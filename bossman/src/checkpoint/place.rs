@@ -3,16 +3,20 @@
 use super::cloud;
 use crate::BossManError;
 use bytes::Bytes;
-use futures_util::TryStreamExt;
+use futures_util::{stream, StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Name;
-use object_store::{Error, ListResult, ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
+use object_store::{Error, ListResult, ObjectStore, ObjectStoreExt, PutPayload};
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What is larger is sent in parts of this size.
 const PART: u64 = 8 << 20;
-/// So many parts are on their way at once.
+/// The pauses between tries to read. Object stores repeat requests by themselves, too.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(400)];
+/// The number of parts that are on their way at once.
 const PARTS: usize = 4;
 
 /// A folder.
@@ -34,6 +38,12 @@ impl Folder {
             None => cloud::open(named)?,
         };
         Ok(Folder { store, named: named.to_string(), local: local.map(PathBuf::from) })
+    }
+
+    /// A folder of any store, for tests.
+    #[cfg(test)]
+    pub(super) fn of(store: Arc<dyn ObjectStore>) -> Self {
+        Folder { store, named: "test".into(), local: None }
     }
 
     /// As it was named.
@@ -58,24 +68,56 @@ impl Folder {
         Ok(self.local.is_none() && first.await.map_err(|e| self.wrong(name, e))?.is_none())
     }
 
-    /// Whether it is certain that there is no such file.
-    pub(super) async fn is_missing(&self, name: &str) -> bool {
-        matches!(self.store.head(&Name::from(name)).await, Err(Error::NotFound { .. }))
+    /// Whether the store says that there is no such file.
+    ///
+    /// # Errors
+    /// The store does not answer, so nothing is known.
+    pub(super) async fn is_missing(&self, name: &str) -> Result<bool, BossManError> {
+        let place = Name::from(name);
+        match self.retried(|| self.store.head(&place)).await {
+            Ok(_) => Ok(false),
+            Err(Error::NotFound { .. }) => Ok(true),
+            Err(e) => Err(self.unreadable(name, e)),
+        }
     }
 
-    /// A file of at most so many bytes.
+    /// Reads a file of at most `most` bytes.
+    ///
+    /// # Errors
+    /// [`BossManError::Damaged`] if the file is missing or longer, [`BossManError::File`] if it could
+    /// not be read after retries.
     pub(super) async fn get(&self, name: &str, most: u64) -> Result<Bytes, BossManError> {
         let place = Name::from(name);
-        let wrong = |e| match e {
-            Error::NotFound { .. } => self.wrong(name, "is missing"),
-            e => self.wrong(name, e),
+        let read = || async {
+            let found = self.store.get(&place).await?;
+            match found.meta.size {
+                size if size > most => Ok(Err(size)),
+                _ => found.bytes().await.map(Ok),
+            }
         };
-        let found = self.store.get(&place).await.map_err(wrong)?;
-        if found.meta.size > most {
-            let size = found.meta.size;
-            return Err(self.wrong(name, format!("is damaged: it has {size} bytes, {most} at most are expected")));
+        match self.retried(read).await {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(size)) => {
+                let problem = format!("is damaged: it has {size} bytes, {most} at most are expected");
+                Err(self.damaged(name, problem))
+            }
+            Err(Error::NotFound { .. }) => Err(self.damaged(name, "is missing")),
+            Err(e) => Err(self.unreadable(name, e)),
         }
-        found.bytes().await.map_err(wrong)
+    }
+
+    /// Repeats a read that failed. A missing file is an answer, not a failure.
+    async fn retried<T, F: Future<Output = Result<T, Error>>>(&self, read: impl Fn() -> F) -> Result<T, Error> {
+        let mut pauses = PAUSES.into_iter();
+        loop {
+            match (read().await, pauses.next()) {
+                (Err(e), Some(pause)) if !matches!(e, Error::NotFound { .. }) => {
+                    tracing::debug!(error = %e, "a read of a checkpoint failed and is repeated");
+                    tokio::time::sleep(pause).await;
+                }
+                (result, _) => return result,
+            }
+        }
     }
 
     /// Writes a file, which is there as a whole or not at all.
@@ -90,16 +132,20 @@ impl Folder {
     }
 
     async fn put_parts(&self, place: &Name, bytes: Bytes) -> Result<(), Error> {
-        let mut parts = WriteMultipart::new_with_chunk_size(self.store.put_multipart(place).await?, PART as usize);
-        for from in (0..bytes.len()).step_by(PART as usize) {
-            if let Err(error) = parts.wait_for_capacity(PARTS).await {
-                // What is up would stay there, unseen.
-                parts.abort().await.ok();
-                return Err(error);
-            }
-            parts.put(bytes.slice(from..bytes.len().min(from + PART as usize)));
+        let mut upload = self.store.put_multipart(place).await?;
+        let from = (0..bytes.len()).step_by(PART as usize);
+        let parts = from.map(|from| bytes.slice(from..bytes.len().min(from + PART as usize)));
+        let parts: Vec<_> = parts.map(|part| upload.put_part(part.into())).collect();
+        let sent = stream::iter(parts).buffer_unordered(PARTS).try_collect::<Vec<()>>().await;
+        let whole = match sent {
+            Ok(_) => upload.complete().await.map(drop),
+            Err(error) => Err(error),
+        };
+        if whole.is_err() {
+            // Parts that stay are invisible, and are paid for.
+            upload.abort().await.ok();
         }
-        parts.finish().await.map(drop)
+        whole
     }
 
     /// Deletes a file, or nothing where there is none.
@@ -129,7 +175,18 @@ impl Folder {
         }
     }
 
-    /// What is wrong with a file of it.
+    /// A file that could not be read. It may be whole.
+    fn unreadable(&self, name: &str, problem: impl ToString) -> BossManError {
+        let problem = problem.to_string();
+        self.wrong(name, format!("cannot be read, so it may be whole: {problem}; try again when the store answers"))
+    }
+
+    /// A file that was read, or is proven to be missing, and is not what was written.
+    pub(super) fn damaged(&self, name: &str, problem: impl ToString) -> BossManError {
+        self.wrong(name, problem).into_damage()
+    }
+
+    /// A problem with a file of it.
     pub(super) fn wrong(&self, name: &str, problem: impl ToString) -> BossManError {
         // What stores say has several lines.
         let problem = problem.to_string();

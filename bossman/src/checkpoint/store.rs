@@ -6,8 +6,11 @@ use super::policy::Policy;
 use super::snapshot::State;
 use crate::{output, weight_files, BossManError, StateDict};
 use bytes::Bytes;
-use std::collections::BTreeMap;
+use serde::Deserialize;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
 const MANIFEST: &str = "manifest.json";
@@ -24,6 +27,9 @@ const DAMAGED: &str = "is damaged: its content is not what was written";
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     folder: Folder,
+    /// The checkpoints that this run found damaged when it resumed. Only these, of later steps, are
+    /// pruned.
+    damaged: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// A checkpoint, or what is left of one.
@@ -33,11 +39,22 @@ pub struct Listed {
     pub name: String,
     /// Training steps done.
     pub step: u64,
-    /// How large it is, where it is whole as far as its manifest says.
-    pub bytes: Result<u64, String>,
-    /// It has no manifest: it is being written, or never was to its end.
-    pub is_begun: bool,
+    /// What its manifest says.
+    pub condition: Condition,
     pub(crate) manifest: Option<Manifest>,
+}
+
+/// What the manifest of a checkpoint says of it. Its other files are not read for that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Its files have this many bytes in all.
+    Whole(u64),
+    /// It has no manifest: it is being written, or the writer was stopped.
+    Begun,
+    /// Its manifest is not what was written, for this reason.
+    Damaged(String),
+    /// Its manifest could not be read, for this reason. The checkpoint may be whole.
+    Unreadable(String),
 }
 
 impl Checkpoints {
@@ -47,7 +64,11 @@ impl Checkpoints {
     /// # Errors
     /// It cannot be made or read, or is a place of a kind that is not known.
     pub fn open(dir: &str, make: bool) -> Result<Self, BossManError> {
-        Ok(Checkpoints { folder: Folder::open(dir, make)? })
+        Ok(Checkpoints::of(Folder::open(dir, make)?))
+    }
+
+    pub(super) fn of(folder: Folder) -> Self {
+        Checkpoints { folder, damaged: Arc::default() }
     }
 
     /// All there are, by their steps, ascending.
@@ -60,15 +81,17 @@ impl Checkpoints {
             let step = name.strip_prefix(PREFIX).and_then(|step| step.parse().ok());
             // What is named otherwise is somebody else's.
             let Some(step) = step.filter(|step| name_of(*step) == name) else { continue };
-            let is_begun = self.folder.is_missing(&format!("{name}/{MANIFEST}")).await;
-            if is_begun && self.folder.is_empty(&name).await? {
-                continue;
-            }
-            let (bytes, manifest) = match self.manifest(&name).await {
-                Ok(manifest) => (Ok(manifest.bytes()), Some(manifest)),
-                Err(error) => (Err(error.to_string()), None),
+            let (condition, manifest) = match self.folder.is_missing(&format!("{name}/{MANIFEST}")).await {
+                Ok(true) if self.folder.is_empty(&name).await? => continue,
+                Ok(true) => (Condition::Begun, None),
+                Ok(false) => match self.manifest(&name).await {
+                    Ok(manifest) => (Condition::Whole(manifest.bytes()), Some(manifest)),
+                    Err(error) if error.is_damage() => (Condition::Damaged(error.to_string()), None),
+                    Err(error) => (Condition::Unreadable(error.to_string()), None),
+                },
+                Err(error) => (Condition::Unreadable(error.to_string()), None),
             };
-            listed.push(Listed { name, step, bytes, is_begun, manifest });
+            listed.push(Listed { name, step, condition, manifest });
         }
         listed.sort_by_key(|listed| listed.step);
         Ok(listed)
@@ -94,10 +117,21 @@ impl Checkpoints {
     /// Writes a state, its manifest last. One of the same step is replaced.
     ///
     /// # Errors
-    /// A file cannot be written; there is then no checkpoint of this step.
+    /// A file cannot be written. Then there is no checkpoint of this step, and what was written of it
+    /// is removed, so that the next one has room.
     pub(crate) async fn write(&self, state: State, run: Run) -> Result<Manifest, BossManError> {
         let name = name_of(state.counters.step);
         self.remove(&name).await?;
+        let written = self.write_files(&name, state, run).await;
+        if written.is_err() {
+            if let Err(error) = self.remove(&name).await {
+                output::warn(&format!("warning: parts of {name}, which could not be written, are left: {error}"));
+            }
+        }
+        written
+    }
+
+    async fn write_files(&self, name: &str, state: State, run: Run) -> Result<Manifest, BossManError> {
         let counters = state.counters;
         let mut files = Vec::new();
         for (number, (layer, tensors)) in by_layer(&state).into_iter().enumerate() {
@@ -112,8 +146,8 @@ impl Checkpoints {
                 self.folder.put(&format!("{name}/{file}"), bytes).await?;
             }
         }
-        let manifest = Manifest::new(counters, run, files).map_err(|e| self.folder.wrong(&name, e))?;
-        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.wrong(&name, e))?;
+        let manifest = Manifest::new(counters, run, files).map_err(|e| self.folder.wrong(name, e))?;
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.wrong(name, e))?;
         self.folder.put(&format!("{name}/{MANIFEST}"), text).await?;
         Ok(manifest)
     }
@@ -121,20 +155,21 @@ impl Checkpoints {
     /// Reads a checkpoint and sees that each file is as its manifest says.
     ///
     /// # Errors
-    /// A file is missing or damaged; it is named.
+    /// A file is missing, damaged, or cannot be read; it is named.
     pub(crate) async fn read(&self, name: &str) -> Result<(State, Manifest), BossManError> {
         let manifest = self.manifest(name).await?;
         let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
         for file in &manifest.files {
             let place = format!("{name}/{}", file.name);
             let bytes = self.checked(&place, file).await?;
-            let tensors = weight_files::decode(&bytes, &self.folder.path(&place))?;
+            let decoded = weight_files::decode(&bytes, &self.folder.path(&place));
+            let tensors = decoded.map_err(BossManError::into_damage)?;
             match file.name.split('/').next() {
                 Some(WEIGHTS) => tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor)),
                 Some(OPTIMIZER) => {
                     optimizer.extend(tensors.iter().map(|(name, t)| (name.to_string(), t.shallow_clone())));
                 }
-                _ => return Err(self.folder.wrong(&place, "is neither of weights nor of the optimizer")),
+                _ => return Err(self.folder.damaged(&place, "is neither of weights nor of the optimizer")),
             }
         }
         Ok((State { weights, optimizer, counters: manifest.counters }, manifest))
@@ -148,11 +183,11 @@ impl Checkpoints {
         self.read(name).await.map(drop)
     }
 
-    /// The state to go on from: that of the checkpoint of this name, or of the last one that is whole; those after it that are
-    /// not are named in warnings.
+    /// The state to resume from: that of the checkpoint of this name, or of the last whole one.
+    /// Warnings name the damaged ones after it.
     ///
     /// # Errors
-    /// There is none, or the named one is damaged or not the last.
+    /// There is none, the named one is damaged or not the last, or one cannot be read.
     pub(crate) async fn resume(&self, name: Option<&str>) -> Result<(State, Manifest), BossManError> {
         let listed = self.list().await?;
         if let Some(name) = name {
@@ -178,31 +213,40 @@ impl Checkpoints {
         self.last_whole().await?.ok_or_else(none)
     }
 
-    /// The last one that is whole, where there is one; those after it are named in warnings.
+    /// The last whole checkpoint, if there is one. Warnings name the damaged ones after it.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder or a checkpoint cannot be read. An older checkpoint is no substitute for one that
+    /// may be whole.
     pub(crate) async fn last_whole(&self) -> Result<Option<(State, Manifest)>, BossManError> {
         for listed in self.list().await?.iter().rev() {
             match self.read(&listed.name).await {
                 Ok(found) => return Ok(Some(found)),
-                Err(error) => {
-                    output::warn(&format!("warning: {error}; looking for the checkpoint before {}", listed.name))
+                Err(error) if error.is_damage() => {
+                    output::warn(&format!("warning: {error}; looking for the checkpoint before {}", listed.name));
+                    self.damaged().insert(listed.name.clone());
                 }
+                Err(error) => return Err(error),
             }
         }
         Ok(None)
     }
 
-    /// Deletes what a policy does not keep, now that a checkpoint of this step was written. What is of later steps was found
-    /// damaged when the run went on from before it.
+    /// Deletes what a policy does not keep, now that a checkpoint of this step was written, and what
+    /// this run found damaged when it resumed. A checkpoint that could not be read stays.
     pub(crate) async fn prune(&self, policy: &Policy, step: u64) -> Result<Vec<String>, BossManError> {
         let listed = self.list().await?;
         let there = listed.iter().filter(|listed| listed.step <= step);
         let there: Vec<Manifest> = there.filter_map(|listed| listed.manifest.clone()).collect();
         let mut names: Vec<String> = policy.superfluous(&there).into_iter().map(name_of).collect();
-        let of_no_use = |listed: &&Listed| listed.step > step || (listed.is_begun && listed.step < step);
-        names.extend(listed.iter().filter(of_no_use).map(|listed| listed.name.clone()));
+        let damaged = self.damaged().clone();
+        let useless = |listed: &&Listed| match listed.step.cmp(&step) {
+            Ordering::Less => listed.condition == Condition::Begun || damaged.contains(&listed.name),
+            Ordering::Equal => false,
+            Ordering::Greater => damaged.contains(&listed.name),
+        };
+        let useless = listed.iter().filter(useless).map(|listed| listed.name.clone());
+        names.extend(useless.filter(|name| !names.contains(name)).collect::<Vec<_>>());
         for name in &names {
             self.remove(name).await?;
         }
@@ -215,13 +259,23 @@ impl Checkpoints {
     /// A file cannot be deleted.
     pub async fn remove(&self, name: &str) -> Result<(), BossManError> {
         self.folder.delete(&format!("{name}/{MANIFEST}")).await?;
-        self.folder.delete_folder(name).await
+        self.folder.delete_folder(name).await?;
+        self.damaged().remove(name);
+        Ok(())
+    }
+
+    fn damaged(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn manifest(&self, name: &str) -> Result<Manifest, BossManError> {
         let place = format!("{name}/{MANIFEST}");
         let bytes = self.folder.get(&place, MAX_MANIFEST).await?;
-        parse(&bytes, name).map_err(|problem| self.folder.wrong(&place, problem))
+        parse(&bytes, name).map_err(|problem| match problem {
+            // Not this program's to judge, and not to be pruned.
+            Refused::OtherVersion(_) => self.folder.wrong(&place, problem),
+            Refused::Damaged(_) => self.folder.damaged(&place, problem),
+        })
     }
 
     async fn checked(&self, place: &str, file: &File) -> Result<Bytes, BossManError> {
@@ -233,31 +287,54 @@ impl Checkpoints {
         let same = bytes.len() as u64 == file.bytes && found.await.is_ok_and(|found| found == file.sha256);
         match same {
             true => Ok(bytes),
-            false => Err(self.folder.wrong(place, DAMAGED)),
+            false => Err(self.folder.damaged(place, DAMAGED)),
         }
     }
 }
 
-/// A manifest, which may be of any content.
-pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Manifest, String> {
-    let manifest: Manifest = serde_json::from_slice(bytes).map_err(|e| format!("is no manifest: {e}"))?;
+/// Why a manifest is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refused {
+    #[error("is of version {0}; this program reads version {VERSION}")]
+    OtherVersion(u64),
+    #[error("{0}")]
+    Damaged(String),
+}
+
+/// Reads a manifest, which may be of any content.
+pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Manifest, Refused> {
+    let damaged = |problem: String| Err(Refused::Damaged(problem));
+    let manifest: Manifest = match serde_json::from_slice(bytes) {
+        Ok(manifest) => manifest,
+        // Other versions may have other fields.
+        Err(e) => match serde_json::from_slice::<Versioned>(bytes) {
+            Ok(other) if other.version != u64::from(VERSION) => return Err(Refused::OtherVersion(other.version)),
+            _ => return damaged(format!("is no manifest: {e}")),
+        },
+    };
     if manifest.version != VERSION {
-        return Err(format!("is of version {}; this program reads version {VERSION}", manifest.version));
+        return Err(Refused::OtherVersion(manifest.version.into()));
     }
     if !manifest.is_whole() {
-        return Err(DAMAGED.into());
+        return damaged(DAMAGED.into());
     }
     if name != name_of(manifest.counters.step) {
-        return Err(format!("is of step {}", manifest.counters.step));
+        return damaged(format!("is of step {}", manifest.counters.step));
     }
     if manifest.counters.loss_scale.is_some_and(|scale| !scale.is_possible()) {
-        return Err("has a scale of the loss that cannot be".into());
+        return damaged("has a loss scale that is impossible".into());
     }
     let within = |file: &File| file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
     match manifest.files.iter().find(|file| !within(file)) {
-        Some(stray) => Err(format!("names `{}`, which is no file of it", stray.name)),
+        Some(stray) => damaged(format!("names `{}`, which is no file of it", stray.name)),
         None => Ok(manifest),
     }
+}
+
+/// What manifests of all versions have.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u64,
 }
 
 /// Whether a folder is a checkpoint's.
@@ -276,7 +353,7 @@ pub(crate) fn weights_of(folder: &Path) -> Result<StateDict, BossManError> {
         let path = folder.join(&file.name);
         let bytes = Bytes::from(read(&path)?);
         if hash(&bytes) != file.sha256 {
-            return Err(BossManError::file(&path, DAMAGED));
+            return Err(BossManError::file(&path, DAMAGED).into_damage());
         }
         weight_files::decode(&bytes, &path)?.iter().for_each(|(name, tensor)| weights.insert(name, tensor));
     }

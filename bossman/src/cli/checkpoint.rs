@@ -2,7 +2,7 @@
 
 use super::fleet::until_interrupted;
 use anyhow::Result;
-use bossman::checkpoint::{Checkpoints, Listed};
+use bossman::checkpoint::{Checkpoints, Condition, Listed};
 use bossman::{output, BossManError};
 use serde_json::json;
 
@@ -55,12 +55,23 @@ impl Checkpoint {
 }
 
 async fn ls(checkpoints: &Checkpoints, json: bool) -> Result<(), BossManError> {
-    for Listed { name, step, bytes, .. } in checkpoints.list().await? {
-        let line = match (&bytes, json) {
-            (Ok(bytes), true) => json!({"name": name, "step": step, "bytes": bytes}).to_string(),
-            (Err(problem), true) => json!({"name": name, "step": step, "problem": problem}).to_string(),
-            (Ok(bytes), false) => format!("{name}  {:.1} MiB", *bytes as f64 / f64::from(1 << 20)),
-            (Err(problem), false) => format!("{name}  not whole: {problem}"),
+    for Listed { name, step, condition, .. } in checkpoints.list().await? {
+        let problem = match condition {
+            Condition::Whole(bytes) => {
+                let line = match json {
+                    true => json!({"name": name, "step": step, "bytes": bytes}).to_string(),
+                    false => format!("{name}  {:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+                };
+                output::line(&line)?;
+                continue;
+            }
+            Condition::Begun => "not whole: it has no manifest.json".to_string(),
+            Condition::Damaged(problem) => format!("not whole: {problem}"),
+            Condition::Unreadable(problem) => problem,
+        };
+        let line = match json {
+            true => json!({"name": name, "step": step, "problem": problem}).to_string(),
+            false => format!("{name}  {problem}"),
         };
         output::line(&line)?;
     }
@@ -72,25 +83,32 @@ async fn verify(checkpoints: &Checkpoints, only: Option<String>) -> Result<(), B
         Some(name) => vec![name],
         None => checkpoints.list().await?.into_iter().map(|listed| listed.name).collect(),
     };
-    let mut damaged = 0;
+    let (mut damaged, mut unreadable) = (0, 0);
     for name in &names {
         match checkpoints.verify(name).await {
             Ok(()) => drop(output::line(&format!("{name}  whole"))?),
             Err(error) => {
-                damaged += 1;
+                match error.is_damage() {
+                    true => damaged += 1,
+                    false => unreadable += 1,
+                }
                 output::line(&format!("{name}  {error}"))?;
             }
         }
     }
-    match damaged {
-        0 => Ok(()),
-        _ => Err(BossManError::Usage(format!("{damaged} of {} checkpoints are damaged", names.len()))),
+    let of = names.len();
+    match (damaged, unreadable) {
+        (0, 0) => Ok(()),
+        (_, 0) => Err(BossManError::Usage(format!("{damaged} of {of} checkpoints are damaged"))),
+        _ => {
+            Err(BossManError::Usage(format!("{unreadable} of {of} checkpoints cannot be read, {damaged} are damaged")))
+        }
     }
 }
 
 async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<String>) -> Result<(), BossManError> {
     let listed = checkpoints.list().await?;
-    let whole: Vec<&Listed> = listed.iter().filter(|listed| listed.bytes.is_ok()).collect();
+    let whole: Vec<&Listed> = listed.iter().filter(|listed| matches!(listed.condition, Condition::Whole(_))).collect();
     let last_kept = match &after {
         Some(name) => match listed.iter().find(|listed| listed.name == *name) {
             Some(listed) => listed.step,
@@ -103,7 +121,12 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
     let first_kept = whole.iter().rev().take(kept).next_back().map_or(0, |listed| listed.step);
     for listed in listed.iter().filter(|listed| {
         // The newest may be at work.
-        let unfinished = after.is_none() && listed.is_begun && listed.step < newest;
+        let unfinished = after.is_none() && listed.condition == Condition::Begun && listed.step < newest;
+        // It may be whole.
+        if let Condition::Unreadable(problem) = &listed.condition {
+            output::warn(&format!("warning: {} is not deleted: {problem}", listed.name));
+            return false;
+        }
         unfinished || listed.step > last_kept || (after.is_none() && listed.step < first_kept)
     }) {
         checkpoints.remove(&listed.name).await?;
