@@ -221,13 +221,13 @@ impl Builder {
     /// Whether replicas take as many microbatches each rather than by their speed; by default not. It changes how long a
     /// step takes, and not its result (but for [`Builder::compress`] and [`Builder::fast_reduction`]).
     #[must_use]
-    pub fn deal_evenly(mut self, even: bool) -> Self {
+    pub fn assign_evenly(mut self, even: bool) -> Self {
         self.settings.even = even;
         self
     }
 
     /// Whether each replica adds up the gradients of all its microbatches before it sends, rather than keep them apart where
-    /// the tree over a batch's microbatches wants that; by default not. It halves what most uneven deals send, and the result
+    /// the tree over a batch's microbatches wants that; by default not. It halves what most uneven assignments of microbatches send, and the result
     /// is no longer the same to the bit for any number of replicas, nor whoever takes which microbatch. It goes with
     /// [`Builder::replicas`], and changes nothing where [`Builder::compress`] does the same.
     #[must_use]
@@ -318,10 +318,10 @@ impl Builder {
     fn plan(&self, workers: usize) -> Result<Plan, BossManError> {
         self.check_gathering()?;
         let mut error: Option<PlanError> = None;
-        for columns in self.settings.columns(workers)? {
+        for worker_groups in self.settings.worker_groups(workers)? {
             let mut of_these = None;
-            for placement in self.placements(columns.len()) {
-                match Plan::new(self.model.graph(), &self.cuts, columns.clone(), placement) {
+            for placement in self.placements(worker_groups.len()) {
+                match Plan::new(self.model.graph(), &self.cuts, worker_groups.clone(), placement) {
                     Ok(plan) => return Ok(plan.sharded(self.settings.sharding)),
                     // The last one asks for the fewest stages.
                     Err(e) => of_these = Some(e),
@@ -402,7 +402,7 @@ impl Builder {
         }
         collective::check(&self.settings)?;
         let asked = self.asked();
-        let Workers { lobby, local, runtime, count, quiet, host } = workers;
+        let Workers { listener, local, runtime, count, quiet, host } = workers;
         let plan = self.plan(count)?;
         let origin = self.clone();
         let Builder { model, cuts, seed, mut settings, .. } = self;
@@ -421,7 +421,7 @@ impl Builder {
                 output::warn(&text);
             }
         };
-        let handle = lobby.start(plan.clone(), settings.buckets(), seed, settings.in_flight, notice)?;
+        let handle = listener.start(plan.clone(), settings.buckets(), seed, settings.in_flight, notice)?;
         let local = local.map(|local| local.watch(handle.clone())).unwrap_or_default();
         let mut boss = BossMan {
             model,

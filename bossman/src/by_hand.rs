@@ -49,7 +49,7 @@ impl BossMan {
     ) -> impl Future<Output = Result<Vec<Tensor>, BossManError>> + Send + 'a {
         let payloads = self.payloads(x, &variables);
         async move {
-            let done = self.surely(Call::Forward { payloads: payloads?, unnamed: true }).await?;
+            let done = self.with_recovery(Call::Forward { payloads: payloads?, unnamed: true }).await?;
             Ok(done.outputs)
         }
     }
@@ -67,7 +67,7 @@ impl BossMan {
     ) -> impl Future<Output = Result<(BatchId, Vec<Tensor>), BossManError>> + Send + 'a {
         let payloads = self.payloads(x, &variables);
         async move {
-            let done = self.surely(Call::Forward { payloads: payloads?, unnamed: false }).await?;
+            let done = self.with_recovery(Call::Forward { payloads: payloads?, unnamed: false }).await?;
             Ok((BatchId(self.batch), done.outputs))
         }
     }
@@ -88,7 +88,7 @@ impl BossMan {
         grads: &[Tensor],
     ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
         let grads = self.output_grads(grads);
-        async move { self.surely(Call::Backward { batch: None, grads: grads? }).await.map(drop) }
+        async move { self.with_recovery(Call::Backward { batch: None, grads: grads? }).await.map(drop) }
     }
 
     /// As [`BossMan::backward_all`], for a batch of [`BossMan::forward_batch`].
@@ -103,7 +103,7 @@ impl BossMan {
         grads: &[Tensor],
     ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
         let grads = self.output_grads(grads);
-        async move { self.surely(Call::Backward { batch: Some(batch.0), grads: grads? }).await.map(drop) }
+        async move { self.with_recovery(Call::Backward { batch: Some(batch.0), grads: grads? }).await.map(drop) }
     }
 
     /// Frees what the workers keep of a batch whose backward pass will not come.
@@ -111,7 +111,7 @@ impl BossMan {
     /// # Errors
     /// A worker failed.
     pub async fn forget_batch(&mut self, batch: BatchId) -> Result<(), BossManError> {
-        self.surely(Call::Forget { batch: batch.0 }).await.map(drop)
+        self.with_recovery(Call::Forget { batch: batch.0 }).await.map(drop)
     }
 
     /// Applies the gradients gathered since the last step on every worker, and clears them; also those of steps that
@@ -120,10 +120,10 @@ impl BossMan {
     /// # Errors
     /// No optimizer was sent, or a worker failed; gradients are no finite numbers ([`crate::Guards`]).
     pub async fn optim_step(&mut self) -> Result<(), BossManError> {
-        self.surely(Call::OptimStep).await.map(drop)
+        self.with_recovery(Call::OptimStep).await.map(drop)
     }
 
-    pub(crate) async fn carry_forward(
+    pub(crate) async fn forward_once(
         &mut self,
         payloads: Vec<(u32, ValueId, Payload)>,
         unnamed: bool,
@@ -135,7 +135,7 @@ impl BossMan {
         self.send_forward(payloads).await
     }
 
-    pub(crate) async fn carry_backward(
+    pub(crate) async fn backward_once(
         &mut self,
         batch: Option<u64>,
         grads: Vec<Option<Payload>>,
@@ -146,7 +146,7 @@ impl BossMan {
         self.send_backward(batch, grads).await
     }
 
-    pub(crate) async fn carry_update(&mut self) -> Result<(), BossManError> {
+    pub(crate) async fn update_once(&mut self) -> Result<(), BossManError> {
         let before = self.gathered;
         let scale = if before.steps == 0 { 1.0 } else { before.divisor / before.counted };
         let update = self.update(scale)?;
@@ -177,7 +177,7 @@ impl BossMan {
         };
         self.updates -= u64::from(skipped && self.settings.loss_scale.is_some());
         let lr = Some(update.lr).filter(|_| !skipped);
-        self.look_after(&Learned { loss: None, lr, health: answer.health })
+        self.check_learning(&Learned { loss: None, lr, health: answer.health })
     }
 
     /// Frees what the workers keep of the batch of [`BossMan::forward`], whose backward pass will not come.

@@ -7,7 +7,7 @@ use crate::probing::{first_bytes, machines, probes};
 use crate::scheduling::{Candidates, LastStep, Measured, Timelines, Work};
 use crate::Batch;
 use crate::BossManError;
-use pipeline::auto::{choose, Choice, Wish};
+use pipeline::auto::{choose, Choice, SearchSpace};
 use pipeline::boss::Request;
 use pipeline::fleet::Fleet;
 use pipeline::ids::{StageId, WorkerId};
@@ -57,7 +57,7 @@ impl BossMan {
         workers.iter_mut().for_each(|list| list.sort_by_key(|interval| interval.start));
         let mut measured = Timeline { workers, step_time: 0 };
         measured.step_time = measured.end();
-        let costs = self.scheduling.observed.correct(self.costs()?, &self.plan.homes);
+        let costs = self.scheduling.observed.correct(self.costs()?, &self.plan.stage_placement);
         let around = self.scheduling.observed.around();
         let predicted = timeline(schedule, &costs).ok().map(|predicted| {
             let span = predicted.end() - predicted.begin();
@@ -131,8 +131,13 @@ impl BossMan {
             (true, Some(_)) => Ending::ClippedStep,
         };
         let made = self.scheduling.made.get(&(microbatches, ending));
-        let deal = self.deal(microbatches, made.map(|schedule| &schedule.deal));
-        if let Some(made) = made.filter(|made| deal.as_ref().is_none_or(|deal| *deal == made.deal)) {
+        let microbatch_assignment =
+            self.microbatch_assignment(microbatches, made.map(|schedule| &schedule.microbatch_assignment));
+        if let Some(made) = made.filter(|made| {
+            microbatch_assignment
+                .as_ref()
+                .is_none_or(|microbatch_assignment| *microbatch_assignment == made.microbatch_assignment)
+        }) {
             return Ok(made.clone());
         }
         let (costs, room) = match &self.scheduling.measured {
@@ -147,7 +152,7 @@ impl BossMan {
             microbatches,
             ending,
             reduction: self.settings.reduction(),
-            deal,
+            microbatch_assignment,
             costs,
             room,
         })?);
@@ -174,21 +179,21 @@ impl BossMan {
         let Measured { fleet, .. } = self.scheduling.measured.as_ref().ok_or_else(missing)?;
         let ending = if self.settings.max_norm.is_some() { Ending::ClippedStep } else { Ending::Step };
         let Work { sizes, target_bytes } = work.clone();
-        let first = self.plan.homes.of(StageId(0));
-        let of_first = self.plan.homes.iter().filter(|(_, workers)| *workers == first).count();
-        let wish = Wish {
+        let first = self.plan.stage_placement.of(StageId(0));
+        let of_first = self.plan.stage_placement.iter().filter(|(_, workers)| *workers == first).count();
+        let space = SearchSpace {
             chunks: u16::try_from(of_first).ok().filter(|_| self.scheduling.asked == Some(ScheduleKind::GPipe)),
             cuts,
             microbatches,
             sizes,
             target_bytes,
-            columns: self.settings.columns(fleet.workers())?,
+            worker_groups: self.settings.worker_groups(fleet.workers())?,
             ending,
             reduction: self.settings.reduction(),
             optimizer: self.spec(),
             kinds: self.scheduling.asked.into_iter().collect(),
         };
-        Ok(choose(self.model.graph(), fleet, &wish)?)
+        Ok(choose(self.model.graph(), fleet, &space)?)
     }
 
     /// Has every worker measure every layer, those that are alike once.

@@ -55,21 +55,21 @@ pub(crate) fn check(settings: &Settings) -> Result<(), BossManError> {
 
 /// The workers that sum gradients together, for each stage that several have.
 fn groups(plan: &Plan) -> Vec<Vec<WorkerId>> {
-    plan.summing().map(|stage| plan.homes.of(stage).to_vec()).collect()
+    plan.summing().map(|stage| plan.stage_placement.of(stage).to_vec()).collect()
 }
 
 /// Chooses for these groups of workers.
 ///
 /// # Errors
 /// NCCL is asked for, and cannot be.
-fn choose(wish: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) -> Result<Choice, String> {
-    if wish == Collective::Quic {
+fn choose(asked: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) -> Result<Choice, String> {
+    if asked == Collective::Quic {
         return Ok(Choice::Quic { why: "as asked for".into() });
     }
-    let found = groups.iter().map(|group| of_group(wish, group, workers)).collect::<Result<Vec<_>, String>>();
+    let found = groups.iter().map(|group| of_group(asked, group, workers)).collect::<Result<Vec<_>, String>>();
     let found = found.and_then(|found| found.into_iter().reduce(worst).ok_or_else(|| "there are no replicas".into()));
     match found {
-        Ok(Choice::Quic { why }) | Err(why) if wish == Collective::Auto => Ok(Choice::Quic { why }),
+        Ok(Choice::Quic { why }) | Err(why) if asked == Collective::Auto => Ok(Choice::Quic { why }),
         other => other,
     }
 }
@@ -83,7 +83,7 @@ fn worst(one: Choice, other: Choice) -> Choice {
 }
 
 /// Whether these workers can sum with NCCL, and if not, why.
-fn of_group(wish: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Result<Choice, String> {
+fn of_group(asked: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Result<Choice, String> {
     let mut here: Vec<(WorkerId, &NcclInfo)> = Vec::new();
     for worker in group {
         match workers.get(usize::from(worker.0)).map(|info| &info.nccl) {
@@ -110,7 +110,7 @@ fn of_group(wish: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Res
     let between_machines = like.machine.is_empty() || here.iter().any(|(_, info)| info.machine != like.machine);
     let open = here.iter().find(|(_, info)| info.beyond_machine);
     match open {
-        Some((worker, _)) if !between_machines && wish == Collective::Auto => {
+        Some((worker, _)) if !between_machines && asked == Collective::Auto => {
             return Err(format!(
                 "{worker}'s NCCL_SOCKET_IFNAME opens NCCL to more than its machine, and its connections are neither encrypted nor \
                  authenticated; `collective: nccl` takes it where the network is trusted"
@@ -119,7 +119,7 @@ fn of_group(wish: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Res
         open if !between_machines => return Ok(Choice::Nccl { version, open: open.is_some() }),
         _ => {}
     }
-    if wish == Collective::Auto {
+    if asked == Collective::Auto {
         return Err(format!(
             "the replicas of a stage are not all on {first}'s machine, and NCCL's connections are neither encrypted nor \
              authenticated; `collective: nccl` takes it where the network is trusted"
@@ -142,20 +142,20 @@ fn printable(text: &str) -> String {
 impl BossMan {
     /// Chooses by what replicas sum their gradients, for the plan as it is, and tells it where there was something to choose.
     pub(crate) fn choose_collective(&mut self) -> Result<(), BossManError> {
-        let Settings { collective: wish, compress, sharding, .. } = self.settings;
+        let Settings { collective, compress, sharding, .. } = self.settings;
         let (groups, workers) = (groups(&self.plan), self.handle.workers());
         (self.settings.nccl, self.communicators) = (false, false);
         // What is refused where NCCL is asked for was refused before. How workers are grouped may not be found yet.
-        let asked = wish == Collective::Nccl && self.settings.replicas != Some(Replicas::Auto);
-        if compress.is_some() || sharding.is_some() || (groups.is_empty() && !asked) {
+        let must = collective == Collective::Nccl && self.settings.replicas != Some(Replicas::Auto);
+        if compress.is_some() || sharding.is_some() || (groups.is_empty() && !must) {
             return Ok(());
         }
         let usage = |why| BossManError::Usage(format!("collective(nccl): {why}"));
-        let choice = choose(wish, &groups, workers).map_err(usage)?;
+        let choice = choose(collective, &groups, workers).map_err(usage)?;
         let is_here = |worker: &WorkerId| {
             workers.get(usize::from(worker.0)).is_some_and(|info| matches!(info.nccl, Nccl::Here(_)))
         };
-        let could = wish != Collective::Quic && groups.iter().flatten().any(is_here);
+        let could = collective != Collective::Quic && groups.iter().flatten().any(is_here);
         self.settings.nccl = matches!(choice, Choice::Nccl { .. });
         self.scheduling.collective = could.then(|| choice.to_string());
         if let Some(told) = self.scheduling.collective.as_ref().filter(|_| !self.quiet) {
@@ -223,7 +223,7 @@ mod tests {
 
     /// What `auto` and `nccl` come to for two replicas.
     fn both(workers: &[WorkerInfo]) -> [Result<Choice, String>; 2] {
-        [Collective::Auto, Collective::Nccl].map(|wish| choose(wish, &[TWO.to_vec()], workers))
+        [Collective::Auto, Collective::Nccl].map(|asked| choose(asked, &[TWO.to_vec()], workers))
     }
 
     #[test]

@@ -39,12 +39,12 @@ impl BossMan {
 
     /// The same after every so many optimizer steps, where there are replicas.
     pub(crate) async fn compare_now_and_then(&mut self) -> Result<(), BossManError> {
-        if !self.plan.homes.is_replicated() || self.updates == 0 || !self.updates.is_multiple_of(EVERY) {
+        if !self.plan.stage_placement.is_replicated() || self.updates == 0 || !self.updates.is_multiple_of(EVERY) {
             return Ok(());
         }
         match self.compare_replicas().await {
             // Who has left in the meantime is left out of the next step.
-            Err(error) if self.can_mend(&error) => Ok(()),
+            Err(error) if self.recover(&error) => Ok(()),
             other => other,
         }
     }

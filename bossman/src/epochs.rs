@@ -47,7 +47,7 @@ impl<'a> Epochs<'a> {
             Some(path) => {
                 let weights = loop {
                     match boss.state_dict().await {
-                        Err(error) if boss.can_mend(&error) => boss.tend().await?,
+                        Err(error) if boss.recover(&error) => boss.update_membership().await?,
                         other => break other?,
                     }
                 };
@@ -90,7 +90,7 @@ pub(crate) async fn look_with_who_is_here(
 ) -> Result<Look, BossManError> {
     loop {
         match look(boss, file, part, data).await {
-            Err(error) if boss.can_mend(&error) => boss.tend().await?,
+            Err(error) if boss.recover(&error) => boss.update_membership().await?,
             other => return other,
         }
     }

@@ -12,7 +12,7 @@ use pipeline::cached::Cached;
 use pipeline::effect::Answer;
 use pipeline::ids::Slot;
 use pipeline::message::{Mode, RoundLoss};
-use pipeline::replicas::Pace;
+use pipeline::replicas::Speed;
 use pipeline::schedule::Action;
 use std::future::Future;
 use tch::Tensor;
@@ -147,9 +147,9 @@ impl BossMan {
         let mut run = self.round(|_| None);
         run.mode = Mode::Eval;
         run.microbatches = u32::try_from(inputs.len()).unwrap_or(u32::MAX);
-        let pace = |stage, worker| Pace { each: self.time(stage, worker), ..Pace::default() };
-        run.deal = self.plan.deal_batches(run.microbatches, pace);
-        run.actions = self.plan.forwards(&run.deal, run.microbatches);
+        let speed = |stage, worker| Speed { each: self.time(stage, worker), ..Speed::default() };
+        run.microbatch_assignment = self.plan.assign_batches(run.microbatches, speed);
+        run.actions = self.plan.forwards(&run.microbatch_assignment, run.microbatches);
         let inputs = in_turn(inputs).map(|(index, (_, value, payload))| (index, value, payload));
         run.inputs = self.hold_all(inputs.collect());
         run

@@ -8,7 +8,7 @@ use crate::BossManError;
 use layerspec::{LayerGraph, LayerId};
 use pipeline::boss::Request;
 use pipeline::message::{Failure, Mode, RoundLoss};
-use pipeline::replicas::Pace;
+use pipeline::replicas::Speed;
 use pipeline::watch::{Finite, LayerHealth, Watch};
 use pipeline::LossSpec;
 use std::collections::{BTreeSet, VecDeque};
@@ -212,7 +212,7 @@ fn named(graph: &LayerGraph, layers: &[LayerId]) -> String {
 
 impl BossMan {
     /// Says what is odd about a step that is done.
-    pub(crate) fn look_after(&mut self, learned: &Learned) -> Result<(), BossManError> {
+    pub(crate) fn check_learning(&mut self, learned: &Learned) -> Result<(), BossManError> {
         let step = self.step;
         let graph = self.model.graph();
         let chance = || of_guessing(self.settings.loss.as_ref()?, graph);
@@ -259,8 +259,8 @@ impl BossMan {
         // As it was: with the same dropout.
         run.mode = Mode::Train;
         run.microbatches = prepared.microbatches;
-        run.deal = self.plan.deal_batches(run.microbatches, |_, _| Pace::default());
-        run.actions = self.plan.forwards(&run.deal, run.microbatches);
+        run.microbatch_assignment = self.plan.assign_batches(run.microbatches, |_, _| Speed::default());
+        run.actions = self.plan.forwards(&run.microbatch_assignment, run.microbatches);
         run.actions.iter_mut().for_each(|list| list.retain(|action| action.microbatch().is_none_or(taken)));
         run.watch.finite = Finite::Everywhere;
         run.loss = Some(RoundLoss { spec: self.loss()?.clone(), weights: vec![1.0; run.microbatches as usize] });

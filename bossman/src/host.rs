@@ -3,7 +3,7 @@
 use crate::local::{Flags, LocalWorkers};
 use crate::output;
 use crate::{BossMan, BossManError};
-use link::{Identity, LinkError, Lobby, LobbyEvent, Transport};
+use link::{Identity, LinkError, Listener, ListenerEvent, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub struct Host {
 
 /// Workers that have joined.
 pub struct Workers {
-    pub(crate) lobby: Lobby,
+    pub(crate) listener: Listener,
     pub(crate) local: Option<LocalWorkers>,
     pub(crate) runtime: Runtime,
     pub(crate) count: usize,
@@ -68,7 +68,7 @@ pub struct Workers {
 impl Workers {
     /// The UDP port on which they joined.
     pub(crate) fn port(&self) -> u16 {
-        self.lobby.address().port()
+        self.listener.address().port()
     }
 }
 
@@ -208,8 +208,8 @@ impl Host {
         let identity = Identity::load_or_create()?;
         let all_local = self.local == self.workers;
         let address = self.address(all_local && !self.open)?;
-        let mut lobby = self.lobby(&identity, address).await?.transport(self.transport);
-        let listening = lobby.address();
+        let mut listener = self.listener(&identity, address).await?.transport(self.transport);
+        let listening = listener.address();
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
         let mut local = match self.local {
             0 => None,
@@ -259,19 +259,19 @@ impl Host {
         let (mut strangers, mut asked) = (0, false);
         let mut count = self.workers;
         let (began, mut last_came, mut here_local) = (Instant::now(), Instant::now(), 0);
-        while lobby.missing() > 0 {
-            let here = self.workers - lobby.missing();
+        while listener.missing() > 0 {
+            let here = self.workers - listener.missing();
             let mut look_at = None;
             // Local workers that do not come end, and that is seen.
             if let Some(again) = again.as_ref().filter(|_| here_local == self.local) {
                 let until = if here >= again.left { last_came + FOR_ANOTHER } else { began + FOR_ALL };
-                match again.enough(here).filter(|_| lobby.is_without_gaps()) {
+                match again.enough(here).filter(|_| listener.is_without_gaps()) {
                     _ if Instant::now() < until => look_at = Some(until),
                     Some(enough) => {
                         count = enough;
                         break;
                     }
-                    None if !asked && lobby.is_without_gaps() => {
+                    None if !asked && listener.is_without_gaps() => {
                         asked = true;
                         let all = self.workers;
                         say(format!("recovery: {here} of {all} workers are left, which is too few; waiting for more"));
@@ -280,14 +280,14 @@ impl Host {
                 }
             }
             let event = tokio::select! {
-                event = lobby.next() => event,
+                event = listener.next() => event,
                 () = at(look_at) => continue,
                 how = ended(&mut local) => {
                     return Err(BossManError::LocalWorkers(format!("a local worker never joined; {how}")));
                 }
             };
             say(match event {
-                LobbyEvent::Joined { worker, info, address } => {
+                ListenerEvent::Joined { worker, info, address } => {
                     last_came = Instant::now();
                     here_local += usize::from(local.as_ref().is_some_and(|local| local.has(&info)));
                     format!(
@@ -296,17 +296,17 @@ impl Host {
                         info.host,
                         info.device,
                         info.threads,
-                        lobby.missing()
+                        listener.missing()
                     )
                 }
-                LobbyEvent::Left { worker, reason } => {
+                ListenerEvent::Left { worker, reason } => {
                     if again.is_some() {
-                        lobby.close_up();
+                        listener.close_up();
                     }
                     format!("{worker} left ({reason})")
                 }
-                LobbyEvent::TurnedAway { .. } if strangers == STRANGERS_SHOWN => continue,
-                LobbyEvent::TurnedAway { address, reason } => {
+                ListenerEvent::TurnedAway { .. } if strangers == STRANGERS_SHOWN => continue,
+                ListenerEvent::TurnedAway { address, reason } => {
                     strangers += 1;
                     format!("turned away {}: {reason}", address.ip())
                 }
@@ -315,14 +315,14 @@ impl Host {
         // Local workers alone are told any port; others come to the one that they know.
         let port = if all_local && !self.open { self.port } else { Some(listening.port()) };
         let quiet = self.quiet;
-        Ok(Workers { lobby, local, runtime: Runtime::current(), count, quiet, host: Host { port, ..self } })
+        Ok(Workers { listener, local, runtime: Runtime::current(), count, quiet, host: Host { port, ..self } })
     }
 
     /// Listens, once the port is free.
-    async fn lobby(&self, identity: &Identity, address: SocketAddr) -> Result<Lobby, BossManError> {
+    async fn listener(&self, identity: &Identity, address: SocketAddr) -> Result<Listener, BossManError> {
         let began = Instant::now();
         loop {
-            match Lobby::open(identity, address, self.workers) {
+            match Listener::open(identity, address, self.workers) {
                 Err(LinkError::PortInUse { .. }) if began.elapsed() < FOR_PORT => {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }

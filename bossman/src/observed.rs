@@ -3,7 +3,7 @@
 
 use pipeline::effect::WorkerSpan;
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::replicas::Homes;
+use pipeline::replicas::StagePlacement;
 use pipeline::schedule::{Action, Costs};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -61,9 +61,9 @@ impl Observed {
     }
 
     /// The costs with what was observed in place of what was measured or not known.
-    pub(crate) fn correct(&self, mut costs: Costs, homes: &Homes) -> Costs {
+    pub(crate) fn correct(&self, mut costs: Costs, stage_placement: &StagePlacement) -> Costs {
         for ((stage, worker, kind), durations) in &self.actions {
-            let times = match homes.first(*stage) == Some(*worker) {
+            let times = match stage_placement.first(*stage) == Some(*worker) {
                 true => costs.stages.get_mut(stage.0 as usize),
                 false => costs.replicas.get_mut(&(*stage, *worker)),
             };
@@ -134,13 +134,13 @@ mod tests {
         let stage = StageId(0);
         let measured = StageTimes { forward: 1, backward: 2, backward_input: 3, backward_weight: 4, optim_step: 5 };
         let mut observed = Observed::default();
-        let homes = Homes::single([WorkerId(0)]);
+        let stage_placement = StagePlacement::single([WorkerId(0)]);
         let costs = Costs::of_stages(vec![measured]);
-        assert_eq!(observed.correct(costs.clone(), &homes), costs);
+        assert_eq!(observed.correct(costs.clone(), &stage_placement), costs);
         let forwards =
             [(10, 20), (20, 40)].map(|(start, end)| span(Action::Forward { stage, microbatch: 0 }, start, end));
         observed.step(&forwards, Duration::from_micros(50));
-        let corrected = observed.correct(costs, &homes);
+        let corrected = observed.correct(costs, &stage_placement);
         assert_eq!(corrected.stages[0], StageTimes { forward: 15_000, ..measured });
         assert_eq!(observed.around(), Some(20_000));
     }
@@ -152,7 +152,7 @@ mod tests {
             let action = Action::OptimStep { stage: StageId(0) };
             observed.step(&[span(action, 0, if step < 36 { 1000 } else { 2 })], Duration::from_micros(1000));
         }
-        let corrected = observed.correct(Costs::unit(1), &Homes::single([WorkerId(0)]));
+        let corrected = observed.correct(Costs::unit(1), &StagePlacement::single([WorkerId(0)]));
         assert_eq!(corrected.stages[0].optim_step, 2000);
     }
 }

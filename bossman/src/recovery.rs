@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 /// So many failures in a row without a step that had not been done before end a run, or a call: what fails is then not the
 /// workers.
-pub(crate) const MOST_IN_VAIN: u32 = 3;
+pub(crate) const MAX_ATTEMPTS: u32 = 3;
 
 /// How a run fares.
 #[derive(Default)]
 pub(crate) struct Recovery {
     lost: Option<Lost>,
     /// Failures since a step was done that had not been done before.
-    in_vain: u32,
+    attempts: u32,
     /// The last step that was done.
     furthest: u64,
 }
@@ -59,10 +59,10 @@ impl Recovery {
             BossManError::LocalWorkers(_) => self.lost.is_some(),
             _ => false,
         };
-        if !passes || self.in_vain == MOST_IN_VAIN {
+        if !passes || self.attempts == MAX_ATTEMPTS {
             return false;
         }
-        self.in_vain += 1;
+        self.attempts += 1;
         let done = self.furthest;
         output::warn(&format!("warning: workers were lost, with {done} steps done: {error}"));
         let since = self.lost.as_ref().map_or(at, |lost| lost.since);
@@ -100,7 +100,7 @@ impl Recovery {
     /// A step is done.
     pub(crate) fn done(&mut self, step: u64, progress: &Progress) {
         if step > self.furthest {
-            (self.furthest, self.in_vain) = (step, 0);
+            (self.furthest, self.attempts) = (step, 0);
         }
         self.tell(step, progress);
     }

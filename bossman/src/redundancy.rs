@@ -8,7 +8,7 @@ use crate::{BossMan, BossManError};
 use pipeline::boss::{has_same_state, speakers, Keeping, Request};
 use pipeline::effect::Answer;
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::kept::{CopyId, CopyNote, KeptCopy, Recalled};
+use pipeline::kept::{PeerSnapshot, Recalled, SnapshotId, SnapshotNote};
 use pipeline::message::Failure;
 use pipeline::StateName;
 use serde::{Deserialize, Serialize};
@@ -45,10 +45,10 @@ struct Note {
 }
 
 /// A copy all of which is with workers that are here.
-pub(crate) struct KeptState {
+pub(crate) struct PeerState {
     pub(crate) counters: Counters,
     pub(crate) run: Run,
-    copy: CopyId,
+    copy: SnapshotId,
     /// For each tensor who keeps it, and as part of what.
     tensors: BTreeMap<String, Vec<(WorkerId, u32)>>,
 }
@@ -60,16 +60,16 @@ pub(crate) struct Copies {
     due: Due,
     /// One is due that could not be made yet.
     owed: bool,
-    at_work: Option<(CopyId, JoinHandle<Result<(), BossManError>>)>,
+    at_work: Option<(SnapshotId, JoinHandle<Result<(), BossManError>>)>,
     /// The last that is whole.
-    last: Option<CopyId>,
+    last: Option<SnapshotId>,
     /// The user knows that there is one.
     told: bool,
 }
 
 impl Copies {
     /// Copies of the run with this number, which may have gone on from one.
-    pub(crate) fn new(run: u64, every: Every, from: Option<&KeptState>) -> Self {
+    pub(crate) fn new(run: u64, every: Every, from: Option<&PeerState>) -> Self {
         // Of what was lost there is one copy less.
         let (owed, last) = (from.is_some(), from.map(|kept| kept.copy));
         Copies { run, membership: number(), due: Due::start(every), owed, at_work: None, last, told: false }
@@ -79,12 +79,12 @@ impl Copies {
     /// told, and training goes on.
     pub(crate) async fn after_step(&mut self, boss: &mut BossMan, step: u64, run: &Run, progress: &Progress) {
         self.owed |= self.due.is_now(step);
-        self.take_note(boss.plan.homes.members().len() > 1, progress).await;
+        self.take_note(boss.plan.stage_placement.members().len() > 1, progress).await;
         if !self.owed || self.at_work.is_some() || !boss.is_between_updates() {
             return;
         }
         self.owed = false;
-        let copy = CopyId { run: self.run, step, membership: self.membership };
+        let copy = SnapshotId { run: self.run, step, membership: self.membership };
         match boss.begin_copy(copy, self.last, run).await {
             Ok(arriving) => self.at_work = Some((copy, tokio::spawn(arriving))),
             Err(error) => output::warn(&format!("warning: workers keep no copy of step {step}: {error}")),
@@ -115,8 +115,8 @@ impl BossMan {
     /// that one has the same state. What is given back ends when all is kept.
     async fn begin_copy(
         &mut self,
-        copy: CopyId,
-        last: Option<CopyId>,
+        copy: SnapshotId,
+        last: Option<SnapshotId>,
         run: &Run,
     ) -> Result<impl Future<Output = Result<(), BossManError>> + Send + 'static, BossManError> {
         let counters = self.counters();
@@ -130,7 +130,7 @@ impl BossMan {
         };
         let (neighbours, mut before) = (self.neighbours(), 0);
         let ask = |boss: &BossMan, stage: Option<StageId>| {
-            let note = CopyNote { parts, text: text.clone() };
+            let note = SnapshotNote { parts, text: text.clone() };
             let neighbours = neighbours.clone();
             let keeping = Keeping { copy, note, last, stage, before, neighbours };
             before += speakers(&boss.plan, stage, true).len() as u32;
@@ -150,28 +150,29 @@ impl BossMan {
 
     /// Who keeps what each worker copies.
     fn neighbours(&self) -> BTreeMap<WorkerId, WorkerId> {
-        let members: Vec<(WorkerId, &str)> = self.plan.homes.members().into_iter().zip(self.hosts()).collect();
-        let way = |worker, other| {
+        let members: Vec<(WorkerId, &str)> =
+            self.plan.stage_placement.members().into_iter().zip(self.hosts()).collect();
+        let path = |worker, other| {
             if has_same_state(&self.plan, worker, other) {
-                Way::None
+                Path::None
             } else if self.plan.peers_of(worker).contains(&other) {
-                Way::Link
+                Path::Link
             } else {
-                Way::Boss
+                Path::Boss
             }
         };
-        neighbours(&members, way)
+        neighbours(&members, path)
     }
 
     fn hosts(&self) -> impl Iterator<Item = &str> {
         let infos = self.handle.workers();
         let host = |worker: WorkerId| infos.get(usize::from(worker.0)).map_or("", |info| &info.host);
-        self.plan.homes.members().into_iter().map(host)
+        self.plan.stage_placement.members().into_iter().map(host)
     }
 
     /// The copies of the run with this number of which the workers that are here keep every part, the last one first.
-    pub(crate) async fn kept(&mut self, run: u64) -> Result<Vec<KeptState>, BossManError> {
-        let mut copies: BTreeMap<CopyId, Vec<(WorkerId, KeptCopy)>> = BTreeMap::new();
+    pub(crate) async fn kept(&mut self, run: u64) -> Result<Vec<PeerState>, BossManError> {
+        let mut copies: BTreeMap<SnapshotId, Vec<(WorkerId, PeerSnapshot)>> = BTreeMap::new();
         for (worker, kept) in self.call(Request::Copies { run }).await?.copies {
             copies.entry(kept.copy).or_default().push((worker, kept));
         }
@@ -180,7 +181,7 @@ impl BossMan {
     }
 
     /// A copy, if all of it is there, and it is of this model.
-    fn whole(&self, copy: CopyId, kept: &[(WorkerId, KeptCopy)]) -> Option<KeptState> {
+    fn whole(&self, copy: SnapshotId, kept: &[(WorkerId, PeerSnapshot)]) -> Option<PeerState> {
         let (_, first) = kept.first()?;
         let Note { counters, run } = serde_json::from_str(&first.note.text).ok()?;
         let parts: BTreeSet<u32> = kept.iter().flat_map(|(_, kept)| kept.parts.keys().copied()).collect();
@@ -195,12 +196,12 @@ impl BossMan {
         }
         let wanted = expected(self.model.graph()).owned;
         let weights = tensors.keys().filter(|name| !StateName::parse(name).optimizer);
-        weights.eq(wanted.keys()).then_some(KeptState { counters, run, copy, tensors })
+        weights.eq(wanted.keys()).then_some(PeerState { counters, run, copy, tensors })
     }
 
     /// Has workers go on from a copy that they keep, as from [a checkpoint](BossMan::restore): what a worker needs and keeps
     /// does not travel.
-    pub(crate) async fn restore_kept(&mut self, kept: &KeptState) -> Result<(), BossManError> {
+    pub(crate) async fn restore_peer_state(&mut self, kept: &PeerState) -> Result<(), BossManError> {
         let wanted = expected(self.model.graph()).owned;
         let mut tensors = Vec::new();
         for (text, keepers) in &kept.tensors {
@@ -211,7 +212,8 @@ impl BossMan {
             // What the optimizer keeps is with the owner alone.
             let most = if name.optimizer { 1 } else { usize::MAX };
             for stage in self.plan.holders(*layer, parameter).into_iter().take(most) {
-                let at_home = keepers.iter().find(|(keeper, _)| self.plan.homes.first(stage) == Some(*keeper));
+                let at_home =
+                    keepers.iter().find(|(keeper, _)| self.plan.stage_placement.first(stage) == Some(*keeper));
                 let Some((keeper, part)) = at_home.or(keepers.first()).copied() else { continue };
                 tensors.push(Recalled { keeper, part, name: text.clone(), stage });
             }
@@ -225,7 +227,7 @@ impl BossMan {
 
 /// How a copy comes to who keeps it, too, the best way first.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
+enum Path {
     /// A replica has the same state, and copies it itself.
     None,
     /// The two exchange tensors anyway.
@@ -235,13 +237,13 @@ enum Way {
 
 /// For each worker, given with its machine, who keeps what it copies: one on another machine, for machines fail as a whole;
 /// of these one to which the way is the best; and of these whoever keeps the least.
-fn neighbours(members: &[(WorkerId, &str)], way: impl Fn(WorkerId, WorkerId) -> Way) -> BTreeMap<WorkerId, WorkerId> {
+fn neighbours(members: &[(WorkerId, &str)], path: impl Fn(WorkerId, WorkerId) -> Path) -> BTreeMap<WorkerId, WorkerId> {
     let mut keeps: BTreeMap<WorkerId, usize> = BTreeMap::new();
     let mut neighbours = BTreeMap::new();
     for (place, (worker, host)) in members.iter().enumerate() {
         let others = (1..members.len()).map(|after| (after, &members[(place + after) % members.len()]));
         let best = others.min_by_key(|(after, (other, on))| {
-            (on == host, way(*worker, *other), keeps.get(other).copied().unwrap_or(0), *after)
+            (on == host, path(*worker, *other), keeps.get(other).copied().unwrap_or(0), *after)
         });
         if let Some((_, (other, _))) = best {
             *keeps.entry(*other).or_default() += 1;
@@ -255,25 +257,25 @@ fn neighbours(members: &[(WorkerId, &str)], way: impl Fn(WorkerId, WorkerId) -> 
 mod tests {
     use super::*;
 
-    fn of(hosts: &[&str], way: impl Fn(u16, u16) -> Way) -> Vec<u16> {
+    fn of(hosts: &[&str], path: impl Fn(u16, u16) -> Path) -> Vec<u16> {
         let members: Vec<(WorkerId, &str)> = (0..).map(WorkerId).zip(hosts.iter().copied()).collect();
-        let found = neighbours(&members, |a, b| way(a.0, b.0));
+        let found = neighbours(&members, |a, b| path(a.0, b.0));
         found.into_values().map(|worker| worker.0).collect()
     }
 
     #[test]
     fn a_neighbour_is_on_another_machine_linked_and_keeps_little() {
-        let linked = |linked| if linked { Way::Link } else { Way::Boss };
+        let linked = |linked| if linked { Path::Link } else { Path::Boss };
         let row = |a: u16, b: u16| linked(a.abs_diff(b) == 1);
         assert_eq!(of(&["a"], row), Vec::<u16>::new());
         assert_eq!(of(&["a", "b"], row), [1, 0]);
         assert_eq!(of(&["a", "b", "c"], row), [1, 2, 1]);
         assert_eq!(of(&["a", "a", "b"], row), [2, 2, 1]);
-        assert_eq!(of(&["a", "a", "a", "a"], |_, _| Way::Link), [1, 2, 3, 0]);
-        let two_machines = of(&["a", "a", "a", "a", "b", "b", "b", "b"], |_, _| Way::Link);
+        assert_eq!(of(&["a", "a", "a", "a"], |_, _| Path::Link), [1, 2, 3, 0]);
+        let two_machines = of(&["a", "a", "a", "a", "b", "b", "b", "b"], |_, _| Path::Link);
         assert_eq!(two_machines, [4, 5, 6, 7, 0, 1, 2, 3]);
         // Replicas of a stage, of which two share a machine.
-        let columns = |a: u16, b: u16| if a % 2 == b % 2 { Way::None } else { Way::Link };
+        let columns = |a: u16, b: u16| if a % 2 == b % 2 { Path::None } else { Path::Link };
         assert_eq!(of(&["a", "a", "b", "b"], columns), [2, 3, 0, 1]);
         assert_eq!(of(&["a", "b", "c", "d"], columns), [2, 3, 0, 1]);
         // Machines that fail as a whole are worse than a way.

@@ -8,7 +8,7 @@ use crate::checkpoint::State;
 use crate::host::Again;
 use crate::local::Processes;
 use crate::output;
-use crate::recovery::MOST_IN_VAIN;
+use crate::recovery::MAX_ATTEMPTS;
 use crate::scheduling::Work;
 use crate::step::Prepared;
 use crate::{BossManError, StateDict, StepReport};
@@ -181,12 +181,12 @@ impl BossMan {
     }
 
     /// Carries a call out; where workers are lost, and it was asked for, again with those that are left.
-    pub(crate) async fn surely(&mut self, call: Call) -> Result<Done, BossManError> {
+    pub(crate) async fn with_recovery(&mut self, call: Call) -> Result<Done, BossManError> {
         // Others were to take over in an earlier call, and have not yet.
         if let Some((error, batch)) = self.replay.as_mut().and_then(|replay| replay.lost.take()) {
             self.come_again(error, batch).await?;
         }
-        let mut in_vain = 0;
+        let mut attempts = 0;
         loop {
             let (batch, mode, loss) = (self.batch, self.mode, self.settings.loss.clone());
             if let (Some(replay), Call::TrainStep { prepared, .. }) = (&mut self.replay, &call) {
@@ -204,8 +204,8 @@ impl BossMan {
                     self.keep_state().await?;
                     return Ok(done);
                 }
-                Err(error) if in_vain < MOST_IN_VAIN && self.can_replay(&error) => {
-                    in_vain += 1;
+                Err(error) if attempts < MAX_ATTEMPTS && self.can_replay(&error) => {
+                    attempts += 1;
                     self.come_again(error, batch).await?;
                 }
                 Err(error) => {
@@ -222,14 +222,14 @@ impl BossMan {
         let nothing = |()| Done::default();
         match call {
             Call::Forward { payloads, unnamed } => {
-                let outputs = self.carry_forward(payloads, unnamed).await?;
+                let outputs = self.forward_once(payloads, unnamed).await?;
                 Ok(Done { outputs, report: None })
             }
-            Call::Backward { batch, grads } => self.carry_backward(batch, grads).await.map(nothing),
+            Call::Backward { batch, grads } => self.backward_once(batch, grads).await.map(nothing),
             Call::Forget { batch } => self.forget(batch).await.map(nothing),
-            Call::OptimStep => self.carry_update().await.map(nothing),
+            Call::OptimStep => self.update_once().await.map(nothing),
             Call::TrainStep { prepared, preparing } => {
-                let report = self.carry_step(&prepared, preparing).await?;
+                let report = self.train_step_once(&prepared, preparing).await?;
                 Ok(Done { report: Some(report), ..Done::default() })
             }
         }
@@ -307,7 +307,7 @@ impl BossMan {
     async fn come_again(&mut self, error: BossManError, batch: u64) -> Result<(), BossManError> {
         let began = Instant::now();
         let mut error = error;
-        for _ in 0..MOST_IN_VAIN {
+        for _ in 0..MAX_ATTEMPTS {
             self.leave(&error, batch);
             if !self.quiet {
                 output::warn(&format!("warning: workers were lost, with {} updates done: {error}", self.updates));

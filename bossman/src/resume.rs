@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{Checkpoints, Condition, Counters, KeepBest, Listed, Policy, Run, State};
 use crate::output;
-use crate::redundancy::KeptState;
+use crate::redundancy::PeerState;
 use crate::run_file::RunFile;
 use crate::train::Settings;
 use crate::{BossMan, BossManError};
@@ -21,7 +21,7 @@ pub(crate) enum Found {
     /// A checkpoint, which is in memory.
     Checkpoint(State, Run),
     /// A copy that workers keep.
-    Kept(KeptState),
+    Kept(PeerState),
 }
 
 impl Found {
@@ -39,7 +39,7 @@ impl Found {
         }
     }
 
-    pub(crate) fn kept(&self) -> Option<&KeptState> {
+    pub(crate) fn kept(&self) -> Option<&PeerState> {
         match self {
             Found::Checkpoint(..) => None,
             Found::Kept(kept) => Some(kept),
@@ -58,7 +58,7 @@ impl Found {
     pub(crate) async fn restore(&self, boss: &mut BossMan) -> Result<(), BossManError> {
         match self {
             Found::Checkpoint(state, _) => boss.restore(state).await,
-            Found::Kept(kept) => boss.restore_kept(kept).await,
+            Found::Kept(kept) => boss.restore_peer_state(kept).await,
         }
     }
 }
@@ -76,7 +76,7 @@ pub(crate) async fn newest(
         None => Vec::new(),
     };
     // A worker can say anything.
-    let of_run = |kept: &KeptState| kept.run.differs(run).is_none() && kept.counters.step <= steps;
+    let of_run = |kept: &PeerState| kept.run.differs(run).is_none() && kept.counters.step <= steps;
     let kept = kept.into_iter().find(|kept| of_run(kept) && can_go_on(metrics, kept));
     let newest = match (&at_hand, checkpoints) {
         (Some(found), _) => found.counters().step,
@@ -113,7 +113,7 @@ pub(crate) async fn newest(
 
 /// Whether the metrics end with the step of a copy where they ended when it was made: the machine that wrote them may have
 /// failed since, and the run gone on from something older.
-fn can_go_on(metrics: Option<&Path>, kept: &KeptState) -> bool {
+fn can_go_on(metrics: Option<&Path>, kept: &PeerState) -> bool {
     let (Some(path), Some(expected)) = (metrics, kept.run.metrics) else { return true };
     let step = kept.counters.step;
     let fits = last_line(path, expected).is_ok_and(|line| {

@@ -5,7 +5,7 @@ use crate::BossManError;
 use pipeline::loss_scale::LossScale;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::message::Reduction;
-use pipeline::replicas::{BucketBytes, Collective, Columns, Compress, Replicas, Sharding};
+use pipeline::replicas::{BucketBytes, Collective, Compress, Replicas, Sharding, WorkerGroups};
 use pipeline::LossSpec;
 
 /// What a [`crate::Builder`] was told.
@@ -39,12 +39,12 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The ways to group so many workers.
-    pub(crate) fn columns(&self, workers: usize) -> Result<Vec<Columns>, BossManError> {
-        let Some(replicas) = &self.replicas else { return Ok(vec![Columns::from(workers)]) };
-        let ways = replicas.ways(workers);
-        match (ways.is_empty(), replicas) {
-            (false, _) => Ok(ways),
+    /// The possible worker groups for this number of workers.
+    pub(crate) fn worker_groups(&self, workers: usize) -> Result<Vec<WorkerGroups>, BossManError> {
+        let Some(replicas) = &self.replicas else { return Ok(vec![WorkerGroups::from(workers)]) };
+        let groupings = replicas.groupings(workers);
+        match (groupings.is_empty(), replicas) {
+            (false, _) => Ok(groupings),
             (true, Replicas::Of(of)) => Err(BossManError::Usage(format!(
                 "replicas {of:?} are {} workers in all, each at least one a place; there are {workers}",
                 of.iter().map(|n| u32::from(*n)).sum::<u32>()

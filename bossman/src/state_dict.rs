@@ -53,7 +53,7 @@ impl BossMan {
     /// # Ok(()) }
     /// ```
     pub async fn state_dict(&mut self) -> Result<StateDict, BossManError> {
-        if self.plan.homes.is_replicated() {
+        if self.plan.stage_placement.is_replicated() {
             self.compare_replicas().await?;
         }
         let mut tensors = BTreeMap::new();

@@ -17,7 +17,7 @@ use pipeline::effect::Answer;
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::message::{Mode, RoundLoss, RoundUpdate};
 use pipeline::plan::PlanError;
-use pipeline::replicas::Deal;
+use pipeline::replicas::MicrobatchAssignment;
 use pipeline::samples::Samples;
 use pipeline::schedule::{Action, Schedule};
 use pipeline::watch::LayerHealth;
@@ -71,14 +71,14 @@ impl BossMan {
         async move {
             let prepared = Arc::new(prepared?);
             data?;
-            let done = self.surely(Call::TrainStep { prepared, preparing }).await?;
+            let done = self.with_recovery(Call::TrainStep { prepared, preparing }).await?;
             let report =
                 done.report.ok_or_else(|| BossManError::Usage("the step has no report; please report it".into()))?;
             Ok(StepReport { time: started.elapsed(), ..report })
         }
     }
 
-    pub(crate) async fn carry_step(
+    pub(crate) async fn train_step_once(
         &mut self,
         prepared: &Prepared,
         preparing: Duration,
@@ -98,7 +98,7 @@ impl BossMan {
     async fn carry_out(&mut self, prepared: &Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
         let began = Instant::now();
         let Prepared { samples, tokens, .. } = *prepared;
-        let Attempt { schedule, answer, update, divisor, counted } = self.until_done(prepared).await?;
+        let Attempt { schedule, answer, update, divisor, counted } = self.retry_overflow(prepared).await?;
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
         let skipped = update.is_some() && self.after_update(answer.grad_norm)?;
         let health = answer.health;
@@ -115,21 +115,21 @@ impl BossMan {
         }
         let grad_norm = answer.grad_norm.filter(|_| self.settings.max_norm.is_some());
         let lr = update.filter(|_| !skipped).map(|u| u.lr);
-        self.look_after(&Learned { loss: Some(loss), lr, health })?;
+        self.check_learning(&Learned { loss: Some(loss), lr, health })?;
         Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
     }
 
     /// The step, with the workers that are here; where some leave in the midst of it, again with those that are left.
-    async fn until_done(&mut self, prepared: &Prepared) -> Result<Attempt, BossManError> {
+    async fn retry_overflow(&mut self, prepared: &Prepared) -> Result<Attempt, BossManError> {
         loop {
-            self.tend().await?;
+            self.update_membership().await?;
             let step = self.step;
             match self.attempt(prepared).await {
                 // The samples are to blame, or the weights, and not the worker that saw it.
                 Err(BossManError::Worker(failure)) if failure.not_finite => {
                     return Err(self.began_where(failure, prepared).await);
                 }
-                Err(error) if self.can_mend(&error) => self.step = step,
+                Err(error) if self.recover(&error) => self.step = step,
                 other => return other,
             }
         }
@@ -157,7 +157,7 @@ impl BossMan {
         run.mode = Mode::Train;
         run.actions = schedule.workers.clone();
         run.order = schedule.order.clone();
-        run.deal = schedule.deal.clone();
+        run.microbatch_assignment = schedule.microbatch_assignment.clone();
         run.microbatches = *microbatches;
         run.update = update;
         run.watch = self.watching.watch(updates.then_some(self.updates + 1), self.settings.loss_scale.is_some());
@@ -249,14 +249,14 @@ impl BossMan {
     /// A round over one microbatch, in which every stage does one thing, or none; what is done with the microbatch, its
     /// first replica does.
     pub(crate) fn round(&self, action: impl Fn(StageId) -> Option<Action>) -> RunRequest {
-        let deal = Deal::default();
+        let microbatch_assignment = MicrobatchAssignment::default();
         let each = |worker| {
             let worker = WorkerId(worker);
             let takes = |action: &Action| match action.microbatch() {
-                Some(m) => deal.worker(&self.plan.homes, action.stage(), m) == Some(worker),
+                Some(m) => microbatch_assignment.worker(&self.plan.stage_placement, action.stage(), m) == Some(worker),
                 None => true,
             };
-            let stages = self.plan.homes.stages_of(worker);
+            let stages = self.plan.stage_placement.stages_of(worker);
             stages.filter_map(&action).filter(takes).collect()
         };
         let actions = (0..self.plan.workers() as u16).map(each).collect();

@@ -6,7 +6,7 @@ use pipeline::boss::{Request, RunRequest};
 use pipeline::effect::Answer;
 use pipeline::ids::{Slot, StageId};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss, RoundUpdate};
-use pipeline::replicas::Deal;
+use pipeline::replicas::MicrobatchAssignment;
 use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::watch::{Finite, Watch};
 use pipeline::{Plan, ScheduleKind, TensorMeta};
@@ -90,9 +90,16 @@ pub fn step_request(
         (true, Some(_)) => Ending::ClippedStep,
     };
     // Replicas take another share of each batch.
-    let deal = Deal::by_speed(&plan.homes, microbatches, |_, worker| 1 + (u64::from(worker.0) + step as u64) % 3);
-    let deal = plan.ordered(deal);
-    let terms = Terms { ending, reduction: steps.reduction, deal: Some(deal), ..Terms::new(kind, microbatches) };
+    let microbatch_assignment = MicrobatchAssignment::by_speed(&plan.stage_placement, microbatches, |_, worker| {
+        1 + (u64::from(worker.0) + step as u64) % 3
+    });
+    let microbatch_assignment = plan.ordered(microbatch_assignment);
+    let terms = Terms {
+        ending,
+        reduction: steps.reduction,
+        microbatch_assignment: Some(microbatch_assignment),
+        ..Terms::new(kind, microbatches)
+    };
     let schedule = plan.schedule_for(&terms).unwrap();
     let update = RoundUpdate {
         lr: case.optimizer.lr(),
@@ -107,7 +114,7 @@ pub fn step_request(
         cached: None,
         actions: schedule.workers,
         order: schedule.order,
-        deal: schedule.deal,
+        microbatch_assignment: schedule.microbatch_assignment,
         microbatches,
         reduction: schedule.reduction,
         watch: Watch { finite: Finite::Loss, health: step % 2 == 1 },

@@ -1,7 +1,7 @@
 //! A boss and its workers in one process, over real QUIC on the loopback interface.
 
 use crate::Fleet;
-use link::{ComputeThread, Handle, Identity, Lobby, LobbyEvent, Slots, Transport, WorkerInfo};
+use link::{ComputeThread, Handle, Identity, Listener, ListenerEvent, Slots, Transport, WorkerInfo};
 use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::effect::Answer;
 use pipeline::message::Failure;
@@ -45,15 +45,17 @@ impl Sockets {
         let runtime = Runtime::new().unwrap();
         let handle = runtime.block_on(async {
             let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-            let mut lobby = Lobby::open(&identity, here, plan.workers()).unwrap();
+            let mut listener = Listener::open(&identity, here, plan.workers()).unwrap();
             for _ in 0..plan.workers() {
-                tokio::spawn(work(lobby.address(), identity.ticket().clone(), reach, nccl.clone()));
+                tokio::spawn(work(listener.address(), identity.ticket().clone(), reach, nccl.clone()));
             }
-            while lobby.missing() > 0 {
-                let event = lobby.next().await;
-                assert!(matches!(event, LobbyEvent::Joined { .. }), "{event:?}");
+            while listener.missing() > 0 {
+                let event = listener.next().await;
+                assert!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
             }
-            lobby.start(plan, BucketBytes { first: 1 << 10, other: 8 << 10 }, seed, MOST_WAITING, |_notice| ()).unwrap()
+            listener
+                .start(plan, BucketBytes { first: 1 << 10, other: 8 << 10 }, seed, MOST_WAITING, |_notice| ())
+                .unwrap()
         });
         Sockets { handle, runtime, _keys: keys }
     }

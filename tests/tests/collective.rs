@@ -10,7 +10,7 @@ use link::{ComputeThread, Nccl as Told, NcclInfo, Payload, WorkerInfo};
 use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::StageId;
 use pipeline::message::{Failure, Reduction};
-use pipeline::replicas::Columns;
+use pipeline::replicas::WorkerGroups;
 use pipeline::task::{HandedOut, Outcome, Task};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ fn summed(case: Case, reduction: Reduction) -> Case {
 }
 
 fn plan(case: &Case, replicas: &[u16], placement: Placement) -> Plan {
-    Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), placement).unwrap()
+    Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), placement).unwrap()
 }
 
 fn fleet(plan: &Plan, case: &Case) -> Sockets {
@@ -246,7 +246,7 @@ fn batch(step: i64) -> Batch {
 fn builder(collective: Collective) -> bossman::Builder {
     BossMan::builder(Model::from_yaml(MODEL).unwrap())
         .replicas(bossman::Replicas::Each(2))
-        .deal_evenly(true)
+        .assign_evenly(true)
         .microbatches(2)
         .collective(collective)
         .fast_reduction(true)

@@ -6,7 +6,7 @@
 use pipeline::boss::Request;
 use pipeline::ids::StageId;
 use pipeline::message::Reduction;
-use pipeline::replicas::{Columns, Compress};
+use pipeline::replicas::{Compress, WorkerGroups};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn compressed(case: Case, form: Compress) -> Case {
 }
 
 fn plan(case: &Case, replicas: &[u16]) -> Plan {
-    Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), Placement::Plain).unwrap()
+    Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), Placement::Plain).unwrap()
 }
 
 /// Panics where replicas of a stage differ.

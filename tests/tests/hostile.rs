@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use link::testing::{ping, Wire};
-use link::{Identity, Lobby, Payload, Ticket};
+use link::{Identity, Listener, Payload, Ticket};
 use pipeline::effect::Micros;
 use pipeline::frame::Route;
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
@@ -263,9 +263,9 @@ async fn who_takes_nothing_of_what_it_is_sent_is_let_go_of() {
     let test = async {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
-        let lobby = Lobby::open(&identity, (Ipv4Addr::LOCALHOST, 0).into(), 1).unwrap();
-        let (at, ticket) = (lobby.address(), identity.ticket());
-        let (boss, hostile) = tokio::join!(Wire::accept(lobby), Hostile::join(at, ticket, 1));
+        let listener = Listener::open(&identity, (Ipv4Addr::LOCALHOST, 0).into(), 1).unwrap();
+        let (at, ticket) = (listener.address(), identity.ticket());
+        let (boss, hostile) = tokio::join!(Wire::accept(listener), Hostile::join(at, ticket, 1));
         let mut boss = boss.unwrap();
         let bytes = bytes::Bytes::from(vec![7; 8 << 20]);
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![bytes.len() as u64] };

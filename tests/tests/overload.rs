@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 use tests::programs::{Place, Process, SOON};
-use tests::strangers::knock;
+use tests::strangers::accept;
 use tests::Case;
 
 const LIMIT: Duration = Duration::from_secs(300);
@@ -70,7 +70,7 @@ async fn ten_thousand_callers_without_a_ticket_are_turned_away_while_training_go
             let endpoint = endpoint.clone();
             async move {
                 // A machine that has much else to do may let some time out.
-                !knock(&endpoint, at).await.contains("certificate")
+                !accept(&endpoint, at).await.contains("certificate")
             }
         });
         let others = away.await;

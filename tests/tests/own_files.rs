@@ -184,7 +184,7 @@ async fn who_joins_a_pool_reads_too() {
     let _second = place.worker(&port, &there);
     let mut steps = 0;
     let joined = async {
-        while boss.plan().homes.members().len() < 2 {
+        while boss.plan().stage_placement.members().len() < 2 {
             boss.train_step(&batches.next_batch().unwrap()).await.unwrap();
             steps += 1;
         }

@@ -26,7 +26,7 @@ fn batch(case: &Case, step: usize) -> Batch {
 async fn step_until(boss: &mut BossMan, case: &Case, from: usize, workers: usize) -> usize {
     let mut step = from;
     let stepping = async {
-        while boss.plan().homes.members().len() != workers {
+        while boss.plan().stage_placement.members().len() != workers {
             let report = boss.train_step(&batch(case, step)).await.unwrap();
             step += 1;
             assert_eq!(report.step, step as u64, "no step is lost or done twice");

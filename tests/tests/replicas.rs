@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use pipeline::message::Reduction;
-use pipeline::replicas::Columns;
+use pipeline::replicas::WorkerGroups;
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use tests::programs::by_hand;
 use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Steps, Training, MICROBATCHES, STEPS};
@@ -20,7 +20,7 @@ fn along_the_tree(case: Case) -> Case {
 }
 
 fn plan(case: &Case, replicas: &[u16], placement: Placement) -> Option<Plan> {
-    Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), placement).ok()
+    Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), placement).ok()
 }
 
 struct Way<'a> {

@@ -5,7 +5,7 @@
 
 use pipeline::message::Reduction;
 use pipeline::optimizer::AdamArgs;
-use pipeline::replicas::{Columns, Compress, Sharding};
+use pipeline::replicas::{Compress, Sharding, WorkerGroups};
 use pipeline::{Cuts, OptimizerSpec, Placement, Plan, ScheduleKind};
 use tests::programs::by_hand;
 use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Steps, STEPS};
@@ -21,7 +21,7 @@ fn along_the_tree(case: Case) -> Case {
 }
 
 fn plan(case: &Case, replicas: &[u16], placement: Placement, sharding: Sharding) -> Option<Plan> {
-    let plan = Plan::new(case.model.graph(), &Cuts::Auto, Columns::of(replicas), placement).ok()?;
+    let plan = Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), placement).ok()?;
     Some(plan.sharded(Some(sharding)))
 }
 

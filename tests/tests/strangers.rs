@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use link::testing::{dial, greet, listen};
-use link::{ComputeThread, Handle, Identity, Lobby, LobbyEvent, WorkerInfo};
+use link::{ComputeThread, Handle, Identity, Listener, ListenerEvent, WorkerInfo};
 use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::frame::{encode, Envelope};
 use pipeline::message::{Head, PROTOCOL_VERSION};
@@ -98,7 +98,7 @@ fn garbage(port: &str) {
 
 /// Dials without the ticket; why that fails.
 async fn without_a_key(port: &str) -> String {
-    tests::strangers::knock(&Endpoint::client(ANY.into()).unwrap(), local(port)).await
+    tests::strangers::accept(&Endpoint::client(ANY.into()).unwrap(), local(port)).await
 }
 
 /// A boss with one honest worker, and a second one that holds the ticket and will misbehave.
@@ -117,30 +117,30 @@ fn info() -> WorkerInfo {
 
 async fn lobby_with_rogue(
     places: usize,
-) -> (Lobby, Identity, Connection, (SendStream, RecvStream), Endpoint, tempfile::TempDir) {
+) -> (Listener, Identity, Connection, (SendStream, RecvStream), Endpoint, tempfile::TempDir) {
     let keys = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create_in(keys.path()).unwrap();
-    let mut lobby = Lobby::open(&identity, ANY.into(), places).unwrap();
-    let endpoint = link::worker_endpoint(identity.ticket(), lobby.address()).unwrap();
-    let quic = dial(&endpoint, lobby.address(), identity.ticket()).await.unwrap();
-    let (control, event) = tokio::join!(greet(&quic, info()), lobby.next());
-    assert!(matches!(event, LobbyEvent::Joined { .. }), "{event:?}");
-    (lobby, identity, quic, control.unwrap(), endpoint, keys)
+    let mut listener = Listener::open(&identity, ANY.into(), places).unwrap();
+    let endpoint = link::worker_endpoint(identity.ticket(), listener.address()).unwrap();
+    let quic = dial(&endpoint, listener.address(), identity.ticket()).await.unwrap();
+    let (control, event) = tokio::join!(greet(&quic, info()), listener.next());
+    assert!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
+    (listener, identity, quic, control.unwrap(), endpoint, keys)
 }
 
 impl Rogue {
     async fn in_a_run() -> Self {
-        let (mut lobby, identity, quic, control, endpoint, keys) = lobby_with_rogue(2).await;
-        let (ticket, address) = (identity.ticket().clone(), lobby.address());
+        let (mut listener, identity, quic, control, endpoint, keys) = lobby_with_rogue(2).await;
+        let (ticket, address) = (identity.ticket().clone(), listener.address());
         let honest = tokio::spawn(async move {
             let endpoint = link::worker_endpoint(&ticket, address).unwrap();
             let membership = link::join(&endpoint, address, &ticket, info()).await.unwrap();
             let compute = ComputeThread::start(|| StageCompute::new(tch::Device::Cpu)).unwrap();
             link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await
         });
-        assert!(matches!(lobby.next().await, LobbyEvent::Joined { .. }));
+        assert!(matches!(listener.next().await, ListenerEvent::Joined { .. }));
         let plan = Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2, Placement::Plain).unwrap();
-        let handle = lobby.start(plan, BucketBytes::default(), 0, MOST_WAITING, |_notice| ()).unwrap();
+        let handle = listener.start(plan, BucketBytes::default(), 0, MOST_WAITING, |_notice| ()).unwrap();
         Rogue { handle, quic, control, honest, _keys: keys, _endpoint: endpoint }
     }
 
@@ -173,13 +173,13 @@ fn state_frame(tensors: Vec<TensorMeta>) -> Envelope {
 
 #[tokio::test]
 async fn a_frame_with_too_long_a_head_costs_its_sender_the_place_and_nobody_else() {
-    let (mut lobby, _identity, quic, mut control, _endpoint, _keys) = lobby_with_rogue(1).await;
+    let (mut listener, _identity, quic, mut control, _endpoint, _keys) = lobby_with_rogue(1).await;
     control.0.write_all(&u32::MAX.to_le_bytes()).await.unwrap();
-    let event = within(lobby.next()).await;
-    let LobbyEvent::Left { reason, .. } = event else { panic!("{event:?}") };
+    let event = within(listener.next()).await;
+    let ListenerEvent::Left { reason, .. } = event else { panic!("{event:?}") };
     assert_eq!(reason, "it broke the protocol: a frame head of 4294967295 bytes; at most 16777216 are allowed");
     within(quic.closed()).await;
-    assert_eq!(lobby.missing(), 1);
+    assert_eq!(listener.missing(), 1);
 }
 
 #[tokio::test]
@@ -224,14 +224,14 @@ async fn a_worker_that_gives_orders_is_sent_away() {
 
 #[tokio::test]
 async fn a_caller_that_says_nothing_holds_nobody_up() {
-    let (mut lobby, identity, _quic, _control, endpoint, _keys) = lobby_with_rogue(2).await;
-    let silent = dial(&endpoint, lobby.address(), identity.ticket()).await.unwrap();
-    let other = dial(&endpoint, lobby.address(), identity.ticket()).await.unwrap();
-    let (control, event) = tokio::join!(greet(&other, info()), within(lobby.next()));
-    assert!(matches!(event, LobbyEvent::Joined { .. }), "{event:?}");
+    let (mut listener, identity, _quic, _control, endpoint, _keys) = lobby_with_rogue(2).await;
+    let silent = dial(&endpoint, listener.address(), identity.ticket()).await.unwrap();
+    let other = dial(&endpoint, listener.address(), identity.ticket()).await.unwrap();
+    let (control, event) = tokio::join!(greet(&other, info()), within(listener.next()));
+    assert!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
     drop(control);
-    let turned_away = tokio::time::timeout(Duration::from_secs(10), lobby.next()).await.unwrap();
-    let LobbyEvent::TurnedAway { reason, .. } = turned_away else { panic!("{turned_away:?}") };
+    let turned_away = tokio::time::timeout(Duration::from_secs(10), listener.next()).await.unwrap();
+    let ListenerEvent::TurnedAway { reason, .. } = turned_away else { panic!("{turned_away:?}") };
     assert_eq!(reason, "it did not greet within 5 seconds");
     drop(silent);
 }

@@ -107,8 +107,8 @@ fn whole(graph: &LayerGraph) -> StageModel {
         layers,
         inputs: Vec::new(),
         outputs: Vec::new(),
-        borrowed: Vec::new(),
-        lent: Vec::new(),
+        tied_copies: Vec::new(),
+        tied_owners: Vec::new(),
     };
     StageModel {
         buckets: buckets(&spec, BucketBytes::default(), None),
@@ -118,8 +118,8 @@ fn whole(graph: &LayerGraph) -> StageModel {
         layers: spec.layers,
         inputs: graph.inputs().iter().map(input).collect(),
         outputs: graph.outputs().to_vec(),
-        borrowed: spec.borrowed,
-        lent: spec.lent,
+        tied_copies: spec.tied_copies,
+        tied_owners: spec.tied_owners,
         seed: 0,
         device: Device::Cpu,
         own: worker::engine::OwnLayers::default(),

@@ -400,14 +400,14 @@ fn step(
     out: Out<'_>,
 ) -> Result<Outcome<Payload>, Failure> {
     let mut layers = Vec::new();
-    let lent = engine.optim_step_watched(update, from_others, health.then_some(&mut layers)).map_err(explain)?;
+    let tied_owners = engine.optim_step_watched(update, from_others, health.then_some(&mut layers)).map_err(explain)?;
     if !layers.is_empty() {
         out(HandedOut::Health(layers));
     }
     if !engine.stage().gathers_first {
         hand_out_part(engine, stage, out)?;
     }
-    tied(&lent)
+    tied(&tied_owners)
 }
 
 /// This replica's part of the parameters, for the others.
@@ -453,8 +453,8 @@ fn model(spec: StageSpec, seed: u64, (device, own): (Device, OwnLayers)) -> Stag
         gathers_first: false,
         inputs: inputs.collect(),
         outputs: spec.outputs.iter().map(|output| output.value).collect(),
-        borrowed: spec.borrowed,
-        lent: spec.lent,
+        tied_copies: spec.tied_copies,
+        tied_owners: spec.tied_owners,
         layers: spec.layers,
         seed,
         device,

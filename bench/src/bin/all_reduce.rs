@@ -5,10 +5,10 @@ use anyhow::{ensure, Context, Result};
 use bytes::Bytes;
 use clap::Parser;
 use layerspec::{DType, LayerGraph};
-use link::{Compute, ComputeThread, Handle, Identity, Lobby, LobbyEvent, Payload, Ticket, Transport, WorkerInfo};
+use link::{Compute, ComputeThread, Handle, Identity, Listener, ListenerEvent, Payload, Ticket, Transport, WorkerInfo};
 use pipeline::boss::{Request, RunRequest, MOST_WAITING};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
-use pipeline::replicas::{buckets, nodes, shard, Bucket, BucketBytes, Columns};
+use pipeline::replicas::{buckets, nodes, shard, Bucket, BucketBytes, WorkerGroups};
 use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::task::{Branch, HandedOut, Outcome, Task};
 use pipeline::watch::Watch;
@@ -63,19 +63,20 @@ async fn lead(options: &Options) -> Result<()> {
     let layer = format!("  - Linear: {{in_features: {WIDTH}, out_features: {WIDTH}, bias: false}}\n").repeat(layers);
     let model = format!("model: sums\ninputs: {{x: [batch, {WIDTH}]}}\nlayers:\n{layer}");
     let graph = LayerGraph::from_yaml(&model, "sums")?;
-    let plan = Plan::new(&graph, &Cuts::Auto, Columns::of(&[options.workers]), Placement::Plain)?;
+    let plan = Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(&[options.workers]), Placement::Plain)?;
     let identity = Identity::load_or_create()?;
     let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let mut lobby = Lobby::open(&identity, here, plan.workers())?.transport(options.transport);
+    let mut listener = Listener::open(&identity, here, plan.workers())?.transport(options.transport);
     let mut workers = Vec::new();
     for number in 0..options.workers {
-        workers.push(start(number, lobby.address(), identity.ticket(), options.transport)?);
+        workers.push(start(number, listener.address(), identity.ticket(), options.transport)?);
     }
-    while lobby.missing() > 0 {
-        let event = lobby.next().await;
-        ensure!(matches!(event, LobbyEvent::Joined { .. }), "{event:?}");
+    while listener.missing() > 0 {
+        let event = listener.next().await;
+        ensure!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
     }
-    let handle = lobby.start(plan.clone(), BucketBytes::default(), 0, MOST_WAITING, |notice| eprintln!("{notice}"))?;
+    let handle =
+        listener.start(plan.clone(), BucketBytes::default(), 0, MOST_WAITING, |notice| eprintln!("{notice}"))?;
     handle.call(Request::Distribute).await?;
     let mut seconds = Vec::new();
     for round in 1..=options.rounds {
@@ -114,7 +115,7 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
         cached: None,
         actions: schedule.workers,
         order: schedule.order,
-        deal: schedule.deal,
+        microbatch_assignment: schedule.microbatch_assignment,
         microbatches,
         reduction,
         update: None,

@@ -56,7 +56,7 @@ struct Options {
     /// Stages on each worker, where the schedule leaves that open.
     #[arg(long)]
     chunks: Option<usize>,
-    /// Deal microbatches to replicas evenly, whatever their speed.
+    /// microbatch assignment microbatches to replicas evenly, whatever their speed.
     #[arg(long)]
     even: bool,
     /// Replicas add their gradients up before they send.
@@ -152,7 +152,7 @@ async fn main() -> Result<()> {
         None => host.local(options.workers).threads(1).quiet(),
     };
     let builder = BossMan::builder(model).schedule(options.schedule.0).microbatches(options.microbatches);
-    let builder = builder.replicas(options.replicas.map(Replicas::Each)).deal_evenly(options.even);
+    let builder = builder.replicas(options.replicas.map(Replicas::Each)).assign_evenly(options.even);
     let builder = builder.fast_reduction(options.fast_reduction);
     let builder = builder.compress(options.compress.0).shard(options.shard.0).chunks(options.chunks);
     let mut boss = builder.loss(Loss::MSELoss).build(host.wait().await?)?;

@@ -23,10 +23,10 @@ impl BossMan {
         let data = self.open_data.specs().to_vec();
         let (Some(pool), Some(optimizer)) = (&mut self.pool, self.optimizer) else { return };
         let Some(stage) = fewest(&self.plan, pool) else { return };
-        let Some(like) = self.plan.homes.first(stage) else { return };
+        let Some(like) = self.plan.stage_placement.first(stage) else { return };
         let files = files.into_iter().map(|(hash, payload)| (hash, self.handle.slots.put(payload))).collect();
-        let homes = self.plan.homes.joined_by([(&worker, &like)]);
-        let plan = Plan { homes, ..self.plan.clone() };
+        let stage_placement = self.plan.stage_placement.joined_by([(&worker, &like)]);
+        let plan = Plan { stage_placement, ..self.plan.clone() };
         let request = Request::Prepare(Box::new(Prepare { worker, plan, files, optimizer, data }));
         pool.set(worker, State::Preparing(stage));
         let (handle, ready) = (self.handle.clone(), pool.readying.clone());
@@ -41,12 +41,14 @@ impl BossMan {
 fn fewest(plan: &Plan, pool: &Pool) -> Option<StageId> {
     let on_their_way = |stage: StageId| {
         let goes_there = |state: &State| match state {
-            State::Preparing(place) | State::Ready(place) => plan.homes.of(*place) == plan.homes.of(stage),
-            State::Following(guide) => plan.homes.has(stage, *guide),
+            State::Preparing(place) | State::Ready(place) => {
+                plan.stage_placement.of(*place) == plan.stage_placement.of(stage)
+            }
+            State::Following(guide) => plan.stage_placement.has(stage, *guide),
             _ => false,
         };
         pool.contributors.values().filter(|c| goes_there(&c.state)).count()
     };
-    let places = plan.homes.iter().filter(|(_, members)| !members.is_empty());
+    let places = plan.stage_placement.iter().filter(|(_, members)| !members.is_empty());
     places.min_by_key(|(stage, members)| members.len() + on_their_way(*stage)).map(|(stage, _)| stage)
 }

@@ -3,13 +3,13 @@
 //! Who comes is made ready while the others train (`joining`), follows them until it has as good as caught up, and takes
 //! part from the next step on. Who leaves is left out, and the step that it left in is done again by the others or, where
 //! all had its part already, goes on. The result is that of a quiet run, to the bit: a step's sums depend on its
-//! microbatches alone. Who would slow the others down takes no part (`worth`).
+//! microbatches alone. Who would slow the others down takes no part (`straggler`).
 
 mod contributor;
 mod joining;
+mod membership;
 mod status;
-mod tending;
-mod worth;
+mod straggler;
 
 use crate::boss::BossMan;
 use crate::{output, BossManError};
@@ -85,7 +85,7 @@ impl BossMan {
                  batches of more microbatches",
             );
         }
-        if self.plan.stages.iter().any(|stage| !stage.borrowed.is_empty()) {
+        if self.plan.stages.iter().any(|stage| !stage.tied_copies.is_empty()) {
             return refused(
                 "a pool cannot have parameters that several stages share; set `cuts` so that the layers that share them are in \
                  one stage, or `replicas` so that there is one stage",

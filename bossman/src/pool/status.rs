@@ -136,7 +136,7 @@ impl BossMan {
             if workers.len() == TOLD {
                 break;
             }
-            let stage = self.plan.homes.stages_of(*worker).next();
+            let stage = self.plan.stage_placement.stages_of(*worker).next();
             let nanos = stage.and_then(|stage| self.scheduling.observed.microbatch(stage, *worker));
             workers.push(WorkerStatus {
                 worker: worker.0,

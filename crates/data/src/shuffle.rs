@@ -20,11 +20,11 @@ const LISTED: u64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Order {
     samples: u64,
-    way: Way,
+    kind: Kind,
 }
 
 #[derive(Clone, Debug)]
-enum Way {
+enum Kind {
     AsInTheFile,
     Listed(Vec<i64>),
     Permuted(Permutation),
@@ -34,24 +34,24 @@ impl Order {
     /// Shuffled by seed and epoch, or as samples stand in the file.
     pub fn new(samples: u64, seed: Option<u64>, epoch: u64) -> Self {
         let samples = samples.min(i64::MAX as u64);
-        let Some(seed) = seed else { return Order { samples, way: Way::AsInTheFile } };
+        let Some(seed) = seed else { return Order { samples, kind: Kind::AsInTheFile } };
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(epoch);
         if samples > LISTED {
-            return Order { samples, way: Way::Permuted(Permutation::new(samples, &mut random)) };
+            return Order { samples, kind: Kind::Permuted(Permutation::new(samples, &mut random)) };
         }
         let mut numbers: Vec<i64> = (0..samples.cast_signed()).collect();
         numbers.shuffle(&mut random);
-        Order { samples, way: Way::Listed(numbers) }
+        Order { samples, kind: Kind::Listed(numbers) }
     }
 
     /// The samples at these places, as far as there are such.
     pub fn at(&self, places: Range<u64>) -> Vec<i64> {
         let places = places.start.min(self.samples)..places.end.min(self.samples);
-        match &self.way {
-            Way::AsInTheFile => places.map(u64::cast_signed).collect(),
-            Way::Listed(numbers) => numbers[places.start as usize..places.end as usize].to_vec(),
-            Way::Permuted(permutation) => places.map(|place| permutation.at(place).cast_signed()).collect(),
+        match &self.kind {
+            Kind::AsInTheFile => places.map(u64::cast_signed).collect(),
+            Kind::Listed(numbers) => numbers[places.start as usize..places.end as usize].to_vec(),
+            Kind::Permuted(permutation) => places.map(|place| permutation.at(place).cast_signed()).collect(),
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use layerspec::DType;
 use link::testing::Wire;
-use link::{Identity, Lobby, Payload, Ticket, Transport, WorkerInfo};
+use link::{Identity, Listener, Payload, Ticket, Transport, WorkerInfo};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::Head;
 use pipeline::TensorMeta;
@@ -45,11 +45,11 @@ async fn measure(runs: usize) -> Fallible<()> {
     for transport in ["quic", "shared memory"] {
         let keys = tempfile::tempdir()?;
         let identity = Identity::load_or_create_in(keys.path())?;
-        let lobby = Lobby::open(&identity, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1)?;
+        let listener = Listener::open(&identity, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1)?;
         let mut child = Command::new(std::env::current_exe()?);
-        child.args(["answer", &lobby.address().to_string(), &identity.ticket().to_string(), transport]);
+        child.args(["answer", &listener.address().to_string(), &identity.ticket().to_string(), transport]);
         let _other = Other(child.spawn()?);
-        let mut wire = Wire::accept(lobby).await.ok_or("nobody came")?;
+        let mut wire = Wire::accept(listener).await.ok_or("nobody came")?;
         wire.receive().await?;
         for size in SENT_SIZES {
             let mut rates = Vec::new();

@@ -1,11 +1,11 @@
 //! Feeds the boss's session with what happens and carries out what it wants.
 
+use crate::acceptor::{Accept, Acceptor, Arrival};
 use crate::clock::Clock;
 use crate::connection::{Connection, Event, BROKE_PROTOCOL, DONE, SENT_AWAY};
-use crate::door::{Arrival, Door, Knock};
-use crate::hello::{Hello, WorkerInfo};
+use crate::handshake::{Handshake, WorkerInfo};
+use crate::listener::Admission;
 use crate::listening::Listening;
-use crate::lobby::Reception;
 use crate::outgoing;
 use crate::payload::{Payload, Slots};
 use pipeline::boss::{BossSession, Request, Setup};
@@ -150,8 +150,8 @@ pub(crate) fn drive(
     setup: Setup,
     members: Vec<Member>,
     listening: Listening,
-    door: Door,
-    (reception, events): (Reception, mpsc::Receiver<Event>),
+    acceptor: Acceptor,
+    (admission, events): (Admission, mpsc::Receiver<Event>),
     notice: Box<dyn FnMut(String) + Send>,
 ) -> Handle {
     let (inputs, requests) = mpsc::unbounded_channel();
@@ -166,11 +166,11 @@ pub(crate) fn drive(
         replies: BTreeMap::new(),
         next_request: 0,
         notice,
-        reception,
+        admission,
         pool: None,
         status: status.clone(),
     };
-    tokio::spawn(driver.run(listening, door, events, requests));
+    tokio::spawn(driver.run(listening, acceptor, events, requests));
     Handle { inputs, slots, workers, status }
 }
 
@@ -182,7 +182,7 @@ struct Driver {
     replies: BTreeMap<u64, Reply>,
     next_request: u64,
     notice: Box<dyn FnMut(String) + Send>,
-    reception: Reception,
+    admission: Admission,
     /// Who is told of those who come and go, where they may.
     pool: Option<mpsc::UnboundedSender<PoolEvent>>,
     status: Arc<Mutex<String>>,
@@ -192,7 +192,7 @@ impl Driver {
     async fn run(
         mut self,
         listening: Listening,
-        mut door: Door,
+        mut acceptor: Acceptor,
         mut events: mpsc::Receiver<Event>,
         mut inputs: mpsc::UnboundedReceiver<Input>,
     ) {
@@ -222,12 +222,12 @@ impl Driver {
                         for connection in &self.connections {
                             connection.close(DONE, "the boss left the run");
                         }
-                        drop(door);
+                        drop(acceptor);
                         return listening.keep();
                     }
                 },
-                Some(knock) = door.next() => {
-                    if let Knock::Arrived(arrival) = knock {
+                Some(accept) = acceptor.next() => {
+                    if let Accept::Arrived(arrival) = accept {
                         self.on_arrival(arrival);
                     }
                 }
@@ -235,20 +235,20 @@ impl Driver {
                 () = self.clock.at(deadline) => {}
             }
         }
-        drop(door);
+        drop(acceptor);
         listening.endpoint.close(DONE, b"the boss left the run");
         tokio::time::timeout(FAREWELL, listening.endpoint.wait_idle()).await.ok();
     }
 
     /// Lets a worker in where workers may come and go.
     fn on_arrival(&mut self, arrival: Arrival) {
-        let info = match &arrival.hello {
-            Hello::Look => {
+        let info = match &arrival.handshake {
+            Handshake::Look => {
                 let status = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 return arrival.show(status);
             }
-            Hello::Peer { .. } => return arrival.refuse("this is a boss, not a worker".into(), false),
-            Hello::Join(info) => info.clone(),
+            Handshake::Peer { .. } => return arrival.refuse("this is a boss, not a worker".into(), false),
+            Handshake::Join(info) => info.clone(),
         };
         let places = self.connections.len();
         match &self.pool {
@@ -258,7 +258,7 @@ impl Driver {
             }
             Some(pool) => {
                 let worker = WorkerId(places as u16);
-                let Some(member) = self.reception.seat(arrival, worker, info.clone()) else { return };
+                let Some(member) = self.admission.seat(arrival, worker, info.clone()) else { return };
                 let address = member.address;
                 self.connections.push(member.connection);
                 self.session.on_joined(info.direct.then_some(address));
@@ -340,8 +340,8 @@ impl Driver {
                 | Effect::Interrupt
                 | Effect::Residuals(_)
                 | Effect::Keep { .. }
-                | Effect::SendKept { .. }
-                | Effect::KeepOnly(_)
+                | Effect::SendSnapshot { .. }
+                | Effect::RetainSnapshots(_)
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }
                 | Effect::Progress(_)

@@ -5,8 +5,9 @@
 use crate::endpoint::KEEP_ALIVE;
 use crate::ends::{Ends, ANSWERS};
 use crate::lane::Lane;
+use crate::link_message::LinkMessage;
 use crate::memory::{Memory, Transport};
-use crate::outgoing::Way;
+use crate::outgoing::Channel;
 use crate::path::Path;
 use crate::payload::Payload;
 use crate::pool::Pool;
@@ -14,7 +15,6 @@ use crate::probe;
 use crate::report::PathReport;
 use crate::taking::{Looks, Taking};
 use crate::wire::{self, Incoming};
-use crate::word::Word;
 use bytes::Bytes;
 use pipeline::effect::Peer;
 use pipeline::frame::Envelope;
@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(KEEP_ALIVE.as_millis() as u64 / 2);
 pub(crate) struct Silence(u32);
 
 impl Silence {
-    /// Of boss and worker: 2.75 to 3 seconds after the last word.
+    /// Of boss and worker: 2.75 to 3 seconds after the last message.
     pub(crate) const WITH_BOSS: Silence = Silence(11);
     /// Longer, so that the boss is the first to miss a worker here, too.
     pub(crate) const BETWEEN_WORKERS: Silence = Silence(24);
@@ -137,13 +137,13 @@ impl Connection {
     }
 
     /// Sends a frame. Small ones, and all of control, arrive in the order given.
-    pub(crate) fn send(&self, way: Way, head: Vec<u8>, tensors: Vec<Bytes>) {
+    pub(crate) fn send(&self, way: Channel, head: Vec<u8>, tensors: Vec<Bytes>) {
         let large = tensors.iter().map(Bytes::len).sum::<usize>() > SMALL;
         // Copying is left to a task: the caller has a compute thread to feed. A task that has ended
         // means a lost connection, which the reader reports.
         match way {
-            Way::Data if large => drop(self.data.send((head, tensors))),
-            Way::Background if large => drop(self.background.send((head, tensors))),
+            Channel::Data if large => drop(self.data.send((head, tensors))),
+            Channel::Background if large => drop(self.background.send((head, tensors))),
             _ => self.ends.lane.send(wire::whole_frame(head, tensors)),
         }
     }
@@ -207,13 +207,20 @@ async fn write_stream(ends: &Ends, priority: i32, mut frame: Vec<Bytes>) -> Opti
     stream.finish().ok()
 }
 
-async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiver<Word>, events: mpsc::Sender<Event>) {
+async fn settle(
+    ends: Arc<Ends>,
+    transport: Transport,
+    mut answers: mpsc::Receiver<LinkMessage>,
+    events: mpsc::Sender<Event>,
+) {
     if transport == Transport::Auto && ends.path.same_machine {
         if let Some(address) = ends.memory.offer() {
-            ends.say(Word::memory(address));
+            ends.say(LinkMessage::memory(address));
             let agreed = async {
                 // The other end has no use for memory, or its own file comes and is opened.
-                while !matches!(answers.recv().await, None | Some(Word::Seen(None) | Word::Memory { .. })) {}
+                while !matches!(answers.recv().await, None | Some(LinkMessage::Seen(None) | LinkMessage::Memory { .. }))
+                {
+                }
             };
             tokio::time::timeout(PATIENCE, agreed).await.ok();
         }
@@ -230,16 +237,16 @@ async fn settle(ends: Arc<Ends>, transport: Transport, mut answers: mpsc::Receiv
 async fn end_in_silence(ends: Arc<Ends>, Silence(most): Silence) {
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut heard, mut in_vain, mut takes) = (0, 0, Looks::default());
+    let (mut heard, mut attempts, mut takes) = (0, 0, Looks::default());
     let (code, reason) = loop {
         tokio::select! {
             _ = ends.quic.closed() => return,
             _ = looks.tick() => {}
         }
         let now = ends.quic.stats().udp_rx.datagrams;
-        in_vain = if now == heard { in_vain + 1 } else { 0 };
+        attempts = if now == heard { attempts + 1 } else { 0 };
         heard = now;
-        if in_vain >= most {
+        if attempts >= most {
             break (DONE, SILENT);
         }
         if takes.is_stuck(&ends.taking) {
@@ -276,9 +283,11 @@ async fn forward(ends: &Ends, stream: &mut RecvStream, events: &mpsc::Sender<Eve
         Ok(Some(Incoming::Frame(envelope, payloads))) => {
             return events.send(Event::Frame { from: ends.peer, envelope, payloads }).await.is_ok();
         }
-        Ok(Some(Incoming::Word(Word::Burst { bytes }))) => probe::receive_burst(ends, stream, bytes).await,
-        Ok(Some(Incoming::Word(word))) => {
-            on_word(ends, word);
+        Ok(Some(Incoming::LinkMessage(LinkMessage::Burst { bytes }))) => {
+            probe::receive_burst(ends, stream, bytes).await
+        }
+        Ok(Some(Incoming::LinkMessage(message))) => {
+            on_link_message(ends, message);
             Ok(())
         }
         Ok(None) => return false,
@@ -299,18 +308,20 @@ async fn forward(ends: &Ends, stream: &mut RecvStream, events: &mpsc::Sender<Eve
     }
 }
 
-fn on_word(ends: &Ends, word: Word) {
+fn on_link_message(ends: &Ends, message: LinkMessage) {
     let asker = ends.answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    match word {
-        Word::Ping(number) => ends.answer(Word::Pong(number)),
-        Word::Memory { process, file } if asker.is_none() => answer_memory(ends, Address { process, file }),
-        Word::Memory { process, file } => ends.answer(Word::Seen(ends.memory.open(Address { process, file }))),
-        Word::Seen(Some(nonce)) => ends.memory.on_seen(&nonce),
-        Word::Seen(None) | Word::Pong(_) | Word::Came { .. } | Word::Burst { .. } => {}
+    match message {
+        LinkMessage::Ping(number) => ends.answer(LinkMessage::Pong(number)),
+        LinkMessage::Memory { process, file } if asker.is_none() => answer_memory(ends, Address { process, file }),
+        LinkMessage::Memory { process, file } => {
+            ends.answer(LinkMessage::Seen(ends.memory.open(Address { process, file })))
+        }
+        LinkMessage::Seen(Some(nonce)) => ends.memory.on_seen(&nonce),
+        LinkMessage::Seen(None) | LinkMessage::Pong(_) | LinkMessage::Came { .. } | LinkMessage::Burst { .. } => {}
     }
     if let Some(asker) = asker {
         // Nobody waits for more answers than there is room for.
-        asker.try_send(word).ok();
+        asker.try_send(message).ok();
     }
 }
 
@@ -320,9 +331,9 @@ fn answer_memory(ends: &Ends, address: Address) {
     let may = ends.transport == Transport::Auto && ends.path.same_machine;
     let own = may.then(|| ends.memory.offer()).flatten();
     let seen = own.and_then(|own| Some((own, ends.memory.open(address)?)));
-    ends.answer(Word::Seen(seen.map(|(_, nonce)| nonce)));
+    ends.answer(LinkMessage::Seen(seen.map(|(_, nonce)| nonce)));
     if let Some((own, _)) = seen {
-        ends.answer(Word::memory(own));
+        ends.answer(LinkMessage::memory(own));
     }
 }
 

@@ -1,12 +1,12 @@
 //! What the tasks of a connection share, and how they tell the other end something about it.
 
 use crate::lane::Lane;
+use crate::link_message::LinkMessage;
 use crate::memory::{Memory, Transport};
 use crate::path::Path;
 use crate::pool::Pool;
 use crate::report::PathReport;
 use crate::taking::Taking;
-use crate::word::Word;
 use pipeline::effect::Peer;
 use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::mpsc;
@@ -22,7 +22,7 @@ pub(crate) struct Ends {
     pub(crate) lane: Lane,
     pub(crate) pool: Pool,
     /// Set at the end that dialled, which asks: where answers to its words go.
-    pub(crate) answers: Mutex<Option<mpsc::Sender<Word>>>,
+    pub(crate) answers: Mutex<Option<mpsc::Sender<LinkMessage>>>,
     pub(crate) report: Mutex<Option<PathReport>>,
     pub(crate) taking: Arc<Taking>,
     /// Why this end closed it, where nothing came any more or nothing was taken.
@@ -34,14 +34,14 @@ pub(crate) const ANSWERS: usize = 16;
 
 impl Ends {
     /// Tells the other end something about the connection.
-    pub(crate) fn say(&self, word: Word) {
-        self.lane.send(vec![word.encode().into()]);
+    pub(crate) fn say(&self, message: LinkMessage) {
+        self.lane.send(vec![message.encode().into()]);
     }
 
     /// The same, for what the other end asked: one that asks and does not read what it is told gets nothing.
-    pub(crate) fn answer(&self, word: Word) {
+    pub(crate) fn answer(&self, message: LinkMessage) {
         if self.lane.waiting() < ANSWERS {
-            self.say(word);
+            self.say(message);
         }
     }
 }

@@ -28,12 +28,12 @@ impl AtWork {
     pub(crate) async fn stays(&self, limit: Duration) {
         let mut looks = tokio::time::interval((limit / LOOKS).max(Duration::from_millis(1)));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut seen, mut in_vain, mut most) = (0, 0, LOOKS);
-        while in_vain < most {
+        let (mut seen, mut attempts, mut most) = (0, 0, LOOKS);
+        while attempts < most {
             looks.tick().await;
             let now = self.0 .0.load(Ordering::Acquire);
             let is_at_work = !now.is_multiple_of(2);
-            in_vain = if now == seen && is_at_work { in_vain + 1 } else { 0 };
+            attempts = if now == seen && is_at_work { attempts + 1 } else { 0 };
             most = if self.0 .1.load(Ordering::Relaxed) { 2 * LOOKS } else { LOOKS };
             seen = now;
         }

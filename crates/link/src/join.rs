@@ -3,7 +3,7 @@
 use crate::connection::{close_reason, Connection, Event, Silence, DONE};
 use crate::endpoint::{client_to_boss, client_to_worker};
 use crate::error::LinkError;
-use crate::hello::{self, Hello, Reply, WorkerInfo};
+use crate::handshake::{self, Handshake, Reply, WorkerInfo};
 use crate::memory::Transport;
 use crate::ticket::Ticket;
 use crate::tls::SERVER_NAME;
@@ -55,7 +55,7 @@ pub async fn join(
     info: WorkerInfo,
 ) -> Result<Membership, LinkError> {
     let config = client_to_boss(ticket, address)?;
-    let (quic, send, recv, reply) = call(endpoint, config, address, &Hello::Join(info)).await?;
+    let (quic, send, recv, reply) = call(endpoint, config, address, &Handshake::Join(info)).await?;
     match reply {
         Reply::Welcome { worker, run, transport } => {
             let (sender, events) = mpsc::channel(EVENTS);
@@ -72,7 +72,7 @@ pub async fn join(
 /// Asks a boss how its run stands, without taking part: JSON, as the boss's side wrote it.
 pub async fn look(endpoint: &Endpoint, address: SocketAddr, ticket: &Ticket) -> Result<String, LinkError> {
     let config = client_to_boss(ticket, address)?;
-    let (quic, _, _, reply) = call(endpoint, config, address, &Hello::Look).await?;
+    let (quic, _, _, reply) = call(endpoint, config, address, &Handshake::Look).await?;
     quic.close(DONE, b"seen");
     match reply {
         Reply::Stands(status) => Ok(status),
@@ -92,7 +92,7 @@ pub(crate) async fn dial_peer(
     run: u64,
 ) -> Result<(quinn::Connection, SendStream, RecvStream), LinkError> {
     let config = client_to_worker(ticket, address)?;
-    let (quic, send, recv, reply) = call(endpoint, config, address, &Hello::Peer { worker: me, run }).await?;
+    let (quic, send, recv, reply) = call(endpoint, config, address, &Handshake::Peer { worker: me, run }).await?;
     match reply {
         Reply::Accepted => Ok((quic, send, recv)),
         Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
@@ -106,15 +106,15 @@ async fn call(
     endpoint: &Endpoint,
     config: quinn::ClientConfig,
     address: SocketAddr,
-    hello: &Hello,
+    handshake: &Handshake,
 ) -> Result<(quinn::Connection, SendStream, RecvStream, Reply), LinkError> {
     let no_answer = |reason: String| LinkError::NoAnswer { address, reason };
     let connecting = endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| no_answer(e.to_string()))?;
     let quic = connecting.await.map_err(|e| explain(&e, address))?;
     let exchange = async {
         let (mut send, mut recv) = quic.open_bi().await.map_err(|e| explain(&e, address))?;
-        hello::write(&mut send, hello).await?;
-        let reply = hello::read(&mut recv).await?;
+        handshake::write(&mut send, handshake).await?;
+        let reply = handshake::read(&mut recv).await?;
         Ok((send, recv, reply))
     };
     match exchange.await {

@@ -1,29 +1,29 @@
 //! What a worker keeps of runs' states beyond the runs: the tensors that `pipeline`'s [`kept`](pipeline::kept) names.
 
 use crate::payload::Payload;
-use pipeline::kept::{CopyId, CopyNote, KeptCopy};
+use pipeline::kept::{PeerSnapshot, SnapshotId, SnapshotNote};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Copies of state, in memory. Clones share them. What others sent lies in memory of its own: it never comes through the
-/// sender's (`outgoing::Way::Background`).
+/// sender's (`outgoing::Channel::Background`).
 #[derive(Clone, Default)]
 pub struct Kept {
-    copies: Arc<Mutex<BTreeMap<CopyId, Copy>>>,
+    copies: Arc<Mutex<BTreeMap<SnapshotId, Copy>>>,
 }
 
 struct Copy {
-    note: CopyNote,
+    note: SnapshotNote,
     parts: BTreeMap<u32, BTreeMap<String, Payload>>,
 }
 
 impl Kept {
     /// What is there.
-    pub fn list(&self) -> Vec<KeptCopy> {
+    pub fn list(&self) -> Vec<PeerSnapshot> {
         self.with(|copies| {
             let names =
                 |(part, tensors): (&u32, &BTreeMap<String, Payload>)| (*part, tensors.keys().cloned().collect());
-            let listed = copies.iter().map(|(copy, Copy { note, parts })| KeptCopy {
+            let listed = copies.iter().map(|(copy, Copy { note, parts })| PeerSnapshot {
                 copy: *copy,
                 note: note.clone(),
                 parts: parts.iter().map(names).collect::<BTreeMap<u32, BTreeSet<String>>>(),
@@ -32,22 +32,22 @@ impl Kept {
         })
     }
 
-    pub(crate) fn put(&self, (copy, part): (CopyId, u32), note: CopyNote, tensors: BTreeMap<String, Payload>) {
+    pub(crate) fn put(&self, (copy, part): (SnapshotId, u32), note: SnapshotNote, tensors: BTreeMap<String, Payload>) {
         self.with(|copies| {
             let copy = copies.entry(copy).or_insert_with(|| Copy { note, parts: BTreeMap::new() });
             copy.parts.insert(part, tensors);
         });
     }
 
-    pub(crate) fn get(&self, (copy, part): (CopyId, u32), name: &str) -> Option<Payload> {
+    pub(crate) fn get(&self, (copy, part): (SnapshotId, u32), name: &str) -> Option<Payload> {
         self.with(|copies| copies.get(&copy)?.parts.get(&part)?.get(name).cloned())
     }
 
-    pub(crate) fn keep_only(&self, wanted: &[CopyId]) {
+    pub(crate) fn keep_only(&self, wanted: &[SnapshotId]) {
         self.with(|copies| copies.retain(|copy, _| wanted.contains(copy)));
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<CopyId, Copy>) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<SnapshotId, Copy>) -> T) -> T {
         act(&mut self.copies.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -59,8 +59,8 @@ mod tests {
     use layerspec::DType;
     use pipeline::TensorMeta;
 
-    fn copy(step: u64) -> CopyId {
-        CopyId { run: 1, step, membership: 1 }
+    fn copy(step: u64) -> SnapshotId {
+        SnapshotId { run: 1, step, membership: 1 }
     }
 
     fn payload(bytes: &[u8]) -> Payload {
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn copies_are_kept_until_they_are_let_go() {
-        let (kept, note) = (Kept::default(), CopyNote { parts: 2, text: "it".into() });
+        let (kept, note) = (Kept::default(), SnapshotNote { parts: 2, text: "it".into() });
         let part = |byte| BTreeMap::from([("w".to_string(), payload(&[byte]))]);
         kept.put((copy(1), 0), note.clone(), part(10));
         kept.put((copy(1), 1), note.clone(), part(11));

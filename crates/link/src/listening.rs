@@ -2,7 +2,7 @@
 //!
 //! quinn lets go of a UDP socket only once the last connection on it has drained. That takes three times as long as an answer
 //! may take, which are many seconds where a machine or a line has stood still for a while. So a run that ends because workers
-//! were lost leaves its endpoint behind for a moment, and a lobby that is opened for the same address takes it over.
+//! were lost leaves its endpoint behind for a moment, and a listener that is opened for the same address takes it over.
 
 use crate::connection::DONE;
 use crate::endpoint;

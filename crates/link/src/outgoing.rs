@@ -13,7 +13,7 @@ pub(crate) fn take(slots: &Slots, numbers: &[Slot]) -> Result<Vec<Payload>, Stri
 
 /// How a frame goes.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum Channel {
     /// On the ordered stream.
     Control,
     /// On a stream of its own where it is large.
@@ -23,13 +23,13 @@ pub(crate) enum Way {
 }
 
 /// The encoded head for one receiver, and how the frame goes.
-pub(crate) fn head(to: &Destination, tensors: &[Payload]) -> Result<(Way, Vec<u8>), String> {
+pub(crate) fn head(to: &Destination, tensors: &[Payload]) -> Result<(Channel, Vec<u8>), String> {
     let envelope =
         Envelope { route: to.route, head: to.head.clone(), tensors: tensors.iter().map(|t| t.meta.clone()).collect() };
     let way = match (to.head.is_data(), to.head.can_wait()) {
-        (false, _) => Way::Control,
-        (true, false) => Way::Data,
-        (true, true) => Way::Background,
+        (false, _) => Channel::Control,
+        (true, false) => Channel::Data,
+        (true, true) => Channel::Background,
     };
     Ok((way, encode(&envelope).map_err(|e| e.to_string())?))
 }

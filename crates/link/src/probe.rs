@@ -1,8 +1,8 @@
 //! Measures a connection once it is up.
 
 use crate::ends::Ends;
+use crate::link_message::LinkMessage;
 use crate::report::{Carrier, PathReport};
-use crate::word::Word;
 use bytes::Bytes;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -25,7 +25,7 @@ const COPY: usize = 4 << 20;
 static ZEROS: [u8; FIRST_BURST as usize] = [0; FIRST_BURST as usize];
 
 /// Measures; nothing where the other end does not answer or the connection is lost.
-pub(crate) async fn measure(ends: &Ends, answers: &mut mpsc::Receiver<Word>) -> Option<PathReport> {
+pub(crate) async fn measure(ends: &Ends, answers: &mut mpsc::Receiver<LinkMessage>) -> Option<PathReport> {
     let rtt = round_trip(ends, answers).await?;
     let (carrier, rate) = if ends.memory.is_shared() {
         (Carrier::SharedMemory, copy_rate())
@@ -38,12 +38,12 @@ pub(crate) async fn measure(ends: &Ends, answers: &mut mpsc::Receiver<Word>) -> 
     Some(PathReport { rtt, bytes_per_second: rate as u64, packet_bytes, carrier, same_machine })
 }
 
-async fn round_trip(ends: &Ends, answers: &mut mpsc::Receiver<Word>) -> Option<Duration> {
+async fn round_trip(ends: &Ends, answers: &mut mpsc::Receiver<LinkMessage>) -> Option<Duration> {
     let mut shortest = Duration::MAX;
     for number in 0..PINGS {
         let start = Instant::now();
-        ends.say(Word::Ping(number));
-        answer(answers, |word| (*word == Word::Pong(number)).then_some(())).await?;
+        ends.say(LinkMessage::Ping(number));
+        answer(answers, |message| (*message == LinkMessage::Pong(number)).then_some(())).await?;
         shortest = shortest.min(start.elapsed());
         if shortest > LONG && number > 1 {
             break;
@@ -53,7 +53,7 @@ async fn round_trip(ends: &Ends, answers: &mut mpsc::Receiver<Word>) -> Option<D
 }
 
 /// Bytes per second of the fastest burst.
-async fn burst_rate(ends: &Ends, answers: &mut mpsc::Receiver<Word>, rtt: Duration) -> Option<f64> {
+async fn burst_rate(ends: &Ends, answers: &mut mpsc::Receiver<LinkMessage>, rtt: Duration) -> Option<f64> {
     let last = if ends.path.same_machine { LAST_BURST_HERE } else { LAST_BURST };
     let start = Instant::now();
     let (mut size, mut best) = (FIRST_BURST, 0f64);
@@ -61,13 +61,13 @@ async fn burst_rate(ends: &Ends, answers: &mut mpsc::Receiver<Word>, rtt: Durati
         let mut stream = ends.quic.open_uni().await.ok()?;
         // Tensors go first.
         stream.set_priority(-1).ok()?;
-        let word = Bytes::from(Word::Burst { bytes: size }.encode());
+        let message = Bytes::from(LinkMessage::Burst { bytes: size }.encode());
         let zeros = (0..size / FIRST_BURST).map(|_| Bytes::from_static(&ZEROS));
-        let mut chunks: Vec<Bytes> = [word].into_iter().chain(zeros).collect();
+        let mut chunks: Vec<Bytes> = [message].into_iter().chain(zeros).collect();
         let began = Instant::now();
         stream.write_all_chunks(&mut chunks).await.ok()?;
         stream.finish().ok()?;
-        answer(answers, |word| (*word == Word::Came { bytes: size }).then_some(())).await?;
+        answer(answers, |message| (*message == LinkMessage::Came { bytes: size }).then_some(())).await?;
         // The answer's way back is half a round trip, and the first byte's way is the other half.
         let took = began.elapsed().saturating_sub(rtt).max(Duration::from_micros(1));
         best = best.max(f64::from(size) / took.as_secs_f64());
@@ -88,7 +88,10 @@ fn copy_rate() -> f64 {
     COPY as f64 / start.elapsed().as_secs_f64().max(1e-9)
 }
 
-async fn answer<T>(answers: &mut mpsc::Receiver<Word>, mut wanted: impl FnMut(&Word) -> Option<T>) -> Option<T> {
+async fn answer<T>(
+    answers: &mut mpsc::Receiver<LinkMessage>,
+    mut wanted: impl FnMut(&LinkMessage) -> Option<T>,
+) -> Option<T> {
     let search = async {
         loop {
             if let Some(found) = wanted(&answers.recv().await?) {
@@ -109,6 +112,6 @@ pub(crate) async fn receive_burst(ends: &Ends, stream: &mut quinn::RecvStream, b
         let chunk = stream.read_chunk(left, true).await.map_err(|e| e.to_string())?;
         left -= chunk.ok_or("a burst that ends early")?.bytes.len();
     }
-    ends.answer(Word::Came { bytes });
+    ends.answer(LinkMessage::Came { bytes });
     Ok(())
 }

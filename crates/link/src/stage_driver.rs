@@ -1,16 +1,16 @@
 //! Feeds a worker's session with what happens and carries out what it wants.
 
+use crate::acceptor::{Accept, Acceptor, Arrival};
 use crate::clock::Clock;
 use crate::compute::{ComputeThread, Report};
 use crate::connection::{Connection, Event, Silence, BROKE_PROTOCOL, DONE};
-use crate::door::{Arrival, Door, Knock};
 use crate::endpoint::Callers;
 use crate::error::LinkError;
-use crate::hello::{self, Hello, Reply};
+use crate::handshake::{self, Handshake, Reply};
 use crate::join::{dial_peer, Membership};
 use crate::kept::Kept;
 use crate::memory::Transport;
-use crate::outgoing::{self, Way};
+use crate::outgoing::{self, Channel};
 use crate::payload::{Payload, Slots};
 use crate::report::{Carrier, PathReport};
 use crate::sample_thread::{ReadSamples, SampleThread};
@@ -46,7 +46,7 @@ pub async fn serve(
     let Membership { worker, run, boss, boss_address, sender, mut events, transport } = membership;
     boss.settle(transport);
     let (dial_sender, mut dials) = mpsc::channel::<(WorkerId, Dialled)>(16);
-    let mut door = Door::open(endpoint.clone(), Callers::of_worker(ticket)?);
+    let mut acceptor = Acceptor::open(endpoint.clone(), Callers::of_worker(ticket)?);
     let mut driver = Driver {
         session: StageSession::with_kept(kept.list()),
         me: worker,
@@ -90,7 +90,7 @@ pub async fn serve(
                 let slots = tensors.map(|tensors| tensors.into_iter().map(|tensor| driver.slots.put(tensor)).collect());
                 driver.session.on_data(driver.clock.now(), ticket, slots);
             }
-            Some(knock) = door.next() => driver.on_knock(knock),
+            Some(accept) = acceptor.next() => driver.on_accept(accept),
             Some((peer, dialled)) = dials.recv() => driver.on_dialled(peer, dialled),
             () = driver.clock.at(deadline) => driver.session.on_timeout(driver.clock.now()),
             () = &mut hangs => {
@@ -173,13 +173,13 @@ impl Driver {
                         Err(reason) => return ControlFlow::Break(Err(broken("this worker", reason))),
                     }
                 }
-                Effect::SendKept { to, copy, part, name } => {
+                Effect::SendSnapshot { to, copy, part, name } => {
                     let kept = self.kept.get((copy, part), &name).ok_or_else(|| format!("`{name}` is not kept"));
                     if let Err(reason) = kept.and_then(|tensor| self.send(&to, vec![tensor])) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
-                Effect::KeepOnly(copies) => self.kept.keep_only(&copies),
+                Effect::RetainSnapshots(copies) => self.kept.keep_only(&copies),
                 Effect::Residuals(residuals) => self.sums.settle(residuals),
                 Effect::Dial { peer, address } => self.dial(peer, address),
                 Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
@@ -256,19 +256,19 @@ impl Driver {
         }
     }
 
-    fn on_knock(&mut self, knock: Knock) {
-        let Knock::Arrived(arrival) = knock else { return };
-        match arrival.hello {
-            Hello::Peer { worker, run } if run == self.run && self.is_taken(worker, &arrival) => {
+    fn on_accept(&mut self, accept: Accept) {
+        let Accept::Arrived(arrival) = accept else { return };
+        match arrival.handshake {
+            Handshake::Peer { worker, run } if run == self.run && self.is_taken(worker, &arrival) => {
                 arrival.refuse(format!("{worker} is here, and calls from elsewhere"), false);
             }
-            Hello::Peer { worker, run } if run == self.run && worker != self.me => {
-                if let Ok(accepted) = hello::encode(&Reply::Accepted) {
+            Handshake::Peer { worker, run } if run == self.run && worker != self.me => {
+                if let Ok(accepted) = handshake::encode(&Reply::Accepted) {
                     self.connected(worker, arrival.quic, (arrival.send, arrival.recv), Some(accepted));
                 }
             }
-            Hello::Peer { .. } => arrival.refuse("this worker is in another run".into(), false),
-            Hello::Join(_) | Hello::Look => {
+            Handshake::Peer { .. } => arrival.refuse("this worker is in another run".into(), false),
+            Handshake::Join(_) | Handshake::Look => {
                 arrival.refuse("this is a worker, not a boss; check MODEL_HOST and MODEL_PORT".into(), false)
             }
         }
@@ -297,7 +297,7 @@ impl Driver {
             Silence::BETWEEN_WORKERS,
         );
         match greeting {
-            Some(greeting) => connection.send(Way::Control, greeting, Vec::new()),
+            Some(greeting) => connection.send(Channel::Control, greeting, Vec::new()),
             None => {
                 // This end dialled.
                 connection.settle(self.transport);

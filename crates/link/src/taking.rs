@@ -51,7 +51,7 @@ impl Drop for Waits<'_> {
 #[derive(Default)]
 pub(crate) struct Looks {
     taken: u64,
-    in_vain: u32,
+    attempts: u32,
 }
 
 impl Looks {
@@ -59,9 +59,9 @@ impl Looks {
     pub(crate) fn is_stuck(&mut self, taking: &Taking) -> bool {
         let taken = taking.taken.load(Ordering::Relaxed);
         let waits = taking.waiting.load(Ordering::Relaxed) > 0;
-        self.in_vain = if waits && taken == self.taken { self.in_vain + 1 } else { 0 };
+        self.attempts = if waits && taken == self.taken { self.attempts + 1 } else { 0 };
         self.taken = taken;
-        self.in_vain >= MOST
+        self.attempts >= MOST
     }
 }
 

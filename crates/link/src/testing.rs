@@ -3,8 +3,9 @@
 use crate::connection::{Connection as Connected, Event, DONE};
 use crate::endpoint;
 use crate::error::LinkError;
-use crate::hello::{self, Hello, Reply, WorkerInfo};
+use crate::handshake::{self, Handshake, Reply, WorkerInfo};
 use crate::identity::Identity;
+use crate::link_message::LinkMessage;
 use crate::memory::{Memory, Transport};
 use crate::outgoing;
 use crate::payload::Payload;
@@ -13,7 +14,6 @@ use crate::report::PathReport;
 use crate::ticket::Ticket;
 use crate::tls::SERVER_NAME;
 use crate::wire::{self, Incoming};
-use crate::word::Word;
 use pipeline::effect::{Destination, Peer, Residuals, Summing};
 use pipeline::frame::Envelope;
 use pipeline::ids::WorkerId;
@@ -42,8 +42,8 @@ pub async fn take_place(
 ) -> Result<(WorkerId, u64, (SendStream, RecvStream)), LinkError> {
     let lost = |e: quinn::ConnectionError| LinkError::Lost { peer: "the boss".into(), reason: e.to_string() };
     let (mut send, mut recv) = quic.open_bi().await.map_err(lost)?;
-    hello::write(&mut send, &Hello::Join(info)).await?;
-    match hello::read(&mut recv).await? {
+    handshake::write(&mut send, &Handshake::Join(info)).await?;
+    match handshake::read(&mut recv).await? {
         Reply::Welcome { worker, run, .. } => Ok((worker, run, (send, recv))),
         other => Err(LinkError::Refused { reason: format!("{other:?}"), retry: false }),
     }
@@ -66,7 +66,7 @@ pub async fn next_frame(recv: &mut RecvStream) -> Result<Envelope, String> {
     loop {
         match wire::read(recv, &Memory::default(), &Pool::default()).await? {
             Some(Incoming::Frame(envelope, _)) => return Ok(envelope),
-            Some(Incoming::Word(_)) => {}
+            Some(Incoming::LinkMessage(_)) => {}
             None => return Err("the stream has ended".into()),
         }
     }
@@ -74,7 +74,7 @@ pub async fn next_frame(recv: &mut RecvStream) -> Result<Envelope, String> {
 
 /// What asks the other end to say that it is there.
 pub fn ping(number: u32) -> Vec<u8> {
-    Word::Ping(number).encode()
+    LinkMessage::Ping(number).encode()
 }
 
 /// Listens as a boss does.
@@ -107,7 +107,7 @@ impl Sums {
 pub struct Wire {
     connection: Connected,
     events: tokio::sync::mpsc::Receiver<Event>,
-    _kept: Option<(Endpoint, crate::door::Door)>,
+    _kept: Option<(Endpoint, crate::acceptor::Acceptor)>,
 }
 
 impl Wire {
@@ -129,12 +129,12 @@ impl Wire {
     }
 
     /// The boss's end, once somebody has dialled.
-    pub async fn accept(mut lobby: crate::Lobby) -> Option<Self> {
-        while lobby.missing() > 0 {
-            lobby.next().await;
+    pub async fn accept(mut listener: crate::Listener) -> Option<Self> {
+        while listener.missing() > 0 {
+            listener.next().await;
         }
-        let (member, events, endpoint, door) = lobby.into_first()?;
-        Some(Wire { connection: member.connection, events, _kept: Some((endpoint, door)) })
+        let (member, events, endpoint, acceptor) = listener.into_first()?;
+        Some(Wire { connection: member.connection, events, _kept: Some((endpoint, acceptor)) })
     }
 
     /// Sends a frame.

@@ -4,15 +4,15 @@
 //! ```text
 //! | length of the head          | head | tensor 0 | tensor 1 | ...
 //! | length of the head + SHARED | head | block: u32 LE | content: u64 LE | offset: u64 LE |
-//! | length of a word   + WORD   | word |
+//! | length of a message   + LINK_MESSAGE   | message |
 //! ```
 //!
 //! The two marks are bits that no length has.
 
+use crate::link_message::{self, LinkMessage, LINK_MESSAGE};
 use crate::memory::Memory;
 use crate::payload::Payload;
 use crate::pool::Pool;
-use crate::word::{self, Word, WORD};
 use bytes::{Bytes, BytesMut};
 use pipeline::frame::{decode, head_len, Envelope};
 use pipeline::TensorMeta;
@@ -29,7 +29,7 @@ const STEP: usize = 64 << 20;
 /// What comes on a stream.
 pub(crate) enum Incoming {
     Frame(Envelope, Vec<Payload>),
-    Word(Word),
+    LinkMessage(LinkMessage),
 }
 
 /// Reads the next; nothing at the end of the stream.
@@ -42,13 +42,13 @@ pub(crate) async fn read(recv: &mut RecvStream, memory: &Memory, pool: &Pool) ->
     }
     let marked = u32::from_le_bytes(prefix);
     // Both marks at once are none: such a length is refused below.
-    let mark = marked & (SHARED | WORD);
-    if mark == WORD {
-        let len = (marked & !WORD) as usize;
-        if len > word::MAX_BYTES {
-            return Err(format!("a word of {len} bytes"));
+    let mark = marked & (SHARED | LINK_MESSAGE);
+    if mark == LINK_MESSAGE {
+        let len = (marked & !LINK_MESSAGE) as usize;
+        if len > link_message::MAX_BYTES {
+            return Err(format!("a link message of {len} bytes"));
         }
-        return Ok(Some(Incoming::Word(Word::decode(&body(recv, len).await?)?)));
+        return Ok(Some(Incoming::LinkMessage(LinkMessage::decode(&body(recv, len).await?)?)));
     }
     let len = if mark == SHARED { marked & !SHARED } else { marked };
     let len = head_len(len.to_le_bytes()).map_err(|e| e.to_string())?;

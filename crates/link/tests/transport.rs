@@ -6,7 +6,7 @@ mod proxy;
 
 use layerspec::{DType, ValueId};
 use link::testing::Wire;
-use link::{Carrier, Identity, Lobby, Payload, Transport, WorkerInfo};
+use link::{Carrier, Identity, Listener, Payload, Transport, WorkerInfo};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::Head;
 use pipeline::TensorMeta;
@@ -27,14 +27,14 @@ impl Pair {
     async fn new(transport: Transport, largest_packet: Option<usize>) -> Self {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
-        let lobby = Lobby::open(&identity, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap();
-        let proxy = largest_packet.map(|largest| Proxy::start(lobby.address(), largest));
-        let address = proxy.as_ref().map_or(lobby.address(), Proxy::address);
+        let listener = Listener::open(&identity, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap();
+        let proxy = largest_packet.map(|largest| Proxy::start(listener.address(), largest));
+        let address = proxy.as_ref().map_or(listener.address(), Proxy::address);
         let ticket = identity.ticket().clone();
         let endpoint = link::worker_endpoint(&ticket, address).unwrap();
         let info = WorkerInfo { direct: false, ..WorkerInfo::default() };
         let (boss, worker) =
-            tokio::join!(Wire::accept(lobby), Wire::dial(&endpoint, address, &ticket, info, transport));
+            tokio::join!(Wire::accept(listener), Wire::dial(&endpoint, address, &ticket, info, transport));
         Pair { boss: boss.unwrap(), worker: worker.unwrap(), _keys: keys, proxy }
     }
 }

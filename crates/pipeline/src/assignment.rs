@@ -1,7 +1,7 @@
 //! What a worker is told of its place among the others.
 
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::{BucketBytes, Homes, Sharding};
+use crate::replicas::{BucketBytes, Sharding, StagePlacement};
 use crate::stage_spec::StageSpec;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ pub struct Assignment {
     /// Its stages, in the order of the model.
     pub stages: Vec<StageSpec>,
     /// For every stage of the run, the workers that have it.
-    pub homes: Homes,
+    pub stage_placement: StagePlacement,
     /// How large the buckets are in which replicas exchange gradients.
     pub buckets: BucketBytes,
     /// What the replicas of a stage share out.
@@ -45,9 +45,9 @@ pub struct PeerAddress {
 /// round as they are, takes the same optimizer steps, but no microbatches, and nobody waits for it. Once it has as good as
 /// caught up it becomes one of them.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Regroup {
+pub struct ChangeMembership {
     /// For every stage of the run, the workers that have it.
-    pub homes: Homes,
+    pub stage_placement: StagePlacement,
     /// Followers, for each stage that they will have.
     pub followers: Vec<(StageId, WorkerId)>,
     /// The workers this one exchanges tensors with.

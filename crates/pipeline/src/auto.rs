@@ -5,7 +5,7 @@ use crate::fleet::Fleet;
 use crate::message::Reduction;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, PlanError};
-use crate::replicas::Columns;
+use crate::replicas::WorkerGroups;
 use crate::schedule::{
     check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms, Timeline,
 };
@@ -14,7 +14,7 @@ use std::fmt;
 
 /// What is to be trained, and what may be chosen.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct SearchSpace {
     /// Where the model is cut.
     pub cuts: Cuts,
     /// How many microbatches the batch is cut into.
@@ -23,8 +23,9 @@ pub struct Wish {
     pub sizes: Bindings,
     /// Bytes of a microbatch's targets; nothing where workers read inputs and targets by themselves.
     pub target_bytes: Option<u64>,
-    /// The ways in which workers may be grouped ([`Replicas::ways`](crate::replicas::Replicas::ways)); none for no groups.
-    pub columns: Vec<Columns>,
+    /// The groupings of workers to try, from [`Replicas::groupings`](crate::replicas::Replicas::groupings).
+    /// Empty if no stage has replicas.
+    pub worker_groups: Vec<WorkerGroups>,
     /// How a step ends.
     pub ending: Ending,
     /// In which order gradients are summed.
@@ -42,7 +43,7 @@ pub struct Wish {
 pub struct Candidate {
     /// The schedule's kind.
     pub kind: ScheduleKind,
-    /// How stages are dealt to workers.
+    /// How stages are assigned to workers.
     pub placement: Placement,
     /// How many workers each place of the pipeline has.
     pub replicas: Vec<u16>,
@@ -80,12 +81,14 @@ const MOST_CHUNKS: u16 = 4;
 ///
 /// # Errors
 /// Nothing can be built: the error of the first that was tried.
-pub fn choose(graph: &LayerGraph, fleet: &Fleet, wish: &Wish) -> Result<Choice, PlanError> {
+pub fn choose(graph: &LayerGraph, fleet: &Fleet, space: &SearchSpace) -> Result<Choice, PlanError> {
     let (mut candidates, mut impossible) = (Vec::new(), Vec::new());
-    let alone = [Columns::from(fleet.workers())];
-    let columns = if wish.columns.is_empty() { &alone[..] } else { &wish.columns };
-    for (columns, (kind, placement)) in columns.iter().flat_map(|c| ways(wish).into_iter().map(move |way| (c, way))) {
-        match candidate(graph, fleet, wish, columns, kind, placement) {
+    let alone = [WorkerGroups::from(fleet.workers())];
+    let worker_groups = if space.worker_groups.is_empty() { &alone[..] } else { &space.worker_groups };
+    let schedules = schedules(space);
+    let all = worker_groups.iter().flat_map(|groups| schedules.iter().map(move |schedule| (groups, *schedule)));
+    for (worker_groups, (kind, placement)) in all {
+        match candidate(graph, fleet, space, worker_groups, kind, placement) {
             Ok(candidate) => candidates.push(candidate),
             Err(error) => impossible.push((kind, placement, error)),
         }
@@ -110,53 +113,53 @@ impl Choice {
 }
 
 /// Kinds with their placements, the simplest first.
-fn ways(wish: &Wish) -> Vec<(ScheduleKind, Placement)> {
-    let mut ways = Vec::new();
+fn schedules(space: &SearchSpace) -> Vec<(ScheduleKind, Placement)> {
+    let mut schedules = Vec::new();
     for (_, kind) in ScheduleKind::NAMES {
-        if !wish.kinds.is_empty() && !wish.kinds.contains(&kind) {
+        if !space.kinds.is_empty() && !space.kinds.contains(&kind) {
             continue;
         }
         match kind {
             ScheduleKind::Interleaved => {
-                ways.extend((2..=MOST_CHUNKS).map(|chunks| (kind, Placement::Interleaved { chunks })));
+                schedules.extend((2..=MOST_CHUNKS).map(|chunks| (kind, Placement::Interleaved { chunks })));
             }
             ScheduleKind::Ready => {
                 let several = [Placement::Interleaved { chunks: 2 }, Placement::V];
-                ways.extend([Placement::Plain].into_iter().chain(several).map(|placement| (kind, placement)));
+                schedules.extend([Placement::Plain].into_iter().chain(several).map(|placement| (kind, placement)));
             }
-            _ => ways.push((kind, Placement::of(kind, wish.chunks))),
+            _ => schedules.push((kind, Placement::of(kind, space.chunks))),
         }
     }
-    ways
+    schedules
 }
 
 fn candidate(
     graph: &LayerGraph,
     fleet: &Fleet,
-    wish: &Wish,
-    columns: &Columns,
+    space: &SearchSpace,
+    worker_groups: &WorkerGroups,
     kind: ScheduleKind,
     placement: Placement,
 ) -> Result<Candidate, PlanError> {
-    let plan = match &wish.cuts {
-        Cuts::Auto => Plan::balanced(graph, columns.clone(), placement, |worker, layer| {
+    let plan = match &space.cuts {
+        Cuts::Auto => Plan::balanced(graph, worker_groups.clone(), placement, |worker, layer| {
             let time = fleet.time(worker, layer);
             time.forward.saturating_add(time.backward)
         })?,
-        named => Plan::new(graph, named, columns.clone(), placement)?,
+        named => Plan::new(graph, named, worker_groups.clone(), placement)?,
     };
     let plan = plan.sharded(fleet.sharding);
-    let costs = fleet.costs(graph, &plan, &wish.sizes, wish.target_bytes);
-    let bytes = fleet.bytes(&plan, &wish.optimizer);
-    let (microbatches, ending) = (wish.microbatches, wish.ending);
+    let costs = fleet.costs(graph, &plan, &space.sizes, space.target_bytes);
+    let bytes = fleet.bytes(&plan, &space.optimizer);
+    let (microbatches, ending) = (space.microbatches, space.ending);
     let room = fleet.room(&plan, &bytes);
-    let deal = fleet.deal(&plan, microbatches);
+    let microbatch_assignment = fleet.microbatch_assignment(&plan, microbatches);
     let terms = Terms {
         kind,
         microbatches,
         ending,
-        reduction: wish.reduction,
-        deal: Some(deal),
+        reduction: space.reduction,
+        microbatch_assignment: Some(microbatch_assignment),
         costs: Some(costs.clone()),
         room,
     };
@@ -165,7 +168,7 @@ fn candidate(
     Ok(Candidate {
         kind,
         placement,
-        replicas: columns.replicas(),
+        replicas: worker_groups.replicas(),
         step_time: played.step_time,
         bubble: played.bubble(),
         peak_bytes: played.peak_bytes(&schedule.layout, &bytes),

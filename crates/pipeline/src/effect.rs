@@ -3,7 +3,7 @@
 
 use crate::frame::Route;
 use crate::ids::{Slot, StageId, Ticket, WorkerId};
-use crate::kept::{CopyId, CopyNote, KeptCopy};
+use crate::kept::{PeerSnapshot, SnapshotId, SnapshotNote};
 use crate::message::{Failure, Head, LinkReport, Progress};
 use crate::replicas::{Compress, Node, UniqueId};
 use crate::samples::{DataTask, Reading};
@@ -100,27 +100,27 @@ pub enum Effect {
     /// A stage session only: keep these tensors beyond the run, under the part's number and their names.
     Keep {
         /// As part of which copy.
-        copy: CopyId,
+        copy: SnapshotId,
         /// What is kept with the copy.
-        note: CopyNote,
+        note: SnapshotNote,
         /// Which part.
         part: u32,
         /// The tensors by name.
         tensors: Vec<(String, Slot)>,
     },
     /// A stage session only: send a tensor that is kept.
-    SendKept {
+    SendSnapshot {
         /// The receivers.
         to: Vec<Destination>,
         /// Of which copy.
-        copy: CopyId,
+        copy: SnapshotId,
         /// Of which part.
         part: u32,
         /// Under which name.
         name: String,
     },
     /// A stage session only: let go of all copies but these.
-    KeepOnly(Vec<CopyId>),
+    RetainSnapshots(Vec<SnapshotId>),
     /// Connect to a worker, and say how it went with `on_link_up` or `on_link_down`.
     Dial {
         /// Which worker.
@@ -213,7 +213,7 @@ pub struct Answer {
     /// A SHA-256 of each trained parameter of each stage of each worker, by its name; ascending.
     pub digests: Vec<(WorkerId, StageId, String, [u8; 32])>,
     /// What each worker keeps of the run's copies.
-    pub copies: Vec<(WorkerId, KeptCopy)>,
+    pub copies: Vec<(WorkerId, PeerSnapshot)>,
     /// An id for a communicator of each stage whose replicas sum gradients, ascending.
     pub unique_ids: Vec<(StageId, UniqueId)>,
     /// What each worker said last of its links: to another worker, or to the boss.

@@ -2,7 +2,7 @@
 
 use crate::ids::{StageId, WorkerId};
 use crate::plan::Plan;
-use crate::replicas::{keeps_statistics, Deal, Pace};
+use crate::replicas::{keeps_statistics, MicrobatchAssignment, Speed};
 use crate::schedule::Action;
 
 impl Plan {
@@ -10,20 +10,21 @@ impl Plan {
     /// have one.
     pub fn batches_at_once(&self) -> usize {
         let replicas = self.stages.iter().filter(|spec| self.are_alike(spec.stage));
-        replicas.map(|spec| self.homes.of(spec.stage).len()).max().unwrap_or(1).max(1)
+        replicas.map(|spec| self.stage_placement.of(spec.stage).len()).max().unwrap_or(1).max(1)
     }
 
     /// Who takes which of so many batches, so that the slowest is done soonest.
-    pub fn deal_batches(&self, batches: u32, pace: impl Fn(StageId, WorkerId) -> Pace) -> Deal {
-        Deal::by_speed_alone(&self.homes, batches, pace).with_first_of(|stage| !self.are_alike(stage))
+    pub fn assign_batches(&self, batches: u32, speed: impl Fn(StageId, WorkerId) -> Speed) -> MicrobatchAssignment {
+        MicrobatchAssignment::by_speed_alone(&self.stage_placement, batches, speed)
+            .with_first_of(|stage| !self.are_alike(stage))
     }
 
     /// For each worker its forward passes of a round that has nothing else.
-    pub fn forwards(&self, deal: &Deal, microbatches: u32) -> Vec<Vec<Action>> {
+    pub fn forwards(&self, microbatch_assignment: &MicrobatchAssignment, microbatches: u32) -> Vec<Vec<Action>> {
         let of_worker = |worker: WorkerId| {
-            let stages = self.homes.stages_of(worker);
+            let stages = self.stage_placement.stages_of(worker);
             let taken = stages.flat_map(|stage| {
-                let taken = deal.taken(&self.homes, stage, worker, microbatches);
+                let taken = microbatch_assignment.taken(&self.stage_placement, stage, worker, microbatches);
                 taken.map(move |microbatch| Action::Forward { stage, microbatch })
             });
             taken.collect()

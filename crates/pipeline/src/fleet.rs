@@ -4,7 +4,7 @@
 use crate::ids::{StageId, WorkerId};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
-use crate::replicas::{buckets, Bucket, BucketBytes, Compress, Deal, Sharding};
+use crate::replicas::{buckets, Bucket, BucketBytes, Compress, MicrobatchAssignment, Sharding};
 use crate::schedule::{Costs, Link, Process, StageBytes, StageTimes};
 use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, ParamSpec, Role, ValueId};
@@ -77,7 +77,7 @@ impl Fleet {
         let first = |s: &StageSpec| times(s, plan.home(s.stage).unwrap_or(WorkerId(0)));
         let mut costs = Costs::of_stages(plan.stages.iter().map(first).collect());
         for stage in &plan.stages {
-            for worker in plan.homes.of(stage.stage).iter().skip(1) {
+            for worker in plan.stage_placement.of(stage.stage).iter().skip(1) {
                 costs.replicas.insert((stage.stage, *worker), times(stage, *worker));
             }
             let bytes = |bucket: &Bucket| self.compress.map_or(bucket.bytes(), |form| form.bytes(bucket.elements()));
@@ -103,9 +103,9 @@ impl Fleet {
             for (output, user) in stage.outputs.iter().flat_map(|o| o.to.iter().map(move |user| (o, user))) {
                 *costs.bytes.entry((stage.stage, *user)).or_insert(0) += value(output.value);
             }
-            for borrowed in &stage.borrowed {
-                let bytes = borrowed_bytes(stage, borrowed);
-                *costs.tied_bytes.entry((borrowed.from, stage.stage)).or_insert(0) += bytes;
+            for tied_copies in &stage.tied_copies {
+                let bytes = tied_copy_bytes(stage, tied_copies);
+                *costs.tied_bytes.entry((tied_copies.from, stage.stage)).or_insert(0) += bytes;
             }
         }
         costs
@@ -123,9 +123,9 @@ impl Fleet {
     }
 
     /// Which replica takes which of so many microbatches, so that the slowest is done soonest.
-    pub fn deal(&self, plan: &Plan, microbatches: u32) -> Deal {
-        let pace = |stage, worker| self.microbatch(plan, stage, worker);
-        plan.ordered(Deal::by_speed(&plan.homes, microbatches, pace))
+    pub fn microbatch_assignment(&self, plan: &Plan, microbatches: u32) -> MicrobatchAssignment {
+        let speed = |stage, worker| self.microbatch(plan, stage, worker);
+        plan.ordered(MicrobatchAssignment::by_speed(&plan.stage_placement, microbatches, speed))
     }
 
     /// What one microbatch takes through a stage and back on a worker.
@@ -139,7 +139,7 @@ impl Fleet {
     ///
     /// Always there: for every parameter its value, and where it is trained its gradient and the optimizer's state
     /// (nothing for SGD, one copy with momentum, two for Adam; where replicas share these out, a part of them); every buffer;
-    /// and for every borrowed parameter its value and a gradient for each use. For every microbatch: what the stage's layers were measured to keep from forward to
+    /// and for every copied parameter its value and a gradient for each use. For every microbatch: what the stage's layers were measured to keep from forward to
     /// backward, and from one half of backward to the other. Not counted: libtorch itself, tensors on their way,
     /// what one layer takes while it works, and where there are replicas the sums that wait for their neighbours.
     pub fn bytes(&self, plan: &Plan, optimizer: &OptimizerSpec) -> Vec<StageBytes> {
@@ -169,7 +169,7 @@ impl Fleet {
         };
         let least =
             |workers: &[WorkerId]| workers.iter().map(|w| room(*w)).collect::<Option<Vec<_>>>()?.into_iter().min();
-        plan.homes.iter().map(|(_, workers)| least(workers)).collect()
+        plan.stage_placement.iter().map(|(_, workers)| least(workers)).collect()
     }
 }
 
@@ -180,7 +180,7 @@ fn is_trained(graph: &LayerGraph, layer: &Layer) -> bool {
 
 /// Into how many parts the replicas of a stage share out the optimizer's work.
 fn parts(plan: &Plan, stage: StageId) -> u64 {
-    plan.sharding.map_or(1, |_| plan.homes.of(stage).len().max(1) as u64)
+    plan.sharding.map_or(1, |_| plan.stage_placement.of(stage).len().max(1) as u64)
 }
 
 fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
@@ -206,8 +206,8 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
         own.map(bytes).sum::<u64>()
     };
     let own: u64 = stage.layers.iter().map(of_layer).sum();
-    let borrowed = stage.borrowed.iter().map(|b| borrowed_bytes(stage, b) * (1 + b.users.len() as u64));
-    own + borrowed.sum::<u64>()
+    let tied_copies = stage.tied_copies.iter().map(|b| tied_copy_bytes(stage, b) * (1 + b.users.len() as u64));
+    own + tied_copies.sum::<u64>()
 }
 
 /// What of a stage's parameters is there only while it is at work.
@@ -219,8 +219,8 @@ fn gathered(stage: &StageSpec, plan: &Plan) -> u64 {
     buckets.iter().filter(|bucket| bucket.sharded).fold(0, |sum, bucket| sum.saturating_add(bucket.bytes()))
 }
 
-fn borrowed_bytes(stage: &StageSpec, borrowed: &crate::plan::Borrowed) -> u64 {
-    let shared = stage.shared(borrowed);
-    let params = borrowed.owner.kind.params().into_iter().filter(|p| shared.contains(&p.name));
+fn tied_copy_bytes(stage: &StageSpec, tied_copies: &crate::plan::TiedCopy) -> u64 {
+    let shared = stage.shared(tied_copies);
+    let params = tied_copies.owner.kind.params().into_iter().filter(|p| shared.contains(&p.name));
     params.map(|p| p.bytes().unwrap_or(0)).sum()
 }

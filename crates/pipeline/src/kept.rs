@@ -14,7 +14,7 @@ pub const MOST_COPIES: usize = 2;
 
 /// Names a copy.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct CopyId {
+pub struct SnapshotId {
     /// Of which run, by the number that it drew when it began.
     pub run: u64,
     /// After which step.
@@ -25,7 +25,7 @@ pub struct CopyId {
 
 /// What a boss says of a copy, so that one that knows nothing of it can go on with it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct CopyNote {
+pub struct SnapshotNote {
     /// How many parts make it whole.
     pub parts: u32,
     /// What else goes on, which workers do not look at.
@@ -36,11 +36,11 @@ pub struct CopyNote {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Keep {
     /// Which copy it is part of.
-    pub copy: CopyId,
+    pub copy: SnapshotId,
     /// What is kept with it.
-    pub note: CopyNote,
+    pub note: SnapshotNote,
     /// The last copy that is whole. All that are neither this nor the one that is being made are let go.
-    pub last: Option<CopyId>,
+    pub last: Option<SnapshotId>,
     /// Of which stage; nothing for all.
     pub stage: Option<StageId>,
     /// The part that this worker copies, if it does.
@@ -62,11 +62,11 @@ pub struct Give {
 
 /// What a worker keeps of a copy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct KeptCopy {
+pub struct PeerSnapshot {
     /// Which copy.
-    pub copy: CopyId,
+    pub copy: SnapshotId,
     /// What the boss said of it.
-    pub note: CopyNote,
+    pub note: SnapshotNote,
     /// For each part that is here the [names](crate::StateName) of its tensors.
     pub parts: BTreeMap<u32, BTreeSet<String>>,
 }
@@ -88,7 +88,7 @@ pub struct Recalled {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Recall {
     /// Of which copy.
-    pub copy: CopyId,
+    pub copy: SnapshotId,
     /// Which tensors.
     pub tensors: Vec<(u32, String, StageId)>,
 }

@@ -2,19 +2,19 @@
 
 use crate::cached::Cached;
 use crate::ids::{MicrobatchKey, StageId, WorkerId};
-use crate::kept::{Keep, KeptCopy, Recall};
+use crate::kept::{Keep, PeerSnapshot, Recall};
 use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{Compress, Deal, Node, UniqueId};
+use crate::replicas::{Compress, MicrobatchAssignment, Node, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
 use crate::watch::{LayerHealth, Watch};
 use serde::{Deserialize, Serialize};
 
-pub use crate::assignment::{Assignment, PeerAddress, Regroup};
+pub use crate::assignment::{Assignment, ChangeMembership, PeerAddress};
 pub use crate::failure::Failure;
 pub use crate::mode::Mode;
 
@@ -109,7 +109,7 @@ pub enum Head {
         /// Which command.
         id: u64,
         /// By copy.
-        copies: Vec<KeptCopy>,
+        copies: Vec<PeerSnapshot>,
     },
     /// Worker to boss, before the answer to [`Command::MakeIds`].
     UniqueIds {
@@ -262,7 +262,7 @@ pub enum Head {
         stage: StageId,
     },
     /// Worker to worker, one tensor: a parameter, a buffer, or what the optimizer keeps for one, for a replica that takes it
-    /// with [`Regroup::take`].
+    /// with [`ChangeMembership::take`].
     ReplicaState {
         /// The command, which both have got.
         id: u64,
@@ -290,7 +290,7 @@ pub enum Head {
         value: layerspec::ValueId,
     },
     /// One tensor: a parameter or buffer, part of [`Command::LoadState`] or [`Command::Restore`], from the boss or who keeps it
-    /// to the first replica of a stage, and from replica to replica as [`Homes::takers`](crate::replicas::Homes::takers) says.
+    /// to the first replica of a stage, and from replica to replica as [`StagePlacement::takers`](crate::replicas::StagePlacement::takers) says.
     Weight {
         /// Which command.
         id: u64,
@@ -349,7 +349,7 @@ pub enum Command {
     /// Make stages and connect to those they exchange tensors with.
     Assign(Box<Assignment>),
     /// Go on with the same stages among other workers.
-    Regroup(Box<Regroup>),
+    ChangeMembership(Box<ChangeMembership>),
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
     /// Carry out actions.
@@ -476,7 +476,7 @@ pub struct Round {
     /// In which order.
     pub order: Order,
     /// Which replica takes which microbatch.
-    pub deal: Deal,
+    pub microbatch_assignment: MicrobatchAssignment,
     /// How many microbatches the batch has.
     pub microbatches: u32,
     /// What this worker reads of inputs and targets by itself; nothing where they come from the boss.

@@ -2,7 +2,7 @@
 
 use crate::cut::{balanced, balanced_by, CutPlace, Cuts, LayerCost, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::{Columns, Deal, Homes, Sharding};
+use crate::replicas::{MicrobatchAssignment, Sharding, StagePlacement, WorkerGroups};
 use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
 use crate::stage_spec::stage_of;
 use crate::tied;
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use thiserror::Error;
 
-pub use crate::stage_spec::{Borrowed, Lent, StageInput, StageOutput, StageSpec};
+pub use crate::stage_spec::{StageInput, StageOutput, StageSpec, TiedCopy, TiedOwner};
 
 /// Every stage and where it runs.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,7 +19,7 @@ pub struct Plan {
     /// The stages in the order of the model.
     pub stages: Vec<StageSpec>,
     /// For every stage its workers.
-    pub homes: Homes,
+    pub stage_placement: StagePlacement,
     /// The pairs of stages (maker, user) between which a variable goes.
     pub edges: Vec<(StageId, StageId)>,
     /// What replicas of a stage share out; by default each has all.
@@ -50,7 +50,7 @@ pub enum PlanError {
         stages: usize,
         /// Workers of a pipeline, replicas not counted.
         workers: usize,
-        /// How stages are dealt to them.
+        /// How stages are assigned to them.
         placement: Placement,
     },
     /// The automatic cut found no way.
@@ -66,16 +66,16 @@ impl Plan {
     pub fn new(
         graph: &LayerGraph,
         cuts: &Cuts,
-        columns: impl Into<Columns>,
+        worker_groups: impl Into<WorkerGroups>,
         placement: Placement,
     ) -> Result<Self, PlanError> {
-        let columns = columns.into();
-        let stages = columns.len() * placement.chunks();
+        let worker_groups = worker_groups.into();
+        let stages = worker_groups.len() * placement.chunks();
         let starts = match cuts {
             Cuts::Auto => balanced(&flops(graph), stages)?,
-            Cuts::At(names) => named(graph, names, columns.len(), placement)?,
+            Cuts::At(names) => named(graph, names, worker_groups.len(), placement)?,
         };
-        Ok(Self::cut(graph, starts, &columns, placement))
+        Ok(Self::cut(graph, starts, &worker_groups, placement))
     }
 
     /// As [`Plan::new`] with automatic cuts, balanced by measured times: `time` gives that of a layer on a worker, for
@@ -83,29 +83,35 @@ impl Plan {
     /// stages are as fast as all of them together.
     pub fn balanced(
         graph: &LayerGraph,
-        columns: impl Into<Columns>,
+        worker_groups: impl Into<WorkerGroups>,
         placement: Placement,
         time: impl Fn(WorkerId, LayerId) -> u64,
     ) -> Result<Self, PlanError> {
-        let columns = columns.into();
+        let worker_groups = worker_groups.into();
         let together = |workers: &[WorkerId], layer: LayerId| match workers {
             [only] => time(*only, layer),
             several => (1.0 / several.iter().map(|w| 1.0 / time(*w, layer).max(1) as f64).sum::<f64>()) as u64,
         };
-        let homes = placement.homes(&columns);
-        let times = homes.iter().map(|(_, w)| graph.layers().iter().map(|layer| together(w, layer.id)).collect());
+        let stage_placement = placement.stage_placement(&worker_groups);
+        let times =
+            stage_placement.iter().map(|(_, w)| graph.layers().iter().map(|layer| together(w, layer.id)).collect());
         let starts = balanced_by(&places(graph), &times.collect::<Vec<_>>())?;
-        Ok(Self::cut(graph, starts, &columns, placement))
+        Ok(Self::cut(graph, starts, &worker_groups, placement))
     }
 
-    fn cut(graph: &LayerGraph, starts: Vec<usize>, columns: &Columns, placement: Placement) -> Self {
+    fn cut(graph: &LayerGraph, starts: Vec<usize>, worker_groups: &WorkerGroups, placement: Placement) -> Self {
         let layers = graph.layers().len();
         let bounds: Vec<usize> = [0].into_iter().chain(starts).chain([layers]).collect();
         let ranges: Vec<Range<usize>> = bounds.windows(2).map(|w| w[0]..w[1]).collect();
         let stages: Vec<_> = (0..ranges.len()).map(|s| stage(graph, &ranges, StageId(s as u16))).collect();
         let edges = stages.iter().flat_map(|s| s.outputs.iter().flat_map(|o| o.to.iter().map(|to| (s.stage, *to))));
         let edges: BTreeSet<_> = edges.collect();
-        Plan { homes: placement.homes(columns), edges: edges.into_iter().collect(), stages, sharding: None }
+        Plan {
+            stage_placement: placement.stage_placement(worker_groups),
+            edges: edges.into_iter().collect(),
+            stages,
+            sharding: None,
+        }
     }
 
     /// The same, with replicas that share this out.
@@ -114,12 +120,12 @@ impl Plan {
         Plan { sharding, ..self }
     }
 
-    /// A deal with the microbatches in the order that suits what replicas share out.
-    pub fn ordered(&self, deal: Deal) -> Deal {
+    /// Assigns microbatches to replicas, in the order that suits what replicas share out.
+    pub fn ordered(&self, microbatch_assignment: MicrobatchAssignment) -> MicrobatchAssignment {
         if self.sharding.is_some_and(Sharding::scatters) {
-            deal.in_turn()
+            microbatch_assignment.in_turn()
         } else {
-            deal
+            microbatch_assignment
         }
     }
 
@@ -140,10 +146,10 @@ impl Plan {
         let inputs = self.stages.iter().flat_map(|s| s.inputs.iter().map(|i| (s.stage, i)));
         let back = inputs.filter(|(_, input)| input.needs_grad).filter_map(|(user, i)| Some((i.from?, user)));
         let back: BTreeSet<_> = back.collect();
-        let ties = self.stages.iter().flat_map(|s| s.borrowed.iter().map(|b| (b.from, s.stage)));
+        let ties = self.stages.iter().flat_map(|s| s.tied_copies.iter().map(|b| (b.from, s.stage)));
         let ties: BTreeSet<_> = ties.collect();
         Layout {
-            homes: self.homes.clone(),
+            stage_placement: self.stage_placement.clone(),
             edges: self.edges.clone(),
             back: back.into_iter().collect(),
             trained: self.stages.iter().map(StageSpec::is_trained).collect(),
@@ -154,12 +160,12 @@ impl Plan {
 
     /// How many workers it is made for.
     pub fn workers(&self) -> usize {
-        self.homes.workers()
+        self.stage_placement.workers()
     }
 
     /// The worker of a stage; its first replica, which speaks for it.
     pub fn home(&self, stage: StageId) -> Option<WorkerId> {
-        self.homes.first(stage)
+        self.stage_placement.first(stage)
     }
 
     /// The worker of a layer; the first replica.
@@ -175,13 +181,13 @@ impl Plan {
         let mut reached: BTreeSet<WorkerId> = BTreeSet::new();
         let owns = |stage: &&StageSpec| stage.layers.iter().any(|l| l.id == layer);
         let borrows = |stage: &&StageSpec| {
-            let lends = |b: &Borrowed| b.owner.id == layer && stage.shared(b).contains(&parameter);
-            stage.borrowed.iter().any(lends)
+            let lends = |b: &TiedCopy| b.owner.id == layer && stage.shared(b).contains(&parameter);
+            stage.tied_copies.iter().any(lends)
         };
         let stages = self.stages.iter().find(owns).into_iter().chain(self.stages.iter().filter(borrows));
         let reaches_more = |stage: &StageId| {
             let before = reached.len();
-            reached.extend(self.homes.of(*stage));
+            reached.extend(self.stage_placement.of(*stage));
             reached.len() > before
         };
         stages.map(|stage| stage.stage).filter(reaches_more).collect()
@@ -190,24 +196,24 @@ impl Plan {
     /// The stages whose replicas sum gradients, ascending.
     pub fn summing(&self) -> impl Iterator<Item = StageId> + '_ {
         let trained = self.stages.iter().filter(|spec| spec.is_trained()).map(|spec| spec.stage);
-        trained.filter(|stage| self.homes.of(*stage).len() > 1)
+        trained.filter(|stage| self.stage_placement.of(*stage).len() > 1)
     }
 
     /// The stages of a worker.
     pub fn stages_of(&self, worker: WorkerId) -> Vec<StageSpec> {
-        self.stages.iter().filter(|s| self.homes.has(s.stage, worker)).cloned().collect()
+        self.stages.iter().filter(|s| self.stage_placement.has(s.stage, worker)).cloned().collect()
     }
 
     /// The workers that exchange tensors with this one.
     pub fn peers_of(&self, worker: WorkerId) -> BTreeSet<WorkerId> {
-        let ties = self.stages.iter().flat_map(|s| s.borrowed.iter().map(|b| (b.from, s.stage)));
+        let ties = self.stages.iter().flat_map(|s| s.tied_copies.iter().map(|b| (b.from, s.stage)));
         let replicas = self.stages.iter().map(|s| (s.stage, s.stage));
         let pairs = self.edges.iter().copied().chain(ties).chain(replicas);
         let mut peers = BTreeSet::new();
         for (a, b) in pairs {
             for (one, other) in [(a, b), (b, a)] {
-                if self.homes.has(one, worker) {
-                    peers.extend(self.homes.of(other));
+                if self.stage_placement.has(one, worker) {
+                    peers.extend(self.stage_placement.of(other));
                 }
             }
         }
@@ -250,8 +256,8 @@ fn stage(graph: &LayerGraph, ranges: &[Range<usize>], stage: StageId) -> StageSp
         stage,
         inputs: inputs.collect(),
         outputs: outputs.collect(),
-        borrowed: tied::borrowed(graph, ranges, mine),
-        lent: tied::lent(graph, ranges, mine),
+        tied_copies: tied::tied_copies(graph, ranges, mine),
+        tied_owners: tied::tied_owners(graph, ranges, mine),
         layers: layers.clone(),
     }
 }

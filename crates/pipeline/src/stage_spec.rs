@@ -17,19 +17,19 @@ pub struct StageSpec {
     /// Variables it makes that are used elsewhere.
     pub outputs: Vec<StageOutput>,
     /// Layers of other stages whose parameters layers here share, ascending.
-    pub borrowed: Vec<Borrowed>,
+    pub tied_copies: Vec<TiedCopy>,
     /// Layers here whose parameters layers of other stages share, ascending.
-    pub lent: Vec<Lent>,
+    pub tied_owners: Vec<TiedOwner>,
 }
 
 /// A layer of an earlier stage whose parameters this stage uses too (`share` in the model file).
 ///
-/// This stage holds a copy. Once a step it hands over the gradients: for each borrowed layer, each shared parameter in
+/// This stage holds a copy. Once a step it hands over the gradients: for each copied layer, each shared parameter in
 /// PyTorch's order and each layer here that uses it, descending, one tensor (of shape `[0]` where no gradient reached
 /// that use). The owner adds these, stages descending, and then its own uses, descending, updates, and gives the new
-/// values back: for each borrowed layer each shared parameter. So the sum does not depend on the cut.
+/// values back: for each copied layer each shared parameter. So the sum does not depend on the cut.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Borrowed {
+pub struct TiedCopy {
     /// The layer that owns the parameters, which are initialised by its name.
     pub owner: Layer,
     /// Its stage.
@@ -38,9 +38,9 @@ pub struct Borrowed {
     pub users: Vec<LayerId>,
 }
 
-/// A layer of this stage whose parameters other stages use too; see [`Borrowed`].
+/// A layer of this stage whose parameters other stages use too; see [`TiedCopy`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Lent {
+pub struct TiedOwner {
     /// The layer.
     pub owner: LayerId,
     /// The stages that use it, descending, each with the layers there that do, descending.

@@ -344,7 +344,7 @@ pub enum Outcome<T> {
     /// After [`Task::TiedGrads`]: for every stage that it borrows from, ascending, the gradients of each use of each
     /// parameter. After [`Task::OptimStep`]: for every stage that it lends to, descending, the new values.
     Tied {
-        /// Tensors by the stage at the other end, in the order of [`crate::plan::Borrowed`].
+        /// Tensors by the stage at the other end, in the order of [`crate::plan::TiedCopy`].
         tensors: Vec<(StageId, Vec<T>)>,
     },
     /// After [`Task::GradNorm`].

@@ -1,44 +1,44 @@
 //! Parameters that layers of several stages share: who owns them, who borrows them, and how many tensors go between.
 
 use crate::ids::StageId;
-use crate::stage_spec::{stage_of, Borrowed, Lent, StageSpec};
+use crate::stage_spec::{stage_of, StageSpec, TiedCopy, TiedOwner};
 use layerspec::{Layer, LayerGraph, LayerId, Role};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What the layers of a stage borrow of earlier stages.
-pub(crate) fn borrowed(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Range<usize>) -> Vec<Borrowed> {
+pub(crate) fn tied_copies(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Range<usize>) -> Vec<TiedCopy> {
     let mut users: BTreeMap<LayerId, Vec<LayerId>> = BTreeMap::new();
     for layer in graph.layers()[mine.clone()].iter().rev() {
         if let Some(owner) = layer.share.filter(|owner| !mine.contains(&(owner.0 as usize))) {
             users.entry(owner).or_default().push(layer.id);
         }
     }
-    let borrowed = users.into_iter().map(|(owner, users)| Borrowed {
+    let tied_copies = users.into_iter().map(|(owner, users)| TiedCopy {
         owner: graph.layer(owner).clone(),
         from: StageId(stage_of(ranges, owner) as u16),
         users,
     });
-    borrowed.collect()
+    tied_copies.collect()
 }
 
 /// What later stages borrow of the layers of a stage.
-pub(crate) fn lent(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Range<usize>) -> Vec<Lent> {
-    let mut lent: BTreeMap<LayerId, BTreeMap<Reverse<StageId>, Vec<Layer>>> = BTreeMap::new();
+pub(crate) fn tied_owners(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Range<usize>) -> Vec<TiedOwner> {
+    let mut tied_owners: BTreeMap<LayerId, BTreeMap<Reverse<StageId>, Vec<Layer>>> = BTreeMap::new();
     for layer in graph.layers()[mine.end..].iter().rev() {
         if let Some(owner) = layer.share.filter(|owner| mine.contains(&(owner.0 as usize))) {
             let stage = Reverse(StageId(stage_of(ranges, layer.id) as u16));
-            lent.entry(owner).or_default().entry(stage).or_default().push(layer.clone());
+            tied_owners.entry(owner).or_default().entry(stage).or_default().push(layer.clone());
         }
     }
     let to =
         |to: BTreeMap<Reverse<StageId>, Vec<Layer>>| to.into_iter().map(|(stage, users)| (stage.0, users)).collect();
-    lent.into_iter().map(|(owner, users)| Lent { owner, to: to(users) }).collect()
+    tied_owners.into_iter().map(|(owner, users)| TiedOwner { owner, to: to(users) }).collect()
 }
 
 impl StageSpec {
-    /// Whether something in it is trained, borrowed parameters too, so that its backward pass has a half for them.
+    /// Whether something in it is trained, copied parameters too, so that its backward pass has a half for them.
     pub fn is_trained(&self) -> bool {
         self.layers.iter().any(|layer| {
             let owner = layer.share.and_then(|owner| self.owner(owner));
@@ -52,8 +52,8 @@ impl StageSpec {
 
     /// A layer that is here or lends its parameters.
     pub(crate) fn owner(&self, id: LayerId) -> Option<&Layer> {
-        let borrowed = self.borrowed.iter().map(|b| &b.owner);
-        self.layers.iter().chain(borrowed).find(|layer| layer.id == id)
+        let tied_copies = self.tied_copies.iter().map(|b| &b.owner);
+        self.layers.iter().chain(tied_copies).find(|layer| layer.id == id)
     }
 
     /// The names of a layer's parameters that other layers use too, or that are another layer's.
@@ -61,32 +61,33 @@ impl StageSpec {
         let of_owner = layer.share.and_then(|owner| self.owner(owner));
         let own = of_owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
         let here = self.layers.iter().filter(|user| user.share == Some(layer.id));
-        let lent = self.lent.iter().filter(|lent| lent.owner == layer.id);
-        let elsewhere = lent.flat_map(|lent| lent.to.iter().flat_map(|(_, users)| users));
+        let tied_owners = self.tied_owners.iter().filter(|tied_owners| tied_owners.owner == layer.id);
+        let elsewhere = tied_owners.flat_map(|tied_owners| tied_owners.to.iter().flat_map(|(_, users)| users));
         own.into_iter().chain(here.chain(elsewhere).flat_map(|user| user.kind.tied_params(&layer.kind))).collect()
     }
 
-    /// The names of the parameters that layers here use of a borrowed layer, in its order.
-    pub(crate) fn shared(&self, borrowed: &Borrowed) -> Vec<&'static str> {
-        let users = borrowed.users.iter().filter_map(|id| self.owner(*id));
-        shared(&borrowed.owner, users)
+    /// The names of the parameters that layers here use of a copied layer, in its order.
+    pub(crate) fn shared(&self, tied_copies: &TiedCopy) -> Vec<&'static str> {
+        let users = tied_copies.users.iter().filter_map(|id| self.owner(*id));
+        shared(&tied_copies.owner, users)
     }
 
     /// How many tensors the gradients of the stage `user` for this one are.
     pub(crate) fn tied_grads_from(&self, user: StageId) -> usize {
-        self.lent_to(user)
+        self.owned_for(user)
             .map(|(owner, users)| users.iter().map(|layer| layer.kind.tied_params(&owner.kind).len()).sum::<usize>())
             .sum()
     }
 
     /// How many tensors the new values of the stage `owner` for this one are.
     pub(crate) fn tied_values_from(&self, owner: StageId) -> usize {
-        self.borrowed.iter().filter(|b| b.from == owner).map(|b| self.shared(b).len()).sum()
+        self.tied_copies.iter().filter(|b| b.from == owner).map(|b| self.shared(b).len()).sum()
     }
 
     /// The stages that borrow of this one, descending.
-    pub(crate) fn borrowers(&self) -> Vec<StageId> {
-        let mut stages: Vec<StageId> = self.lent.iter().flat_map(|l| l.to.iter().map(|(stage, _)| *stage)).collect();
+    pub(crate) fn holders_of_copies(&self) -> Vec<StageId> {
+        let mut stages: Vec<StageId> =
+            self.tied_owners.iter().flat_map(|l| l.to.iter().map(|(stage, _)| *stage)).collect();
         stages.sort_unstable_by_key(|stage| Reverse(*stage));
         stages.dedup();
         stages
@@ -94,16 +95,16 @@ impl StageSpec {
 
     /// The stages that this one borrows of, ascending.
     pub(crate) fn lenders(&self) -> Vec<StageId> {
-        let mut stages: Vec<StageId> = self.borrowed.iter().map(|b| b.from).collect();
+        let mut stages: Vec<StageId> = self.tied_copies.iter().map(|b| b.from).collect();
         stages.sort_unstable();
         stages.dedup();
         stages
     }
 
-    fn lent_to(&self, user: StageId) -> impl Iterator<Item = (&Layer, &Vec<Layer>)> {
-        self.lent.iter().filter_map(move |lent| {
-            let (_, users) = lent.to.iter().find(|(stage, _)| *stage == user)?;
-            Some((self.owner(lent.owner)?, users))
+    fn owned_for(&self, user: StageId) -> impl Iterator<Item = (&Layer, &Vec<Layer>)> {
+        self.tied_owners.iter().filter_map(move |tied_owners| {
+            let (_, users) = tied_owners.to.iter().find(|(stage, _)| *stage == user)?;
+            Some((self.owner(tied_owners.owner)?, users))
         })
     }
 }

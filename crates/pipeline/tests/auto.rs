@@ -3,7 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
 
 use layerspec::{Bindings, LayerGraph};
-use pipeline::auto::{choose, Candidate, Choice, Wish};
+use pipeline::auto::{choose, Candidate, Choice, SearchSpace};
 use pipeline::ids::WorkerId;
 use pipeline::schedule::{Ending, Link, Placement};
 use pipeline::task::LayerTimes;
@@ -19,10 +19,10 @@ fn graph() -> LayerGraph {
     LayerGraph::from_yaml(&text, "model.yaml").expect("a good model")
 }
 
-fn wish() -> Wish {
-    Wish {
+fn space() -> SearchSpace {
+    SearchSpace {
         chunks: None,
-        columns: Vec::new(),
+        worker_groups: Vec::new(),
         reduction: pipeline::message::Reduction::default(),
         cuts: Cuts::Auto,
         microbatches: 8,
@@ -49,8 +49,8 @@ fn fleet(workers: usize) -> Fleet {
     Fleet { times: vec![vec![times; 8]; workers], memory: vec![None; workers], ..Fleet::default() }
 }
 
-fn chosen(fleet: &Fleet, wish: &Wish) -> Choice {
-    choose(&graph(), fleet, wish).expect("something fits")
+fn chosen(fleet: &Fleet, space: &SearchSpace) -> Choice {
+    choose(&graph(), fleet, space).expect("something fits")
 }
 
 fn of(candidates: &[Candidate], kind: ScheduleKind) -> &Candidate {
@@ -59,7 +59,7 @@ fn of(candidates: &[Candidate], kind: ScheduleKind) -> &Candidate {
 
 #[test]
 fn everything_that_fits_is_tried_and_the_fastest_comes_first() {
-    let choice = chosen(&fleet(2), &wish());
+    let choice = chosen(&fleet(2), &space());
     assert_golden!("candidates.txt", &choice.to_string());
     assert!(choice.candidates.is_sorted_by_key(|c| c.step_time));
     for (_, kind) in ScheduleKind::NAMES {
@@ -69,8 +69,8 @@ fn everything_that_fits_is_tried_and_the_fastest_comes_first() {
         of(&choice.candidates, ScheduleKind::ZbH1).step_time < of(&choice.candidates, ScheduleKind::OneFOneB).step_time
     );
     // Only what may be taken.
-    let wish = Wish { kinds: vec![ScheduleKind::GPipe], ..wish() };
-    let one = chosen(&fleet(2), &wish).candidates;
+    let space = SearchSpace { kinds: vec![ScheduleKind::GPipe], ..space() };
+    let one = chosen(&fleet(2), &space).candidates;
     assert_eq!(one.iter().map(|c| c.kind).collect::<Vec<_>>(), [ScheduleKind::GPipe]);
 }
 
@@ -78,17 +78,17 @@ fn everything_that_fits_is_tried_and_the_fastest_comes_first() {
 fn named_cuts_leave_the_placements_that_they_fit() {
     let at = |names: &[&str]| Cuts::At(names.iter().map(|n| n.to_string()).collect());
     let placements = |cuts: Cuts| {
-        let choice = chosen(&fleet(2), &Wish { cuts, ..wish() });
+        let choice = chosen(&fleet(2), &SearchSpace { cuts, ..space() });
         choice.candidates.into_iter().map(|c| c.placement).collect::<Vec<_>>()
     };
     assert!(placements(at(&["4"])).iter().all(|p| *p == Placement::Plain));
     assert!(placements(at(&["2", "4", "6"])).iter().all(|p| p.chunks() == 2));
-    let table = chosen(&fleet(2), &Wish { cuts: at(&["4"]), ..wish() }).to_string();
+    let table = chosen(&fleet(2), &SearchSpace { cuts: at(&["4"]), ..space() }).to_string();
     assert!(
         table.contains("zb-v         two stages a worker, down and up again   the cuts make 2 stages but"),
         "{table}"
     );
-    let nothing = choose(&graph(), &fleet(2), &Wish { cuts: at(&["2", "4"]), ..wish() });
+    let nothing = choose(&graph(), &fleet(2), &SearchSpace { cuts: at(&["2", "4"]), ..space() });
     let error = nothing.expect_err("three stages on two workers").to_string();
     let expected =
         "the cuts make 3 stages but a pipeline of 2 workers with one stage a worker takes 2; name 1 layers, or none to have \
@@ -100,7 +100,7 @@ fn named_cuts_leave_the_placements_that_they_fit() {
 fn slow_links_ask_for_more_in_flight() {
     let mut far = fleet(4);
     far.link = Link::measured(10_000_000, 100_000_000);
-    let choice = chosen(&far, &wish());
+    let choice = chosen(&far, &space());
     let ready = of(&choice.candidates, ScheduleKind::Ready);
     assert_eq!(choice.candidates[0].kind, ScheduleKind::Ready, "{choice}");
     assert!(ready.step_time < of(&choice.candidates, ScheduleKind::OneFOneB).step_time);
@@ -111,7 +111,7 @@ fn what_outgrows_memory_is_not_taken() {
     let mut small = fleet(2);
     // Four layers a worker: 40 MiB a microbatch.
     small.memory = vec![Some(130 << 20); 2];
-    let choice = chosen(&small, &wish());
+    let choice = chosen(&small, &space());
     let refused = |kind| of(&choice.candidates, kind).refused.as_ref().map(|error| error.to_string());
     let error = refused(ScheduleKind::GPipe).expect("it holds all microbatches");
     assert!(error.starts_with("worker 0 needs 321 MiB of memory and has 130 MiB"), "{error}");
@@ -126,7 +126,7 @@ fn a_slow_worker_gets_fewer_layers() {
     for time in &mut uneven.times[0] {
         (time.forward, time.backward) = (3 * time.forward, 3 * time.backward);
     }
-    let choice = chosen(&uneven, &wish());
+    let choice = chosen(&uneven, &space());
     let plan = &of(&choice.candidates, ScheduleKind::OneFOneB).plan;
     assert_eq!(plan.stages_of(WorkerId(0))[0].layers.len(), 2);
 }
@@ -135,7 +135,7 @@ fn a_slow_worker_gets_fewer_layers() {
 fn without_measurements_flops_tell() {
     let sizes = Bindings::new().with("batch", 4);
     let fleet = Fleet::estimated(&graph(), 2, &sizes, 1e9);
-    let choice = chosen(&fleet, &wish());
+    let choice = chosen(&fleet, &space());
     assert!(choice.candidates.iter().all(|c| c.step_time > 0 && c.bubble.iter().all(|b| (0.0..1.0).contains(b))));
     // 8 parameters matrices with bias: value, gradient, two copies of state.
     let bytes = of(&choice.candidates, ScheduleKind::OneFOneB);
@@ -150,13 +150,13 @@ fn over_a_slow_line_a_worker_has_one_stage() {
     let mut fleet = fleet(2);
     fleet.links = [((WorkerId(0), WorkerId(1)), line), ((WorkerId(1), WorkerId(0)), line)].into();
     fleet.boss_links = [(WorkerId(1), line)].into();
-    let choice = chosen(&fleet, &wish());
+    let choice = chosen(&fleet, &space());
     assert_eq!(choice.best(|_| true).map(|c| c.placement), Some(Placement::Plain), "{choice}");
 }
 
 #[test]
 fn of_equally_fast_ones_the_one_that_takes_the_least_memory_is_taken() {
-    let choice = chosen(&fleet(2), &wish());
+    let choice = chosen(&fleet(2), &space());
     let taken = choice.best(|_| true).expect("something fits");
     let memory = |c: &Candidate| c.peak_bytes.iter().max().copied();
     let as_fast = choice.candidates.iter().filter(|c| c.step_time == choice.candidates[0].step_time);

@@ -7,7 +7,7 @@ use pipeline::boss::{BossSession, Request, Setup};
 use pipeline::effect::{Effect, Frame, Micros, Peer};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, Round, RoundUpdate};
-use pipeline::replicas::{BucketBytes, Columns, Deal, ShardId, UniqueId};
+use pipeline::replicas::{BucketBytes, MicrobatchAssignment, ShardId, UniqueId, WorkerGroups};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
@@ -24,7 +24,7 @@ fn plan(replicas: u16) -> Plan {
         "{inputs: {x: [batch, 4]}, layers: [Linear: {in_features: 4, out_features: 4}, Linear: {in_features: 4, \
                 out_features: 4}]}";
     let graph = LayerGraph::from_yaml(yaml, "two").unwrap();
-    Plan::new(&graph, &Cuts::Auto, Columns::of(&[replicas, 1]), Placement::Plain).unwrap()
+    Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(&[replicas, 1]), Placement::Plain).unwrap()
 }
 
 fn id(byte: u8) -> UniqueId {
@@ -44,7 +44,7 @@ impl Worker {
         let assignment = Assignment {
             worker,
             stages: plan.stages_of(worker),
-            homes: plan.homes.clone(),
+            stage_placement: plan.stage_placement.clone(),
             buckets: BucketBytes::default(),
             sharding: None,
             peers: Vec::new(),
@@ -91,7 +91,7 @@ impl Worker {
             cached: None,
             actions,
             order: Order::Listed,
-            deal: Deal::even(&plan(2).homes, 2),
+            microbatch_assignment: MicrobatchAssignment::even(&plan(2).stage_placement, 2),
             microbatches: 2,
             samples: None,
             reduction: Reduction::Collective,

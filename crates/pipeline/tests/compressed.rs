@@ -6,7 +6,7 @@ use layerspec::LayerGraph;
 use pipeline::effect::{Effect, Frame, Micros, Part, Peer, Residuals, Summing};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundUpdate};
-use pipeline::replicas::{nodes, BucketBytes, Columns, Compress, Deal, Node};
+use pipeline::replicas::{nodes, BucketBytes, Compress, MicrobatchAssignment, Node, WorkerGroups};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{HandedOut, Outcome};
@@ -30,13 +30,13 @@ impl Replica {
     fn at_work(update: bool) -> Self {
         let yaml = "{inputs: {x: [batch, 32]}, layers: [Linear: {in_features: 32, out_features: 32, bias: false}]}";
         let graph = LayerGraph::from_yaml(yaml, "one").unwrap();
-        let plan = Plan::new(&graph, &Cuts::Auto, Columns::of(&[2]), Placement::Plain).unwrap();
+        let plan = Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(&[2]), Placement::Plain).unwrap();
         let mut replica = Replica { session: StageSession::new(), slots: 0 };
         let address = Some(([127, 0, 0, 1], 1024).into());
         let assignment = Assignment {
             worker: WorkerId(0),
             stages: plan.stages_of(WorkerId(0)),
-            homes: plan.homes.clone(),
+            stage_placement: plan.stage_placement.clone(),
             buckets: BucketBytes::default(),
             sharding: None,
             peers: vec![PeerAddress { worker: OTHER, address, dial: true, relayed: false }],
@@ -53,7 +53,9 @@ impl Replica {
             cached: None,
             actions: actions[..if update { 2 } else { 1 }].to_vec(),
             order: Order::Listed,
-            deal: Deal::by_speed(&plan.homes, 4, |_, worker| 1 + 2 * u64::from(worker.0)),
+            microbatch_assignment: MicrobatchAssignment::by_speed(&plan.stage_placement, 4, |_, worker| {
+                1 + 2 * u64::from(worker.0)
+            }),
             microbatches: 4,
             samples: None,
             reduction: Reduction::Compressed(FORM),

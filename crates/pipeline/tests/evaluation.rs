@@ -4,7 +4,7 @@
 
 use layerspec::LayerGraph;
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::replicas::{Columns, Pace};
+use pipeline::replicas::{Speed, WorkerGroups};
 use pipeline::schedule::Action;
 use pipeline::{Cuts, Placement, Plan};
 
@@ -16,18 +16,18 @@ fn plan(norm: &str, replicas: &[u16]) -> Plan {
     );
     let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
     let cuts = Cuts::At(["1", "2"].iter().take(replicas.len() - 1).map(|name| name.to_string()).collect());
-    Plan::new(&graph, &cuts, Columns::of(replicas), Placement::Plain).expect("a good cut")
+    Plan::new(&graph, &cuts, WorkerGroups::of(replicas), Placement::Plain).expect("a good cut")
 }
 
 /// For each worker the batches it takes through each of its stages.
 fn taken(plan: &Plan, batches: u32) -> Vec<Vec<(u16, u32)>> {
-    let deal = plan.deal_batches(batches, |_, _| Pace::from(1));
-    assert!(deal.fits(&plan.homes));
+    let microbatch_assignment = plan.assign_batches(batches, |_, _| Speed::from(1));
+    assert!(microbatch_assignment.fits(&plan.stage_placement));
     let of = |action: &Action| match *action {
         Action::Forward { stage: StageId(stage), microbatch } => Some((stage, microbatch)),
         _ => None,
     };
-    let lists = plan.forwards(&deal, batches);
+    let lists = plan.forwards(&microbatch_assignment, batches);
     lists.iter().map(|list| list.iter().map(|action| of(action).expect("a forward pass")).collect()).collect()
 }
 
@@ -49,8 +49,10 @@ fn replicas_that_may_differ_leave_it_to_the_first() {
     // The norm is the whole stage, and its replicas do not tell each other what they saw.
     let frozen = plan("    freeze: true\n", &[2, 3, 1]);
     assert_eq!(frozen.batches_at_once(), 2);
-    let deal = frozen.deal_batches(2, |_, _| Pace::from(1));
-    let takers = |stage| [0, 1].map(|m| deal.worker(&frozen.homes, StageId(stage), m).expect("a worker").0);
+    let microbatch_assignment = frozen.assign_batches(2, |_, _| Speed::from(1));
+    let takers = |stage| {
+        [0, 1].map(|m| microbatch_assignment.worker(&frozen.stage_placement, StageId(stage), m).expect("a worker").0)
+    };
     assert_eq!([takers(0), takers(1), takers(2)], [[0, 3], [1, 1], [2, 2]]);
     assert_eq!(plan("", &[2, 3, 1]).batches_at_once(), 3);
 }
@@ -58,8 +60,9 @@ fn replicas_that_may_differ_leave_it_to_the_first() {
 #[test]
 fn who_is_slow_is_left_out() {
     let alone = plan("", &[3]);
-    let pace = |_, worker: WorkerId| Pace::from(if worker.0 == 1 { 100 } else { 10 });
-    let deal = alone.deal_batches(3, pace);
-    let takers = [0, 1, 2].map(|batch| deal.worker(&alone.homes, StageId(0), batch).expect("a worker").0);
+    let speed = |_, worker: WorkerId| Speed::from(if worker.0 == 1 { 100 } else { 10 });
+    let microbatch_assignment = alone.assign_batches(3, speed);
+    let takers = [0, 1, 2]
+        .map(|batch| microbatch_assignment.worker(&alone.stage_placement, StageId(0), batch).expect("a worker").0);
     assert!(!takers.contains(&1) && takers.contains(&0) && takers.contains(&2), "{takers:?}");
 }

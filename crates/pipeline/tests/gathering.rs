@@ -3,19 +3,24 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
 
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::replicas::{Columns, Deal, Sharding};
+use pipeline::replicas::{MicrobatchAssignment, Sharding, WorkerGroups};
 use pipeline::schedule::{
     check, timeline, Action, Costs, Layout, Placement, Schedule, ScheduleError, StageBytes, Terms,
 };
 use pipeline::ScheduleKind::{self, GPipe, Interleaved, OneFOneB, Ready};
 
 fn layout(kind: ScheduleKind, chunks: u16, replicas: &[u16]) -> Layout {
-    let homes = Placement::of(kind, Some(chunks)).homes(&Columns::of(replicas));
-    Layout { sharding: Some(Sharding::Parameters), ..Layout::chain(homes) }
+    let stage_placement = Placement::of(kind, Some(chunks)).stage_placement(&WorkerGroups::of(replicas));
+    Layout { sharding: Some(Sharding::Parameters), ..Layout::chain(stage_placement) }
 }
 
-fn schedule(kind: ScheduleKind, chunks: u16, replicas: &[u16], deal: Option<Deal>) -> Result<Schedule, ScheduleError> {
-    Schedule::new(&layout(kind, chunks, replicas), &Terms { deal, ..Terms::new(kind, 4) })
+fn schedule(
+    kind: ScheduleKind,
+    chunks: u16,
+    replicas: &[u16],
+    microbatch_assignment: Option<MicrobatchAssignment>,
+) -> Result<Schedule, ScheduleError> {
+    Schedule::new(&layout(kind, chunks, replicas), &Terms { microbatch_assignment, ..Terms::new(kind, 4) })
 }
 
 /// A worker's list in short: `P` shares, `G` gathers, `L` lets go, `F` and `B` are passes, `A` sums gradients; each with its stage.
@@ -56,9 +61,10 @@ fn a_worker_with_one_stage_gathers_it_once() {
 
 #[test]
 fn a_replica_without_microbatches_gathers_as_the_others_do() {
-    let homes = layout(GPipe, 4, &[2]).homes;
-    let deal = Deal::by_speed(&homes, 1, |_, worker| 1 + u64::from(worker.0) * 100);
-    let terms = Terms { deal: Some(deal), ..Terms::new(GPipe, 1) };
+    let stage_placement = layout(GPipe, 4, &[2]).stage_placement;
+    let microbatch_assignment =
+        MicrobatchAssignment::by_speed(&stage_placement, 1, |_, worker| 1 + u64::from(worker.0) * 100);
+    let terms = Terms { microbatch_assignment: Some(microbatch_assignment), ..Terms::new(GPipe, 1) };
     let schedule = Schedule::new(&layout(GPipe, 4, &[2]), &terms).expect("a schedule");
     // It is played, too: nobody waits for who sums at the end.
     check(&schedule).expect("a good one");
@@ -77,9 +83,10 @@ fn a_replica_without_microbatches_gathers_as_the_others_do() {
 fn replicas_that_would_wait_for_each_other_are_refused() {
     assert_eq!(schedule(Ready, 1, &[2], None), Err(ScheduleError::Unlisted(Ready)));
     // Three microbatches and one: the first replica comes back to its first stage earlier.
-    let homes = layout(Interleaved, 2, &[2, 2]).homes;
-    let deal = Deal::by_speed(&homes, 4, |_, worker| if worker.0 < 2 { 1 } else { 3 });
-    let refused = schedule(Interleaved, 2, &[2, 2], Some(deal));
+    let stage_placement = layout(Interleaved, 2, &[2, 2]).stage_placement;
+    let microbatch_assignment =
+        MicrobatchAssignment::by_speed(&stage_placement, 4, |_, worker| if worker.0 < 2 { 1 } else { 3 });
+    let refused = schedule(Interleaved, 2, &[2, 2], Some(microbatch_assignment));
     assert!(matches!(refused, Err(ScheduleError::Visits(_))), "{refused:?}");
 }
 

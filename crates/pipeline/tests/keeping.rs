@@ -7,9 +7,9 @@ use pipeline::boss::{BossSession, Keeping, Request, Setup};
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
 use pipeline::frame::Route;
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
-use pipeline::kept::{CopyId, CopyNote, Give, Keep, KeptCopy, Recall};
+use pipeline::kept::{Give, Keep, PeerSnapshot, Recall, SnapshotId, SnapshotNote};
 use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, Round};
-use pipeline::replicas::{BucketBytes, Columns, Deal, Sharding};
+use pipeline::replicas::{BucketBytes, MicrobatchAssignment, Sharding, WorkerGroups};
 use pipeline::schedule::Order;
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
@@ -21,12 +21,12 @@ const NOW: Micros = Micros(0);
 const ME: Peer = Peer::Worker(WorkerId(1));
 const OTHER: Peer = Peer::Worker(WorkerId(0));
 
-fn copy(step: u64) -> CopyId {
-    CopyId { run: 5, step, membership: 1 }
+fn copy(step: u64) -> SnapshotId {
+    SnapshotId { run: 5, step, membership: 1 }
 }
 
-fn note() -> CopyNote {
-    CopyNote { parts: 3, text: "{}".into() }
+fn note() -> SnapshotNote {
+    SnapshotNote { parts: 3, text: "{}".into() }
 }
 
 /// Three layers in a row of so many stages with so many replicas each.
@@ -34,17 +34,18 @@ fn plan(columns: &[u16]) -> Plan {
     let linear = "  - Linear: {in_features: 4, out_features: 4}\n";
     let text = format!("inputs: {{x: [batch, 4]}}\nlayers:\n{linear}{linear}{linear}");
     let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
-    Plan::new(&graph, &Cuts::Auto, Columns::of(columns), Placement::Plain).expect("a good cut")
+    Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(columns), Placement::Plain).expect("a good cut")
 }
 
 /// The second of three workers in a row, which keeps these.
-fn second_of_three(kept: Vec<KeptCopy>) -> StageSession {
+fn second_of_three(kept: Vec<PeerSnapshot>) -> StageSession {
     assigned(plan(&[1, 1, 1]), WorkerId(1), kept)
 }
 
-fn assigned(plan: Plan, worker: WorkerId, kept: Vec<KeptCopy>) -> StageSession {
-    let (stages, homes, buckets) = (plan.stages_of(worker), plan.homes, BucketBytes::default());
-    let assignment = Assignment { worker, stages, homes, buckets, sharding: None, peers: Vec::new(), seed: 1 };
+fn assigned(plan: Plan, worker: WorkerId, kept: Vec<PeerSnapshot>) -> StageSession {
+    let (stages, stage_placement, buckets) = (plan.stages_of(worker), plan.stage_placement, BucketBytes::default());
+    let assignment =
+        Assignment { worker, stages, stage_placement, buckets, sharding: None, peers: Vec::new(), seed: 1 };
     let mut session = StageSession::with_kept(kept);
     let effects = tell(&mut session, 1, Command::Assign(Box::new(assignment)));
     session.on_done(NOW, ticket(&effects), Ok(Outcome::Done), (NOW, NOW));
@@ -105,7 +106,7 @@ fn said(effects: &[Effect]) -> Vec<&Head> {
 fn what_is_copied_here_goes_to_the_neighbour_and_to_this_worker_which_keeps_it() {
     let mut session = second_of_three(Vec::new());
     let effects = tell(&mut session, 2, keep(7, None));
-    assert_eq!(effects[0], Effect::KeepOnly(vec![copy(7)]));
+    assert_eq!(effects[0], Effect::RetainSnapshots(vec![copy(7)]));
     let copied = Ok(Outcome::State { tensors: vec![tensor(10)] });
     session.on_done(NOW, ticket(&effects), copied, (NOW, NOW));
     let effects = drain(&mut session);
@@ -284,7 +285,7 @@ fn what_belongs_to_a_copy_that_was_cancelled_or_is_over_is_let_go() {
     assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "x", 2), &[11]), [Effect::Drop(vec![Slot(11)])]);
     // The next lets go of whatever came for the one before, and keeps what is whole.
     let effects = tell(&mut session, 4, keep(9, Some(5)));
-    assert_eq!(effects[0], Effect::KeepOnly(vec![copy(5), copy(9)]));
+    assert_eq!(effects[0], Effect::RetainSnapshots(vec![copy(5), copy(9)]));
     assert_eq!(hear(&mut session, OTHER, keeping(3, 0, "w", 1), &[12]), [Effect::Drop(vec![Slot(12)])]);
 }
 
@@ -318,9 +319,9 @@ fn a_part_that_comes_from_elsewhere_or_twice_costs_its_sender_alone() {
     assert_eq!(hear(&mut session, OTHER, keeping(1, 0, "w", 1), &[9]), [Effect::Drop(vec![Slot(9)])], "long answered");
 }
 
-fn kept(run: u64, parts: &[(u32, &str)]) -> KeptCopy {
+fn kept(run: u64, parts: &[(u32, &str)]) -> PeerSnapshot {
     let parts = parts.iter().map(|(part, name)| (*part, BTreeSet::from([name.to_string()])));
-    KeptCopy { copy: CopyId { run, ..copy(7) }, note: note(), parts: parts.collect() }
+    PeerSnapshot { copy: SnapshotId { run, ..copy(7) }, note: note(), parts: parts.collect() }
 }
 
 #[test]
@@ -338,8 +339,12 @@ fn what_is_kept_is_told_and_given_out() {
     let route = Some(Route { from: WorkerId(1), to: WorkerId(0) });
     let away = Destination { peer: Peer::Boss, route, head: weight("0.weight", 0) };
     let here = Destination { peer: ME, route: None, head: weight("1.weight", 1) };
-    let given =
-        |to: Destination, part, name: &str| Effect::SendKept { to: vec![to], copy: copy(7), part, name: name.into() };
+    let given = |to: Destination, part, name: &str| Effect::SendSnapshot {
+        to: vec![to],
+        copy: copy(7),
+        part,
+        name: name.into(),
+    };
     assert_eq!(effects, [given(away, 0, "0.weight"), given(here, 1, "1.weight")]);
     assert_eq!(hear(&mut session, ME, weight("1.weight", 1), &[10]), []);
     let effects = hear(&mut session, Peer::Worker(WorkerId(2)), weight("1.bias", 1), &[11]);
@@ -387,7 +392,7 @@ fn a_run_that_trains_lets_go_of_what_others_left() {
         cached: None,
         actions: Vec::new(),
         order: Order::Listed,
-        deal: Deal::default(),
+        microbatch_assignment: MicrobatchAssignment::default(),
         microbatches: 1,
         samples: None,
         reduction: Reduction::Sequential,
@@ -400,9 +405,9 @@ fn a_run_that_trains_lets_go_of_what_others_left() {
     let both = || vec![kept(5, &[(0, "w")]), kept(6, &[(0, "w")])];
     let mut session = second_of_three(both());
     let effects = tell(&mut session, 2, Command::Run(Box::new(round.clone())));
-    assert_eq!(effects[0], Effect::KeepOnly(Vec::new()));
+    assert_eq!(effects[0], Effect::RetainSnapshots(Vec::new()));
     let mut session = second_of_three(both());
     tell(&mut session, 2, Command::Copies { run: 6 });
     let effects = tell(&mut session, 3, Command::Run(Box::new(round)));
-    assert_eq!(effects[0], Effect::KeepOnly(vec![CopyId { run: 6, ..copy(7) }]));
+    assert_eq!(effects[0], Effect::RetainSnapshots(vec![SnapshotId { run: 6, ..copy(7) }]));
 }

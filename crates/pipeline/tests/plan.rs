@@ -5,7 +5,7 @@
 use layerspec::{LayerGraph, ValueId};
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::plan::{StageInput, StageSpec};
-use pipeline::replicas::Homes;
+use pipeline::replicas::StagePlacement;
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::path::Path;
 use testkit::assert_golden;
@@ -52,7 +52,7 @@ fn a_variable_goes_from_its_maker_to_each_stage_that_uses_it() {
     let plan = plan(&graph, &["2", "4", "5"]);
     let stages = |pairs: &[(u16, u16)]| pairs.iter().map(|(a, b)| (StageId(*a), StageId(*b))).collect::<Vec<_>>();
     assert_eq!(plan.edges, stages(&[(0, 1), (0, 2), (0, 3), (1, 2), (2, 3)]));
-    assert_eq!(plan.homes, Homes::single([0, 1, 2, 3].map(WorkerId)));
+    assert_eq!(plan.stage_placement, StagePlacement::single([0, 1, 2, 3].map(WorkerId)));
     let peers: Vec<u16> = plan.peers_of(WorkerId(0)).into_iter().map(|w| w.0).collect();
     assert_eq!(peers, [1, 2, 3]);
     let peers: Vec<u16> = plan.peers_of(WorkerId(1)).into_iter().map(|w| w.0).collect();

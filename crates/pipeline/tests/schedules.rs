@@ -4,7 +4,7 @@
 
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::Reduction;
-use pipeline::replicas::{Columns, Deal, Homes};
+use pipeline::replicas::{MicrobatchAssignment, StagePlacement, WorkerGroups};
 use pipeline::schedule::{
     check, check_memory, picture, timeline, Action, Costs, Deadlock, Ending, Layout, Link, Order, Placement, Process,
     Schedule, ScheduleError, StageBytes, StageTimes, Terms, Timeline,
@@ -16,7 +16,7 @@ const KINDS: [ScheduleKind; 6] = [GPipe, OneFOneB, Interleaved, ZbH1, ZbV, Ready
 
 /// A chain of stages placed as the kind wants, two on each worker where it may have any number.
 fn layout(kind: ScheduleKind, workers: u16) -> Layout {
-    Layout::chain(Placement::of(kind, None).homes(&Columns::from(usize::from(workers))))
+    Layout::chain(Placement::of(kind, None).stage_placement(&WorkerGroups::from(usize::from(workers))))
 }
 
 fn schedule(kind: ScheduleKind, workers: u16, microbatches: u32) -> Schedule {
@@ -57,7 +57,7 @@ fn schedules_of_replicas_as_pictures() {
         (Ready, &[1, 2], 8),
         (ZbH1, &[3, 1], 6),
     ] {
-        let layout = Layout::chain(Placement::of(kind, None).homes(&Columns::of(replicas)));
+        let layout = Layout::chain(Placement::of(kind, None).stage_placement(&WorkerGroups::of(replicas)));
         let schedule = Schedule::new(&layout, &Terms::new(kind, microbatches)).expect("a placement that fits");
         check(&schedule).expect("a schedule that ends");
         text += &format!("{kind}, replicas {replicas:?}, {microbatches} microbatches\n");
@@ -69,24 +69,24 @@ fn schedules_of_replicas_as_pictures() {
 
 #[test]
 fn a_slow_replica_takes_less_and_the_step_is_shorter() {
-    let layout = Layout::chain(Homes::new(vec![vec![WorkerId(0), WorkerId(1)]]));
+    let layout = Layout::chain(StagePlacement::new(vec![vec![WorkerId(0), WorkerId(1)]]));
     let costs = |slow: u64| {
         let mut costs = Costs::of_stages(vec![StageTimes { forward: 100, backward: 200, ..StageTimes::default() }]);
         let times = StageTimes { forward: 100 * slow, backward: 200 * slow, ..StageTimes::default() };
         costs.replicas.insert((StageId(0), WorkerId(1)), times);
         costs
     };
-    let time = |deal: Option<Deal>| {
-        let terms = Terms { deal, ..Terms::new(GPipe, 12) };
+    let time = |microbatch_assignment: Option<MicrobatchAssignment>| {
+        let terms = Terms { microbatch_assignment, ..Terms::new(GPipe, 12) };
         played(&Schedule::new(&layout, &terms).expect("it fits"), &costs(2)).step_time
     };
-    let by_speed = Deal::by_speed(&layout.homes, 12, |_, worker| 1 + u64::from(worker.0));
+    let by_speed = MicrobatchAssignment::by_speed(&layout.stage_placement, 12, |_, worker| 1 + u64::from(worker.0));
     assert_eq!((time(None), time(Some(by_speed))), (12 * 300, 8 * 300));
 }
 
 #[test]
 fn replicas_reduce_along_the_tree_and_one_of_them_finds_the_norm() {
-    let layout = Layout::chain(Homes::new(vec![vec![WorkerId(0), WorkerId(1)]]));
+    let layout = Layout::chain(StagePlacement::new(vec![vec![WorkerId(0), WorkerId(1)]]));
     let terms = Terms { ending: Ending::ClippedStep, ..Terms::new(GPipe, 2) };
     let schedule = Schedule::new(&layout, &terms).expect("it fits");
     assert_eq!(schedule.reduction, Reduction::Tree);
@@ -130,7 +130,7 @@ fn the_pictures_in_the_documentation_are_what_is_printed() {
 
 #[test]
 fn several_stages_on_a_worker_are_told_apart_in_a_picture() {
-    let layout = Layout::chain(Homes::single([0, 1, 0].map(WorkerId)));
+    let layout = Layout::chain(StagePlacement::single([0, 1, 0].map(WorkerId)));
     let schedule = Schedule::new(&layout, &Terms::new(GPipe, 2)).expect("it takes any placement");
     check(&schedule).expect("a good schedule");
     assert_golden!("several-stages.txt", &picture(&played(&schedule, &unit(&schedule))));
@@ -148,7 +148,7 @@ fn all() -> impl Iterator<Item = Schedule> {
     let sizes = (1..=6).flat_map(|workers| (1..=17).map(move |microbatches| (workers, microbatches)));
     placements.flat_map(move |(kind, placement)| {
         sizes.clone().map(move |(workers, microbatches)| {
-            let layout = Layout::chain(placement.homes(&Columns::from(workers)));
+            let layout = Layout::chain(placement.stage_placement(&WorkerGroups::from(workers)));
             Schedule::new(&layout, &Terms::new(kind, microbatches)).expect("a placement that fits")
         })
     })

@@ -5,8 +5,8 @@
 use layerspec::{LayerGraph, ValueId};
 use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use pipeline::message::{Assignment, Command, Head, LinkReport, Regroup};
-use pipeline::replicas::{BucketBytes, Columns};
+use pipeline::message::{Assignment, ChangeMembership, Command, Head, LinkReport};
+use pipeline::replicas::{BucketBytes, WorkerGroups};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::{Cuts, Placement, Plan};
@@ -64,15 +64,16 @@ fn a_link_that_cannot_be_measured_does_not_hold_it_up() {
 fn plan_of_five() -> Plan {
     let text = "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 4}\n";
     let graph = LayerGraph::from_yaml(text, "model.yaml").expect("a good model");
-    Plan::new(&graph, &Cuts::Auto, Columns::of(&[5]), Placement::Plain).expect("a good cut")
+    Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(&[5]), Placement::Plain).expect("a good cut")
 }
 
 /// The second of them.
 fn second_of_five() -> StageSession {
     let plan = plan_of_five();
     let worker = WorkerId(1);
-    let (stages, homes, buckets) = (plan.stages_of(worker), plan.homes, BucketBytes::default());
-    let assignment = Assignment { worker, stages, homes, buckets, sharding: None, peers: Vec::new(), seed: 1 };
+    let (stages, stage_placement, buckets) = (plan.stages_of(worker), plan.stage_placement, BucketBytes::default());
+    let assignment =
+        Assignment { worker, stages, stage_placement, buckets, sharding: None, peers: Vec::new(), seed: 1 };
     let mut session = StageSession::new();
     tell(&mut session, Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) });
     let built = effects(&mut session).into_iter().find_map(|effect| match effect {
@@ -230,14 +231,14 @@ fn who_sends_ahead_without_end_takes_no_room_from_others() {
     assert!(first.is_some(), "it may go on for ever");
     // For the command that comes, too, and there first.
     assert_eq!(weigh(&mut session, honest, state(2, 1), 4000), []);
-    let regroup = Regroup {
-        homes: plan_of_five().homes,
+    let change_membership = ChangeMembership {
+        stage_placement: plan_of_five().stage_placement,
         followers: Vec::new(),
         peers: Vec::new(),
         give: Vec::new(),
         take: Some(WorkerId(0)),
     };
-    tell(&mut session, Head::Command { id: 2, body: Command::Regroup(Box::new(regroup)) });
+    tell(&mut session, Head::Command { id: 2, body: Command::ChangeMembership(Box::new(change_membership)) });
     let effects = effects(&mut session);
     assert!(hung_up(&effects, hostile) && !hung_up(&effects, honest), "{effects:?}");
     let takes = |effect: &Effect| {

@@ -66,7 +66,7 @@ pub enum EngineError {
     /// A layer shares parameters with one that is neither above it in the same stage nor borrowed.
     #[error(
         "layer {layer} shares the parameters of layer number {}, which is neither above it in this \
-         stage nor lent by another",
+         stage nor tied_owners by another",
         owner.0
     )]
     SharedElsewhere {

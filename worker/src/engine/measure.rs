@@ -64,8 +64,8 @@ impl Bench {
         let model = StageModel {
             inputs: inputs.collect(),
             outputs: layer.outputs.clone(),
-            borrowed: Vec::new(),
-            lent: Vec::new(),
+            tied_copies: Vec::new(),
+            tied_owners: Vec::new(),
             buckets: Vec::new(),
             shard_id: None,
             scatters: false,

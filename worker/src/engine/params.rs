@@ -4,7 +4,7 @@ use super::error::{in_layer, Doing, EngineError};
 use super::stage::StageModel;
 use layerspec::{Init, Layer, LayerId, ParamSpec, Role};
 use pipeline::ids::StageId;
-use pipeline::plan::Borrowed;
+use pipeline::plan::TiedCopy;
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 use tensor::random::Key;
@@ -49,13 +49,13 @@ impl Params {
     /// Makes what the layers need, filled as they say. Depends on the seed and on names, not on
     /// which other layers there are, so that the cut does not show.
     pub(super) fn new(stage: &StageModel) -> Result<Self, EngineError> {
-        let StageModel { layers, borrowed, own, seed, device, .. } = stage;
+        let StageModel { layers, tied_copies, own, seed, device, .. } = stage;
         let begin = |layer: &Layer| {
             let file = own.initial(layer).map_err(in_layer(layer, Doing::Initialisation))?;
             Ok::<_, EngineError>(Begin { seed: *seed, device: *device, file })
         };
         let mut params = Params { all: Vec::new(), bindings: Vec::with_capacity(layers.len()) };
-        for Borrowed { owner, from, users } in borrowed {
+        for TiedCopy { owner, from, users } in tied_copies {
             let users = || layers.iter().filter(|layer| users.contains(&layer.id));
             let begin = begin(owner)?;
             for (number, spec) in shared_params(owner, users()) {
@@ -64,7 +64,7 @@ impl Params {
             }
         }
         for (place, layer) in layers.iter().enumerate() {
-            let shared = params.shared(layer, layers, place, borrowed)?;
+            let shared = params.shared(layer, layers, place, tied_copies)?;
             let mut own = Vec::new();
             let begin = begin(layer)?;
             for (number, spec) in (0..).zip(layer.kind.params()) {
@@ -87,13 +87,13 @@ impl Params {
         Ok(params)
     }
 
-    /// What the layer uses of the parameters of another, which is above it in this stage or borrowed.
+    /// What the layer uses of the parameters of another, which is above it in this stage or tied copies.
     fn shared(
         &self,
         layer: &Layer,
         layers: &[Layer],
         place: usize,
-        borrowed: &[Borrowed],
+        tied_copies: &[TiedCopy],
     ) -> Result<Vec<Binding>, EngineError> {
         let Some(owner) = layer.share else { return Ok(Vec::new()) };
         if let Some(above) = layers[..place].iter().position(|other| other.id == owner) {
@@ -101,15 +101,18 @@ impl Params {
             let bindings = self.bindings[above].iter();
             return Ok(bindings.filter(|binding| tied.contains(&binding.name)).copied().collect());
         }
-        let Some(lent) = borrowed.iter().find(|lent| lent.owner.id == owner && lent.users.contains(&layer.id)) else {
+        let Some(tied_owners) = tied_copies
+            .iter()
+            .find(|tied_owners| tied_owners.owner.id == owner && tied_owners.users.contains(&layer.id))
+        else {
             return Err(EngineError::SharedElsewhere { layer: layer.name.clone(), owner });
         };
         let binding = |name: &'static str| {
-            let full = format!("{}.{name}", lent.owner.name);
+            let full = format!("{}.{name}", tied_owners.owner.name);
             let index = self.all.iter().position(|param| param.lender.is_some() && param.name == full)?;
             Some(Binding { name, index })
         };
-        Ok(layer.kind.tied_params(&lent.owner.kind).into_iter().filter_map(binding).collect())
+        Ok(layer.kind.tied_params(&tied_owners.owner.kind).into_iter().filter_map(binding).collect())
     }
 
     /// The parameter that a layer of the stage uses under this number.

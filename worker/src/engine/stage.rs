@@ -4,7 +4,7 @@ use super::own::OwnLayers;
 use layerspec::{Layer, ValueId};
 use pipeline::ids::MicrobatchKey;
 use pipeline::loss::LossSpec;
-use pipeline::plan::{Borrowed, Lent};
+use pipeline::plan::{TiedCopy, TiedOwner};
 use pipeline::replicas::{Bucket, ShardId};
 use tch::{Device, Tensor};
 
@@ -19,9 +19,9 @@ pub struct StageModel {
     /// Each is made by a layer of this stage.
     pub outputs: Vec<ValueId>,
     /// Layers of other stages whose parameters layers here share.
-    pub borrowed: Vec<Borrowed>,
+    pub tied_copies: Vec<TiedCopy>,
     /// Layers here whose parameters layers of other stages share.
-    pub lent: Vec<Lent>,
+    pub tied_owners: Vec<TiedOwner>,
     /// How the gradients of its parameters travel between replicas; needed only where they are summed along a tree.
     pub buckets: Vec<Bucket>,
     /// Which part of the sharded ones is this replica's to update.

@@ -55,7 +55,7 @@ impl Engine {
             // What they saw led to this.
             self.statistics.updated(true, &self.params);
             self.zero_own_grad();
-            return self.lent_values();
+            return self.owner_values();
         }
         self.add_tied(tied)?;
         let mut totals = self.totals()?;
@@ -89,7 +89,7 @@ impl Engine {
         self.zero_own_grad();
         // What was gathered is of the step before.
         self.reshard()?;
-        self.lent_values()
+        self.owner_values()
     }
 
     /// Forgets all gradients. Their memory is kept for the next ones.

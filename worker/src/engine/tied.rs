@@ -9,7 +9,7 @@ use super::sum::Sum;
 use super::Engine;
 use layerspec::{Layer, LayerId};
 use pipeline::ids::StageId;
-use pipeline::plan::{Borrowed, Lent};
+use pipeline::plan::{TiedCopy, TiedOwner};
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use tch::{Kind, Tensor};
@@ -20,10 +20,10 @@ pub type ByStage = Vec<(StageId, Vec<Tensor>)>;
 
 impl Engine {
     /// Takes out the gradients of the parameters that other stages own: for every such stage, ascending, the tensors
-    /// that [`Borrowed`] describes.
+    /// that [`TiedCopy`] describes.
     pub fn tied_grads(&mut self) -> Result<ByStage, EngineError> {
         let mut gradients: ByStage = Vec::new();
-        for Borrowed { owner, from, users } in &self.stage.borrowed {
+        for TiedCopy { owner, from, users } in &self.stage.tied_copies {
             let users: Vec<&Layer> =
                 users.iter().filter_map(|user| self.stage.layers.iter().find(|l| l.id == *user)).collect();
             let list = list_of(&mut gradients, *from);
@@ -48,7 +48,7 @@ impl Engine {
         let mut sums = std::mem::take(&mut self.from_others);
         for (from, tensors) in tied {
             let mut tensors = tensors.into_iter();
-            for Lent { owner, to } in &self.stage.lent {
+            for TiedOwner { owner, to } in &self.stage.tied_owners {
                 let Some((_, users)) = to.iter().find(|(stage, _)| *stage == from) else { continue };
                 let owner = self.layer(*owner)?;
                 for (number, spec) in shared_params(owner, users.iter()) {
@@ -80,9 +80,9 @@ impl Engine {
     }
 
     /// Copies of the parameters that this stage lends, for every stage that uses some, descending.
-    pub(super) fn lent_values(&self) -> Result<ByStage, EngineError> {
+    pub(super) fn owner_values(&self) -> Result<ByStage, EngineError> {
         let mut values: ByStage = Vec::new();
-        for Lent { owner, to } in &self.stage.lent {
+        for TiedOwner { owner, to } in &self.stage.tied_owners {
             let owner = self.layer(*owner)?;
             for (stage, users) in to {
                 let list = list_of(&mut values, *stage);

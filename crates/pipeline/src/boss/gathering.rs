@@ -272,9 +272,10 @@ fn commits(run: &RunRequest, plan: &Plan) -> bool {
         let list = run.actions.get(worker.0 as usize).map_or(&[][..], Vec::as_slice);
         list.contains(&Action::GradNorm { stage })
     };
-    let all = plan.homes.iter().flat_map(|(stage, workers)| workers.iter().map(move |worker| (stage, *worker)));
+    let all =
+        plan.stage_placement.iter().flat_map(|(stage, workers)| workers.iter().map(move |worker| (stage, *worker)));
     // What is shared out is updated by one replica, without which the others are not done.
-    let alone = plan.sharding.is_none() && plan.stages.iter().all(|stage| stage.borrowed.is_empty());
+    let alone = plan.sharding.is_none() && plan.stages.iter().all(|stage| stage.tied_copies.is_empty());
     alone && all.into_iter().all(finds)
 }
 

@@ -1,18 +1,18 @@
 //! Workers that come and go while a run goes on.
 //!
 //! One that comes is first made ready ([`Request::Prepare`]), beside whatever the others do. Between two rounds the boss
-//! says who has the stages from then on ([`Request::Regroup`]), and who follows: a follower gets the state of a replica and
+//! says who has the stages from then on ([`Request::ChangeMembership`]), and who follows: a follower gets the state of a replica and
 //! the sums of each round from then on, but no microbatches, and nobody waits for it. When it has as good as caught up
-//! it becomes a replica with the next regrouping.
+//! it becomes a replica with the next change of membership.
 //!
 //! One that leaves ends the round at work, unless everybody already has what its parameters are updated by: then the
 //! round ends without it. Either way, once the others are regrouped, the same is done again or gone on with.
 
 use super::request::{assignment, round, send_files};
-use super::{command, BossSession, Job, Phase, Prepare, Regrouping, Request, RunRequest};
+use super::{command, BossSession, Job, MembershipChange, Phase, Prepare, Request, RunRequest};
 use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{StageId, WorkerId};
-use crate::message::{Command, Failure, Head, PeerAddress, Progress, Regroup};
+use crate::message::{ChangeMembership, Command, Failure, Head, PeerAddress, Progress};
 use crate::plan::{Plan, StageSpec};
 use crate::schedule::Action;
 use std::collections::BTreeSet;
@@ -47,13 +47,13 @@ impl Follower {
 
 impl Request {
     /// Whether it can be carried out, and helps, where workers are missing.
-    pub(super) fn mends(&self) -> bool {
-        matches!(self, Request::Stop | Request::Prepare(_) | Request::Regroup(_))
+    pub(super) fn recovers(&self) -> bool {
+        matches!(self, Request::Stop | Request::Prepare(_) | Request::ChangeMembership(_))
     }
 }
 
 impl BossSession {
-    /// From now on workers may come and go, and the plan may change with [`Request::Regroup`].
+    /// From now on workers may come and go, and the plan may change with [`Request::ChangeMembership`].
     pub fn open(&mut self) {
         self.open = true;
     }
@@ -84,28 +84,33 @@ impl BossSession {
         match request {
             Request::Prepare(prepare) => {
                 let worker = prepare.worker;
-                let free = !self.setup.plan.homes.is_member(worker) && !self.is_apart(worker);
+                let free = !self.setup.plan.stage_placement.is_member(worker) && !self.is_apart(worker);
                 match self.alive(worker) {
                     false => Err(Failure { passing: true, ..Failure::new("it has left").on(worker) }),
                     true if !free => refused(format!("{worker} is at work already")),
                     true => Ok(()),
                 }
             }
-            Request::Regroup(regrouping) => {
-                let (new, old) = (&regrouping.plan, &self.setup.plan);
-                let followers = &regrouping.followers;
-                let left = new.homes.members().into_iter().chain(followers.keys().copied()).find(|w| !self.alive(*w));
+            Request::ChangeMembership(membership_change) => {
+                let (new, old) = (&membership_change.plan, &self.setup.plan);
+                let followers = &membership_change.followers;
+                let left = new
+                    .stage_placement
+                    .members()
+                    .into_iter()
+                    .chain(followers.keys().copied())
+                    .find(|w| !self.alive(*w));
                 if let Some(worker) = left {
                     return Err(Failure { passing: true, ..Failure::new("it has left").on(worker) });
                 }
-                if let Some((stage, _)) = new.homes.iter().find(|(_, workers)| workers.is_empty()) {
+                if let Some((stage, _)) = new.stage_placement.iter().find(|(_, workers)| workers.is_empty()) {
                     return refused(format!("nobody is left who has {stage}"));
                 }
                 let guided = |(follower, guide): (&WorkerId, &WorkerId)| {
-                    new.homes.is_member(*guide) && !new.homes.is_member(*follower)
+                    new.stage_placement.is_member(*guide) && !new.stage_placement.is_member(*follower)
                 };
                 let there = |worker: &WorkerId| self.followers.get(worker).is_none_or(|f| f.unanswered.is_empty());
-                let there = new.homes.members().iter().all(there);
+                let there = new.stage_placement.members().iter().all(there);
                 if new.sharding.is_some() || old.sharding.is_some() {
                     return refused("what replicas share out cannot change hands".into());
                 }
@@ -196,7 +201,7 @@ impl BossSession {
         }
         self.followers.remove(&worker);
         self.awaited.remove(&worker);
-        if self.setup.plan.homes.is_member(worker) {
+        if self.setup.plan.stage_placement.is_member(worker) {
             self.awaited.clear();
             self.followers.values_mut().for_each(|follower| follower.doubtful |= !follower.unanswered.is_empty());
         }
@@ -225,7 +230,7 @@ impl BossSession {
 
     /// The link between two workers broke, in a run that workers leave.
     pub(super) fn link_broke(&mut self, from: WorkerId, peer: WorkerId, reason: &str) {
-        let takes_part = self.setup.plan.homes.is_member(from) || self.followers.contains_key(&from);
+        let takes_part = self.setup.plan.stage_placement.is_member(from) || self.followers.contains_key(&from);
         if !self.alive(peer) || !takes_part {
             return;
         }
@@ -235,26 +240,26 @@ impl BossSession {
             self.awaited.remove(&follower);
             return self.dismiss(follower, "lost its link to another worker; join again");
         }
-        let homes = &self.setup.plan.homes;
+        let stage_placement = &self.setup.plan.stage_placement;
         let committed = matches!(&self.job, Some(Job { phase: Phase::Gathering(g), .. }) if g.is_committed());
-        if homes.is_member(from) && homes.is_member(peer) && !committed {
+        if stage_placement.is_member(from) && stage_placement.is_member(peer) && !committed {
             let failure = Failure::new(format!("its direct link to {peer} broke ({reason})")).on(from);
             self.fail(Failure { passing: true, ..failure });
         }
     }
 
     /// The frames with which workers go on with the same stages among others.
-    pub(super) fn regroup(&mut self, id: u64, regrouping: &Regrouping) -> Vec<Effect> {
-        let Regrouping { plan, followers } = regrouping;
+    pub(super) fn change_membership(&mut self, id: u64, membership_change: &MembershipChange) -> Vec<Effect> {
+        let MembershipChange { plan, followers } = membership_change;
         self.setup.plan = plan.clone();
-        let all = Plan { homes: plan.homes.joined_by(followers), ..plan.clone() };
+        let all = Plan { stage_placement: plan.stage_placement.joined_by(followers), ..plan.clone() };
         let new: BTreeSet<WorkerId> =
             followers.keys().copied().filter(|worker| !self.followers.contains_key(worker)).collect();
         let of_stages: Vec<(StageId, WorkerId)> = followers
             .keys()
-            .flat_map(|follower| all.homes.stages_of(*follower).map(|stage| (stage, *follower)))
+            .flat_map(|follower| all.stage_placement.stages_of(*follower).map(|stage| (stage, *follower)))
             .collect();
-        let regroup = |worker: WorkerId| {
+        let change_membership = |worker: WorkerId| {
             // Two that follow exchange nothing, and one may be busy for long.
             let follows = |worker: &WorkerId| followers.contains_key(worker);
             let peers = all.peers_of(worker).into_iter().filter(|peer| !(follows(&worker) && follows(peer)));
@@ -266,16 +271,16 @@ impl BossSession {
                 relayed: self.relayed.contains(&(worker.min(peer), worker.max(peer))),
             });
             let given = followers.iter().filter(|(follower, guide)| **guide == worker && new.contains(follower));
-            Regroup {
-                homes: plan.homes.clone(),
+            ChangeMembership {
+                stage_placement: plan.stage_placement.clone(),
                 followers: of_stages.clone(),
                 peers: peers.collect(),
                 give: given.map(|(follower, _)| *follower).collect(),
                 take: followers.get(&worker).copied().filter(|_| new.contains(&worker)),
             }
         };
-        let told = plan.homes.members().into_iter().chain(followers.keys().copied());
-        let to = told.map(|worker| command(worker, id, Command::Regroup(Box::new(regroup(worker)))));
+        let told = plan.stage_placement.members().into_iter().chain(followers.keys().copied());
+        let to = told.map(|worker| command(worker, id, Command::ChangeMembership(Box::new(change_membership(worker)))));
         let sends = vec![Effect::Send { to: to.collect(), slots: Vec::new() }];
         self.followers.retain(|worker, _| followers.contains_key(worker));
         for (worker, guide) in followers {

@@ -9,7 +9,9 @@ mod members;
 mod request;
 mod round;
 
-pub use request::{has_same_state, speakers, Keeping, Prepare, Regrouping, Request, RunRequest, Setup, MOST_WAITING};
+pub use request::{
+    has_same_state, speakers, Keeping, MembershipChange, Prepare, Request, RunRequest, Setup, MOST_WAITING,
+};
 
 use crate::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
@@ -90,7 +92,7 @@ enum Work {
     /// It may leave gradients, which are void if it fails.
     Training,
     /// Others share the stages.
-    Regrouping,
+    MembershipChange,
     /// Workers hand out parameters, or copy them for each other.
     Sending,
     Other,
@@ -157,8 +159,8 @@ impl BossSession {
         self.lost_apart(worker, reason);
         self.copies_lost(worker, reason);
         // Whoever is told to link up with it would wait for ever.
-        let regrouping = self.job.as_ref().is_some_and(|job| job.work == Work::Regrouping);
-        let matters = self.setup.plan.homes.is_member(worker) || regrouping;
+        let membership_change = self.job.as_ref().is_some_and(|job| job.work == Work::MembershipChange);
+        let matters = self.setup.plan.stage_placement.is_member(worker) || membership_change;
         if matters && !self.goes_on_without(worker) {
             self.fail(self.lost_failure(worker, reason));
         }
@@ -187,7 +189,7 @@ impl BossSession {
             head if self.is_apart(from) && self.of_apart(from, &head) => self.drop_slots(slots),
             Head::Failed { id, failure } => {
                 // Who was not asked cannot end it for the others.
-                if self.is_active(id) && self.setup.plan.homes.is_member(from) {
+                if self.is_active(id) && self.setup.plan.stage_placement.is_member(from) {
                     self.fail(failure.on(from));
                 }
             }
@@ -220,13 +222,16 @@ impl BossSession {
 
     /// The workers with stages that are here.
     fn living(&self) -> BTreeSet<WorkerId> {
-        self.setup.plan.homes.members().into_iter().filter(|w| self.alive(*w)).collect()
+        self.setup.plan.stage_placement.members().into_iter().filter(|w| self.alive(*w)).collect()
     }
 
     /// A worker with stages that is not.
     fn gone(&self) -> Option<(WorkerId, &String)> {
-        let homes = &self.setup.plan.homes;
-        self.lost.iter().find(|(worker, _)| homes.is_member(**worker)).map(|(worker, reason)| (*worker, reason))
+        let stage_placement = &self.setup.plan.stage_placement;
+        self.lost
+            .iter()
+            .find(|(worker, _)| stage_placement.is_member(**worker))
+            .map(|(worker, reason)| (*worker, reason))
     }
 
     fn is_active(&self, id: u64) -> bool {
@@ -237,7 +242,7 @@ impl BossSession {
     /// be carried out, and nobody waits to be told so.
     fn next_request(&mut self, now: Micros) {
         while let Some((number, request)) = self.waiting.pop_front() {
-            let hopeless = self.gone().is_some() && !request.mends();
+            let hopeless = self.gone().is_some() && !request.recovers();
             let beside = matches!(request, Request::Prepare(_));
             if self.job.is_some() && !hopeless && !beside {
                 self.waiting.push_front((number, request));
@@ -255,10 +260,10 @@ impl BossSession {
     }
 
     fn possible(&self, request: &Request) -> Result<(), Failure> {
-        if let (Some((worker, reason)), false) = (self.gone(), request.mends()) {
+        if let (Some((worker, reason)), false) = (self.gone(), request.recovers()) {
             return Err(self.lost_failure(worker, reason));
         }
-        if let Request::Prepare(_) | Request::Regroup(_) = request {
+        if let Request::Prepare(_) | Request::ChangeMembership(_) = request {
             return self.can_change(request);
         }
         if let Request::Use(plan) = request {
@@ -341,7 +346,7 @@ impl BossSession {
             Request::SendState { .. } | Request::Keep(_) => Work::Sending,
             Request::SetOptimizer(_) => Work::SettingOptimizer,
             Request::Run(run) if run.mode == Mode::Train => Work::Training,
-            Request::Regroup(_) => Work::Regrouping,
+            Request::ChangeMembership(_) => Work::MembershipChange,
             _ => Work::Other,
         };
         let leaves = match &request {
@@ -360,7 +365,7 @@ impl BossSession {
             self.lends.clear();
         }
         let changes = match &request {
-            Request::Regroup(regrouping) => self.regroup(id, regrouping),
+            Request::ChangeMembership(membership_change) => self.change_membership(id, membership_change),
             Request::Stop => self.stop(),
             other => self.for_followers(id, other),
         };
@@ -509,7 +514,8 @@ impl BossSession {
     /// what they keep. What one sends of
     /// its own accord could fill the boss's memory, as where the other does not read.
     fn relays(&self, from: WorkerId, to: WorkerId, head: &Head) -> bool {
-        let at_work = |worker| self.setup.plan.homes.is_member(worker) || self.followers.contains_key(&worker);
+        let at_work =
+            |worker| self.setup.plan.stage_placement.is_member(worker) || self.followers.contains_key(&worker);
         from != to
             && self.alive(to)
             && at_work(from)

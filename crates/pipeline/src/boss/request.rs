@@ -4,11 +4,11 @@ use super::command;
 use crate::cached::Cached;
 use crate::effect::{Destination, Effect, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
-use crate::kept::{CopyId, CopyNote, Give, Keep, Recall, Recalled};
+use crate::kept::{Give, Keep, Recall, Recalled, SnapshotId, SnapshotNote};
 use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::Plan;
-use crate::replicas::{BucketBytes, Deal, Turns, UniqueId};
+use crate::replicas::{BucketBytes, MicrobatchAssignment, MicrobatchOrder, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::LayerProbe;
@@ -56,7 +56,7 @@ pub enum Request {
     /// carried out beside other requests.
     Prepare(Box<Prepare>),
     /// Go on with the same stages among these workers.
-    Regroup(Box<Regrouping>),
+    ChangeMembership(Box<MembershipChange>),
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
     /// Carry out a round of actions.
@@ -87,7 +87,7 @@ pub enum Request {
     /// Replace parameters, buffers and what the optimizer keeps by what workers keep.
     Restore {
         /// Of which copy.
-        copy: CopyId,
+        copy: SnapshotId,
         /// Every tensor, for each stage that gets it.
         tensors: Vec<Recalled>,
     },
@@ -113,11 +113,11 @@ pub enum Request {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Keeping {
     /// Which copy.
-    pub copy: CopyId,
+    pub copy: SnapshotId,
     /// What is kept with it.
-    pub note: CopyNote,
+    pub note: SnapshotNote,
     /// The last copy that is whole; what is older is let go.
-    pub last: Option<CopyId>,
+    pub last: Option<SnapshotId>,
     /// Of which stage; nothing for all.
     pub stage: Option<StageId>,
     /// Of how many parts others have been asked before.
@@ -130,7 +130,7 @@ pub struct Keeping {
 impl Keeping {
     /// For each part who has it.
     pub(super) fn parts(&self, plan: &Plan) -> BTreeMap<u32, Keepers> {
-        let members = plan.homes.members();
+        let members = plan.stage_placement.members();
         let next = |worker: WorkerId| {
             let after = members.iter().find(|other| **other > worker).or(members.first());
             after.copied().unwrap_or(worker)
@@ -167,7 +167,7 @@ impl Keepers {
 pub fn has_same_state(plan: &Plan, speaker: WorkerId, other: WorkerId) -> bool {
     let both = |workers: &[WorkerId]| (workers.first() == Some(&speaker)) == workers.contains(&other);
     // Replicas that share out what the optimizer keeps have each their part of it.
-    speaker != other && plan.sharding.is_none() && plan.homes.iter().all(|(_, workers)| both(workers))
+    speaker != other && plan.sharding.is_none() && plan.stage_placement.iter().all(|(_, workers)| both(workers))
 }
 
 /// What a worker needs that came while others train.
@@ -187,7 +187,7 @@ pub struct Prepare {
 
 /// Who has the stages from now on.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Regrouping {
+pub struct MembershipChange {
     /// The same stages as before, with their workers.
     pub plan: Plan,
     /// Workers that follow, each with the one that has the same stages and gives, or gave, it its state.
@@ -210,7 +210,7 @@ pub struct RunRequest {
     /// In which order.
     pub order: Order,
     /// Which replica takes which microbatch.
-    pub deal: Deal,
+    pub microbatch_assignment: MicrobatchAssignment,
     /// How many microbatches the batch has.
     pub microbatches: u32,
     /// In which order gradients are summed.
@@ -243,7 +243,7 @@ impl RunRequest {
             cached: None,
             actions,
             order: Order::Listed,
-            deal: Deal::default(),
+            microbatch_assignment: MicrobatchAssignment::default(),
             microbatches: 1,
             reduction,
             update: None,
@@ -287,7 +287,7 @@ impl Request {
             Request::SendFiles(files) => files.into_iter().map(|(_, slot)| slot).collect(),
             Request::Prepare(prepare) => prepare.files.into_iter().map(|(_, slot)| slot).collect(),
             Request::Distribute
-            | Request::Regroup(_)
+            | Request::ChangeMembership(_)
             | Request::SetOptimizer(_)
             | Request::Discard { .. }
             | Request::Use(_)
@@ -313,7 +313,7 @@ impl Request {
                 sent.map(|keepers| (keepers.owner, keepers.other)).collect()
             }
             Request::Restore { tensors, .. } => {
-                let pair = |tensor: &Recalled| Some((tensor.keeper, plan.homes.first(tensor.stage)?));
+                let pair = |tensor: &Recalled| Some((tensor.keeper, plan.stage_placement.first(tensor.stage)?));
                 tensors.iter().filter_map(pair).collect()
             }
             _ => Vec::new(),
@@ -323,7 +323,7 @@ impl Request {
     /// The frames that carry it out.
     pub(super) fn sends(self, id: u64, setup: &Setup) -> Vec<Effect> {
         let plan = &setup.plan;
-        let workers = plan.homes.members().into_iter();
+        let workers = plan.stage_placement.members().into_iter();
         let to_all = |body: &dyn Fn(WorkerId) -> Command| {
             let to = workers.clone().map(|w| command(w, id, body(w))).collect();
             Effect::Send { to, slots: Vec::new() }
@@ -354,8 +354,10 @@ impl Request {
             Request::Copies { run } => vec![to_all(&|_| Command::Copies { run })],
             Request::Restore { copy, tensors } => {
                 let restore = |worker| {
-                    let comes = tensors.iter().filter(|tensor| plan.homes.has(tensor.stage, worker)).count() as u32;
-                    let first = tensors.iter().filter(|tensor| plan.homes.first(tensor.stage) == Some(worker));
+                    let comes =
+                        tensors.iter().filter(|tensor| plan.stage_placement.has(tensor.stage, worker)).count() as u32;
+                    let first =
+                        tensors.iter().filter(|tensor| plan.stage_placement.first(tensor.stage) == Some(worker));
                     let keepers: BTreeSet<WorkerId> = first.map(|tensor| tensor.keeper).collect();
                     let keepers = keepers.into_iter().collect();
                     let kept = tensors.iter().filter(|tensor| tensor.keeper == worker);
@@ -370,13 +372,15 @@ impl Request {
                 vec![Effect::Send { to, slots: Vec::new() }]
             }
             Request::Communicate(ids) => {
-                let of = |w| ids.iter().filter(|(stage, _)| plan.homes.has(*stage, w)).cloned().collect();
+                let of = |w| ids.iter().filter(|(stage, _)| plan.stage_placement.has(*stage, w)).cloned().collect();
                 vec![to_all(&|w| Command::Communicate(of(w)))]
             }
             Request::Discard { batch } => vec![to_all(&|_| Command::Discard { batch })],
             Request::Measure(probes) => vec![to_all(&|_| Command::Measure(probes.clone()))],
             // Answered without the workers, or seen to by `members`.
-            Request::Use(_) | Request::Links | Request::Prepare(_) | Request::Regroup(_) | Request::Stop => Vec::new(),
+            Request::Use(_) | Request::Links | Request::Prepare(_) | Request::ChangeMembership(_) | Request::Stop => {
+                Vec::new()
+            }
             // Replicas have the same; the first speaks.
             Request::SendState { stage, optimizer } => {
                 let body = Command::SendState { stage, optimizer };
@@ -394,10 +398,10 @@ impl Request {
                 sends
             }
             Request::LoadState { tensors, optimizer } => {
-                let count = |w| tensors.iter().filter(|(stage, ..)| plan.homes.has(*stage, w)).count() as u32;
+                let count = |w| tensors.iter().filter(|(stage, ..)| plan.stage_placement.has(*stage, w)).count() as u32;
                 let mut sends = vec![to_all(&|w| Command::LoadState { tensors: count(w), optimizer })];
                 // The first replica passes them on.
-                sends.extend(tensors.into_iter().map(|(stage, name, slot)| match plan.homes.first(stage) {
+                sends.extend(tensors.into_iter().map(|(stage, name, slot)| match plan.stage_placement.first(stage) {
                     Some(first) => {
                         let head = Head::Weight { id, name, stage };
                         let to = vec![Destination { peer: Peer::Worker(first), route: None, head }];
@@ -428,7 +432,7 @@ pub(super) fn send_files(id: u64, files: Vec<(String, Slot)>, workers: &[WorkerI
 /// The workers that hand out parameters: the first replica of each stage, or of this one. Where replicas share out what the
 /// optimizer keeps, and that is handed out, too, each has a part of it.
 pub fn speakers(plan: &Plan, only: Option<StageId>, optimizer: bool) -> BTreeSet<WorkerId> {
-    let wanted = plan.homes.iter().filter(|(stage, _)| only.is_none_or(|only| only == *stage));
+    let wanted = plan.stage_placement.iter().filter(|(stage, _)| only.is_none_or(|only| only == *stage));
     let most = if optimizer && plan.sharding.is_some() { usize::MAX } else { 1 };
     wanted.flat_map(|(_, workers)| workers.iter().take(most)).copied().collect()
 }
@@ -437,7 +441,7 @@ pub fn speakers(plan: &Plan, only: Option<StageId>, optimizer: bool) -> BTreeSet
 pub(super) fn id_makers(plan: &Plan) -> BTreeMap<WorkerId, Vec<StageId>> {
     let mut makers: BTreeMap<WorkerId, Vec<StageId>> = BTreeMap::new();
     for stage in plan.summing() {
-        if let Some(first) = plan.homes.first(stage) {
+        if let Some(first) = plan.stage_placement.first(stage) {
             makers.entry(first).or_default().push(stage);
         }
     }
@@ -447,7 +451,7 @@ pub(super) fn id_makers(plan: &Plan) -> BTreeMap<WorkerId, Vec<StageId>> {
 /// The workers that have a stage which takes samples.
 pub(super) fn readers(plan: &Plan) -> BTreeSet<WorkerId> {
     let taking = plan.stages.iter().filter(|spec| spec.takes_samples());
-    taking.flat_map(|spec| plan.homes.of(spec.stage)).copied().collect()
+    taking.flat_map(|spec| plan.stage_placement.of(spec.stage)).copied().collect()
 }
 
 pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assignment {
@@ -460,8 +464,8 @@ pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assign
         relayed: false,
     });
     let peers = peers.collect();
-    let (stages, homes, sharding) = (plan.stages_of(worker), plan.homes.clone(), plan.sharding);
-    Assignment { worker, stages, homes, buckets, sharding, peers, seed }
+    let (stages, stage_placement, sharding) = (plan.stages_of(worker), plan.stage_placement.clone(), plan.sharding);
+    Assignment { worker, stages, stage_placement, buckets, sharding, peers, seed }
 }
 
 /// What a worker is told of a round, which may have stages that take samples.
@@ -477,7 +481,7 @@ pub(super) fn round(run: &RunRequest, worker: WorkerId, reads: bool) -> Round {
         samples: run.samples.clone().filter(|_| reads),
         grads_from_boss: run.grads.is_some(),
         order: run.order.clone(),
-        deal: run.deal.clone(),
+        microbatch_assignment: run.microbatch_assignment.clone(),
         microbatches: run.microbatches,
         reduction: run.reduction,
         update: run.update,
@@ -489,11 +493,11 @@ pub(super) fn round(run: &RunRequest, worker: WorkerId, reads: bool) -> Round {
 /// stage that computes the loss, gradients to the stages that made the outputs.
 fn tensors(run: RunRequest, plan: &Plan) -> Vec<Effect> {
     let batch = run.batch;
-    let turns = Turns::new(&run.deal, &plan.homes, run.microbatches);
-    let deal = run.deal;
+    let microbatch_order = MicrobatchOrder::new(&run.microbatch_assignment, &plan.stage_placement, run.microbatches);
+    let microbatch_assignment = run.microbatch_assignment;
     let send = |index: u32, stages: Vec<StageId>, slots: Vec<Slot>, head: &dyn Fn(StageId) -> Head| {
         let to = stages.into_iter().filter_map(|stage| {
-            let peer = Peer::Worker(deal.worker(&plan.homes, stage, index)?);
+            let peer = Peer::Worker(microbatch_assignment.worker(&plan.stage_placement, stage, index)?);
             Some(Destination { peer, route: None, head: head(stage) })
         });
         let to: Vec<_> = to.collect();
@@ -524,6 +528,6 @@ fn tensors(run: RunRequest, plan: &Plan) -> Vec<Effect> {
         (index, send(index, maker(&|o| o.value == value && o.needs_grad), slots, &head))
     });
     let mut sends: Vec<_> = inputs.chain(targets).chain(grads).collect();
-    sends.sort_by_key(|(index, _)| turns.of(*index));
+    sends.sort_by_key(|(index, _)| microbatch_order.of(*index));
     sends.into_iter().map(|(_, send)| send).collect()
 }

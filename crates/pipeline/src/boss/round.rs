@@ -16,8 +16,8 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
             let spec = plan.stages.get(action.stage().0 as usize);
             let me = WorkerId(worker as u16);
             let here = match action.microbatch() {
-                Some(m) => run.deal.worker(&plan.homes, action.stage(), m) == Some(me),
-                None => plan.homes.has(action.stage(), me),
+                Some(m) => run.microbatch_assignment.worker(&plan.stage_placement, action.stage(), m) == Some(me),
+                None => plan.stage_placement.has(action.stage(), me),
             };
             let Some(spec) = spec.filter(|_| here) else {
                 return Err(Failure::new(format!(
@@ -35,8 +35,8 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
             run.microbatches
         )));
     }
-    if !run.deal.fits(&plan.homes) {
-        return Err(Failure::new("microbatches are dealt to replicas that there are not"));
+    if !run.microbatch_assignment.fits(&plan.stage_placement) {
+        return Err(Failure::new("microbatches are assigned to replicas that do not exist"));
     }
     if run.actions.len() > plan.workers() {
         return Err(Failure::new(format!("actions for {} workers; there are {}", run.actions.len(), plan.workers())));

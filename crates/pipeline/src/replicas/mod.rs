@@ -1,31 +1,31 @@
 //! Replicas: several workers with the same stage, each of which takes some of a batch's microbatches.
 //!
-//! Who has a stage is said by [`Homes`], who takes which microbatch by [`Deal`]. The gradients of all microbatches are
+//! Who has a stage is said by [`StagePlacement`], who takes which microbatch by [`MicrobatchAssignment`]. The gradients of all microbatches are
 //! summed along one [`tree`](Tree) that depends on nothing but their number, so the sum is the same to the bit whoever
 //! took which; and they travel in [`buckets`], each of which is cut into one shard a replica.
 
 mod bucket;
 mod collective;
-mod columns;
 mod compress;
-mod deal;
-mod homes;
+mod microbatch_assignment;
+mod microbatch_order;
 mod sharding;
+mod stage_placement;
 mod statistics;
 mod tree;
-mod turns;
 mod unique_id;
 mod wanted;
+mod worker_groups;
 
 pub use bucket::{buckets, shard, Bucket, BucketBytes, Slice, Use};
 pub use collective::Collective;
-pub use columns::Columns;
 pub use compress::Compress;
-pub use deal::{Deal, Pace};
-pub use homes::Homes;
+pub use microbatch_assignment::{MicrobatchAssignment, Speed};
+pub use microbatch_order::MicrobatchOrder;
 pub use sharding::{ShardId, Sharding};
+pub use stage_placement::StagePlacement;
 pub use statistics::keeps_statistics;
 pub use tree::{nodes, Node, Tree};
-pub use turns::Turns;
 pub use unique_id::UniqueId;
 pub use wanted::Replicas;
+pub use worker_groups::WorkerGroups;

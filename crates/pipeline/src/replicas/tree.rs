@@ -14,7 +14,7 @@
 //! ```
 //!
 //! A sum of floating-point numbers depends on the order in which it is taken. This one depends on the number of
-//! microbatches alone, so it is the same to the bit however they are dealt to replicas, and whichever arrives first.
+//! microbatches alone, so it is the same to the bit however they are assigned to replicas, and whichever arrives first.
 //! A replica sums what it can and hands over the rest: one tensor where it took a whole branch.
 
 use serde::{Deserialize, Serialize};

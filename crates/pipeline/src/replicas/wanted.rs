@@ -1,6 +1,6 @@
 //! How many replicas are asked for.
 
-use super::Columns;
+use super::WorkerGroups;
 
 /// How many workers get the same stages.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -17,23 +17,23 @@ pub enum Replicas {
 const MOST_TRIED: usize = 6;
 
 impl Replicas {
-    /// The ways to group so many workers, the longest pipelines first. None where they cannot be grouped as asked.
-    pub fn ways(&self, workers: usize) -> Vec<Columns> {
+    /// The possible worker groups for `workers`, the longest pipelines first. Empty if none fits.
+    pub fn groupings(&self, workers: usize) -> Vec<WorkerGroups> {
         match self {
             Replicas::Each(each) => {
                 let each = usize::from(*each).max(1);
                 let places = (workers / each).max(1);
                 let fits = places * each == workers;
-                fits.then(|| Columns::of(&vec![each as u16; places])).into_iter().collect()
+                fits.then(|| WorkerGroups::of(&vec![each as u16; places])).into_iter().collect()
             }
             Replicas::Of(of) => {
                 let fits = of.iter().all(|n| *n > 0) && of.iter().map(|n| usize::from(*n)).sum::<usize>() == workers;
-                fits.then(|| Columns::of(of)).into_iter().collect()
+                fits.then(|| WorkerGroups::of(of)).into_iter().collect()
             }
             Replicas::Auto => {
                 let all = (1..=workers).rev().flat_map(|places| sums(workers, places));
                 let simple = |of: &Vec<u16>| of.len() <= 2 || of.iter().all(|n| *n == of[0]);
-                all.filter(|of| workers <= MOST_TRIED || simple(of)).map(|of| Columns::of(&of)).collect()
+                all.filter(|of| workers <= MOST_TRIED || simple(of)).map(|of| WorkerGroups::of(&of)).collect()
             }
         }
     }
@@ -57,22 +57,22 @@ fn sums(total: usize, parts: usize) -> Vec<Vec<u16>> {
 mod tests {
     use super::*;
 
-    fn ways(replicas: Replicas, workers: usize) -> Vec<Vec<u16>> {
-        replicas.ways(workers).iter().map(Columns::replicas).collect()
+    fn groupings(replicas: Replicas, workers: usize) -> Vec<Vec<u16>> {
+        replicas.groupings(workers).iter().map(WorkerGroups::replicas).collect()
     }
 
     #[test]
     fn workers_are_grouped_as_asked_or_not_at_all() {
-        assert_eq!(ways(Replicas::Each(2), 4), [[2, 2]]);
-        assert!(ways(Replicas::Each(2), 3).is_empty());
-        assert_eq!(ways(Replicas::Of(vec![3, 1]), 4), [[3, 1]]);
-        assert!(ways(Replicas::Of(vec![3, 0]), 3).is_empty());
+        assert_eq!(groupings(Replicas::Each(2), 4), [[2, 2]]);
+        assert!(groupings(Replicas::Each(2), 3).is_empty());
+        assert_eq!(groupings(Replicas::Of(vec![3, 1]), 4), [[3, 1]]);
+        assert!(groupings(Replicas::Of(vec![3, 0]), 3).is_empty());
     }
 
     #[test]
     fn auto_tries_every_way_for_a_few_workers_and_the_simple_ones_for_many() {
-        assert_eq!(ways(Replicas::Auto, 3), [vec![1, 1, 1], vec![1, 2], vec![2, 1], vec![3]]);
-        let many = ways(Replicas::Auto, 12);
+        assert_eq!(groupings(Replicas::Auto, 3), [vec![1, 1, 1], vec![1, 2], vec![2, 1], vec![3]]);
+        let many = groupings(Replicas::Auto, 12);
         assert!(many.contains(&vec![3; 4]) && many.contains(&vec![5, 7]) && many.len() < 20, "{many:?}");
     }
 }

@@ -82,7 +82,7 @@ fn mib(bytes: u64) -> u64 {
 /// Checks that every stage does all its work once, in order, and that it ends. Gives the schedule as played with
 /// textbook costs.
 pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
-    let (layout, deal) = (&schedule.layout, &schedule.deal);
+    let (layout, microbatch_assignment) = (&schedule.layout, &schedule.microbatch_assignment);
     if schedule.microbatches == 0 {
         return Err(ScheduleError::NoMicrobatches);
     }
@@ -98,11 +98,14 @@ pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
     for (worker, list) in apart.iter().enumerate() {
         for action in list {
             let here = WorkerId(worker as u16);
-            let dealt = match action.microbatch() {
-                Some(m) => m < schedule.microbatches && deal.worker(&layout.homes, action.stage(), m) == Some(here),
-                None => layout.homes.has(action.stage(), here),
+            let assigned = match action.microbatch() {
+                Some(m) => {
+                    m < schedule.microbatches
+                        && microbatch_assignment.worker(&layout.stage_placement, action.stage(), m) == Some(here)
+                }
+                None => layout.stage_placement.has(action.stage(), here),
             };
-            if !dealt || !seen.insert((here, *action)) {
+            if !assigned || !seen.insert((here, *action)) {
                 return Err(ScheduleError::Misplaced(*action));
             }
             if let Action::Backward { stage, microbatch } | Action::BackwardWeight { stage, microbatch } = *action {
@@ -124,7 +127,9 @@ fn whole(schedule: &Schedule, seen: &BTreeSet<(WorkerId, Action)>) -> Result<(),
     let mut wanted = BTreeSet::new();
     for stage in (0..layout.stages() as u16).map(StageId) {
         for microbatch in 0..schedule.microbatches {
-            let Some(worker) = schedule.deal.worker(&layout.homes, stage, microbatch) else { continue };
+            let Some(worker) = schedule.microbatch_assignment.worker(&layout.stage_placement, stage, microbatch) else {
+                continue;
+            };
             let split = seen.contains(&(worker, Action::BackwardInput { stage, microbatch }));
             let passes = [Action::Forward { stage, microbatch }].into_iter();
             let passes = passes.chain(layout.backward(stage, microbatch, split));

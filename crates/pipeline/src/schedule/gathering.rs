@@ -28,7 +28,8 @@ impl Layout {
         let gathered = lists.into_iter().zip(0..).map(|(list, worker)| {
             let shared = |other: &usize| {
                 let both = |stage: StageId| {
-                    self.homes.has(stage, WorkerId(worker)) && self.homes.has(stage, WorkerId(*other as u16))
+                    self.stage_placement.has(stage, WorkerId(worker))
+                        && self.stage_placement.has(stage, WorkerId(*other as u16))
                 };
                 (0..self.stages() as u16).map(StageId).any(|stage| self.gathers_first(stage) && both(stage))
             };
@@ -70,7 +71,7 @@ impl Layout {
         }
         let of_replicas = |actions: &[Action]| {
             let workers = (0..self.workers() as u16).map(WorkerId);
-            let list = |worker| if self.homes.has(stage, worker) { actions.to_vec() } else { Vec::new() };
+            let list = |worker| if self.stage_placement.has(stage, worker) { actions.to_vec() } else { Vec::new() };
             workers.map(list).collect()
         };
         let gather = [Action::Share { stage }, Action::AllGather { stage }];

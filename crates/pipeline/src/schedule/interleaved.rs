@@ -24,7 +24,8 @@ pub(super) fn actions(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
     if microbatches.is_multiple_of(layout.workers().max(1) as u32) {
         return built;
     }
-    let pickers = built.iter().map(|list| Picker::new(list, &Order::Listed, &work.turns(), |_| true)).collect();
+    let pickers =
+        built.iter().map(|list| Picker::new(list, &Order::Listed, &work.microbatch_order(), |_| true)).collect();
     let built_end = play(work, pickers, costs).map_or(u64::MAX, |timeline| timeline.end());
     let (greedy, greedy_end) = shortest(work, costs, false, most(layout, WorkerId(0)));
     if greedy_end < built_end {

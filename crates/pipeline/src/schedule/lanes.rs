@@ -3,7 +3,7 @@
 use super::work::Work;
 use super::{Costs, Layout, Process};
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::Homes;
+use crate::replicas::StagePlacement;
 use std::collections::BTreeMap;
 
 /// One of these pipelines, with its workers numbered from 0, and its microbatches too.
@@ -18,28 +18,31 @@ pub(super) struct Lane {
 
 /// The pipelines; none where stages differ in how many replicas they have or in who takes what.
 pub(super) fn lanes(work: &Work<'_>, costs: &Costs) -> Option<Vec<Lane>> {
-    let homes = &work.layout.homes;
-    let replicas = homes.of(StageId(0)).len();
-    let same_deal =
-        |stage| (0..work.microbatches).all(|m| work.deal.replica(stage, m) == work.deal.replica(StageId(0), m));
-    if !homes.iter().all(|(stage, workers)| workers.len() == replicas && same_deal(stage)) {
+    let stage_placement = &work.layout.stage_placement;
+    let replicas = stage_placement.of(StageId(0)).len();
+    let same_deal = |stage| {
+        (0..work.microbatches)
+            .all(|m| work.microbatch_assignment.replica(stage, m) == work.microbatch_assignment.replica(StageId(0), m))
+    };
+    if !stage_placement.iter().all(|(stage, workers)| workers.len() == replicas && same_deal(stage)) {
         return None;
     }
     Some((0..replicas).map(|replica| lane(work, costs, replica)).collect())
 }
 
 fn lane(work: &Work<'_>, costs: &Costs, replica: usize) -> Lane {
-    let homes = &work.layout.homes;
+    let stage_placement = &work.layout.stage_placement;
     let mut workers: Vec<WorkerId> = Vec::new();
     let mut inside = Vec::new();
-    for (_, replicas) in homes.iter() {
+    for (_, replicas) in stage_placement.iter() {
         let number = workers.iter().position(|w| *w == replicas[replica]).unwrap_or_else(|| {
             workers.push(replicas[replica]);
             workers.len() - 1
         });
         inside.push(WorkerId(number as u16));
     }
-    let microbatches = (0..work.microbatches).filter(|m| usize::from(work.deal.replica(StageId(0), *m)) == replica);
+    let microbatches =
+        (0..work.microbatches).filter(|m| usize::from(work.microbatch_assignment.replica(StageId(0), *m)) == replica);
     let name = |number: usize| WorkerId(number as u16);
     let mut links = BTreeMap::new();
     for (a, from) in workers.iter().enumerate() {
@@ -47,7 +50,7 @@ fn lane(work: &Work<'_>, costs: &Costs, replica: usize) -> Lane {
             links.insert((name(a), name(b)), costs.link(*from, *to));
         }
     }
-    let stages = homes.iter().map(|(stage, replicas)| costs.stage(stage, replicas[replica]));
+    let stages = stage_placement.iter().map(|(stage, replicas)| costs.stage(stage, replicas[replica]));
     let renamed = |process: Process| match process {
         Process::Boss => Some(process),
         Process::Worker(w) => workers.iter().position(|other| *other == w).map(|number| Process::Worker(name(number))),
@@ -63,7 +66,7 @@ fn lane(work: &Work<'_>, costs: &Costs, replica: usize) -> Lane {
         ..costs.clone()
     };
     Lane {
-        layout: Layout { homes: Homes::single(inside), ..work.layout.clone() },
+        layout: Layout { stage_placement: StagePlacement::single(inside), ..work.layout.clone() },
         costs: of_lane,
         microbatches: microbatches.collect(),
         workers,

@@ -3,13 +3,13 @@
 use super::Action;
 use crate::ids::{StageId, WorkerId};
 use crate::message::Reduction;
-use crate::replicas::{Homes, Sharding};
+use crate::replicas::{Sharding, StagePlacement};
 
 /// Stages, their places, and what goes between them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
     /// For every stage the workers that have it.
-    pub homes: Homes,
+    pub stage_placement: StagePlacement,
     /// The pairs of stages (maker, user) between which a variable goes.
     pub edges: Vec<(StageId, StageId)>,
     /// Those of them between which a gradient comes back.
@@ -38,14 +38,14 @@ pub enum Ending {
 
 impl Layout {
     /// A chain of trained stages, each of which gives to the next.
-    pub fn chain(homes: Homes) -> Self {
-        let stages = homes.stages() as u16;
+    pub fn chain(stage_placement: StagePlacement) -> Self {
+        let stages = stage_placement.stages() as u16;
         let edges: Vec<_> = (1..stages).map(|user| (StageId(user - 1), StageId(user))).collect();
         Layout {
             back: edges.clone(),
             edges,
-            trained: vec![true; homes.stages()],
-            homes,
+            trained: vec![true; stage_placement.stages()],
+            stage_placement,
             ties: Vec::new(),
             sharding: None,
         }
@@ -53,17 +53,17 @@ impl Layout {
 
     /// How many stages there are.
     pub fn stages(&self) -> usize {
-        self.homes.stages()
+        self.stage_placement.stages()
     }
 
     /// How many workers there are.
     pub fn workers(&self) -> usize {
-        self.homes.workers()
+        self.stage_placement.workers()
     }
 
     /// The stages of a worker, ascending.
     pub fn stages_of(&self, worker: WorkerId) -> impl Iterator<Item = StageId> + Clone + '_ {
-        self.homes.stages_of(worker)
+        self.stage_placement.stages_of(worker)
     }
 
     /// For every worker the actions that follow its backward passes, before those of [`Layout::ending`]: all stages sum
@@ -86,7 +86,7 @@ impl Layout {
             let stages = self.stages_of(worker);
             let reduce = stages.clone().filter(borrows).map(|stage| Action::ReduceTied { stage });
             let speaks = |stage: &StageId| match ending {
-                Ending::ClippedStep => self.homes.first(*stage) == Some(worker) || self.is_sharded(*stage),
+                Ending::ClippedStep => self.stage_placement.first(*stage) == Some(worker) || self.is_sharded(*stage),
                 Ending::CommittedStep => true,
                 Ending::Gather | Ending::Step => false,
             };
@@ -109,7 +109,7 @@ impl Layout {
 
     /// Whether each replica of a stage updates a part of its parameters.
     pub fn is_sharded(&self, stage: StageId) -> bool {
-        self.sharding.is_some() && self.homes.of(stage).len() > 1 && self.is_trained(stage)
+        self.sharding.is_some() && self.stage_placement.of(stage).len() > 1 && self.is_trained(stage)
     }
 
     /// Whether the gradients of a stage leave with each microbatch.

@@ -17,9 +17,9 @@ pub(super) struct Limits {
 /// The passes of each worker in the order in which greedy workers take them, and how long they take.
 pub(super) fn lists(work: &Work<'_>, costs: &Costs, split: bool, limits: &Limits) -> (Vec<Vec<Action>>, u64) {
     let order = Order::Ready { in_flight: limits.in_flight.clone(), held: limits.held.clone() };
-    let turns = work.turns();
+    let microbatch_order = work.microbatch_order();
     let picker = |actions: Vec<Action>| {
-        let picker = Picker::new(&actions, &order, &turns, |stage| work.layout.is_awaited(stage));
+        let picker = Picker::new(&actions, &order, &microbatch_order, |stage| work.layout.is_awaited(stage));
         match limits.worker {
             Some(most) => picker.holding_at_most(most),
             None => picker,

@@ -25,7 +25,7 @@ mod zb_v;
 
 use crate::ids::StageId;
 use crate::message::Reduction;
-use crate::replicas::Deal;
+use crate::replicas::MicrobatchAssignment;
 use lanes::lanes;
 use work::Work;
 
@@ -53,7 +53,7 @@ pub struct Schedule {
     /// In which order gradients are summed.
     pub reduction: Reduction,
     /// Which replica takes which microbatch.
-    pub deal: Deal,
+    pub microbatch_assignment: MicrobatchAssignment,
     /// In which order workers take their actions.
     pub order: Order,
     /// For every worker its actions.
@@ -72,7 +72,7 @@ pub struct Terms {
     /// In which order gradients are summed; along a tree, where a stage has replicas.
     pub reduction: Reduction,
     /// Which replica takes which microbatch; nothing for as many each.
-    pub deal: Option<Deal>,
+    pub microbatch_assignment: Option<MicrobatchAssignment>,
     /// What things take, where that is known: the split kinds are made for these costs, else for equal ones.
     pub costs: Option<Costs>,
     /// For every stage how many microbatches its memory can hold, where that is known.
@@ -87,7 +87,7 @@ impl Terms {
             microbatches,
             ending: Ending::default(),
             reduction: Reduction::default(),
-            deal: None,
+            microbatch_assignment: None,
             costs: None,
             room: None,
         }
@@ -101,19 +101,22 @@ impl Schedule {
     /// The kind does not work with stages placed as these are.
     pub fn new(layout: &Layout, terms: &Terms) -> Result<Self, ScheduleError> {
         let Terms { kind, microbatches, ending, .. } = *terms;
-        Placement::check(kind, &layout.homes).map_err(|wanted| ScheduleError::Placement {
+        Placement::check(kind, &layout.stage_placement).map_err(|wanted| ScheduleError::Placement {
             kind,
             wanted,
             stages: layout.stages(),
             workers: layout.workers(),
         })?;
         let reduction = match terms.reduction {
-            Reduction::Sequential if layout.homes.is_replicated() => Reduction::Tree,
+            Reduction::Sequential if layout.stage_placement.is_replicated() => Reduction::Tree,
             wanted => wanted,
         };
-        let deal = terms.deal.clone().unwrap_or_else(|| Deal::even(&layout.homes, microbatches));
+        let microbatch_assignment = terms
+            .microbatch_assignment
+            .clone()
+            .unwrap_or_else(|| MicrobatchAssignment::even(&layout.stage_placement, microbatches));
         let costs = terms.costs.clone().unwrap_or_else(|| Costs::unit(layout.stages()));
-        let work = Work { layout, deal: &deal, microbatches };
+        let work = Work { layout, microbatch_assignment: &microbatch_assignment, microbatches };
         let (passes, order) = match kind {
             ScheduleKind::Ready => (work.passes(true), ready::order(&work, &costs, terms.room.as_deref())),
             _ => (listed(kind, &work, &costs), Order::Listed),
@@ -125,7 +128,16 @@ impl Schedule {
             passes.into_iter().zip(layout.reduction(reduction)).map(|(passes, sums)| layout.summed(passes, sums));
         let workers = layout.gathered(summed.collect())?.into_iter().zip(layout.ending(ending));
         let workers = workers.map(|(list, end)| [list, end].concat()).collect();
-        Ok(Schedule { kind, microbatches, layout: layout.clone(), ending, reduction, deal, order, workers })
+        Ok(Schedule {
+            kind,
+            microbatches,
+            layout: layout.clone(),
+            ending,
+            reduction,
+            microbatch_assignment,
+            order,
+            workers,
+        })
     }
 }
 
@@ -135,8 +147,12 @@ fn listed(kind: ScheduleKind, work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>
     let Some(lanes) = lanes(work, costs) else { return of_kind(kind, work, costs, false) };
     let mut workers = vec![Vec::new(); work.layout.workers()];
     for lane in lanes {
-        let deal = Deal::default();
-        let of_lane = Work { layout: &lane.layout, deal: &deal, microbatches: lane.microbatches.len() as u32 };
+        let microbatch_assignment = MicrobatchAssignment::default();
+        let of_lane = Work {
+            layout: &lane.layout,
+            microbatch_assignment: &microbatch_assignment,
+            microbatches: lane.microbatches.len() as u32,
+        };
         let lists = of_kind(kind, &of_lane, &lane.costs, true);
         for (worker, list) in lane.workers.iter().zip(lists) {
             let of_batch = |action: Action| action.on(|m| lane.microbatches.get(m as usize).copied().unwrap_or(m));

@@ -2,7 +2,7 @@
 
 use super::{Action, Order};
 use crate::ids::StageId;
-use crate::replicas::Turns;
+use crate::replicas::MicrobatchOrder;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,13 +17,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// 4. a gradient of inputs that no stage waits for, as that of the first stage;
 /// 5. once all these are done, the rest of the list in its order.
 ///
-/// Lowest is meant by [`Turns`]: with replicas, microbatches are taken up in another order than they are numbered. A stage
+/// Lowest is meant by [`MicrobatchOrder`]: with replicas, microbatches are taken up in another order than they are numbered. A stage
 /// takes forward passes, gradients of parameters and whole backward passes in that order: the first so that no two
 /// workers fill up with different microbatches and wait for each other, the others because gradients may be summed so.
 #[derive(Clone, Debug)]
 pub struct Picker {
     listed: bool,
-    turns: Turns,
+    microbatch_order: MicrobatchOrder,
     stages: BTreeMap<StageId, Stage>,
     /// In listed order everything, else what comes after all passes.
     rest: VecDeque<Action>,
@@ -50,14 +50,25 @@ struct Stage {
 
 impl Picker {
     /// For the actions of one worker. `awaited` tells whether another stage waits for the gradients of a stage's inputs.
-    pub fn new(actions: &[Action], order: &Order, turns: &Turns, awaited: impl Fn(StageId) -> bool) -> Self {
+    pub fn new(
+        actions: &[Action],
+        order: &Order,
+        microbatch_order: &MicrobatchOrder,
+        awaited: impl Fn(StageId) -> bool,
+    ) -> Self {
         let Order::Ready { in_flight, held } = order else {
             let rest = actions.iter().copied().collect();
-            return Picker { listed: true, turns: Turns::default(), stages: BTreeMap::new(), rest, most: None };
+            return Picker {
+                listed: true,
+                microbatch_order: MicrobatchOrder::default(),
+                stages: BTreeMap::new(),
+                rest,
+                most: None,
+            };
         };
         let mut stages: BTreeMap<StageId, Stage> = BTreeMap::new();
         let mut rest = VecDeque::new();
-        for action in actions.iter().map(|action| action.on(|m| turns.of(m))) {
+        for action in actions.iter().map(|action| action.on(|m| microbatch_order.of(m))) {
             let limit = |limits: &[u32]| limits.get(action.stage().0 as usize).copied().unwrap_or(1).max(1);
             let stage = stages.entry(action.stage()).or_insert_with(|| Stage {
                 urgent: awaited(action.stage()),
@@ -81,7 +92,7 @@ impl Picker {
             stage.backward.make_contiguous().sort_unstable();
             stage.backward_weight.make_contiguous().sort_unstable();
         }
-        Picker { listed: false, turns: turns.clone(), stages, rest, most: None }
+        Picker { listed: false, microbatch_order: microbatch_order.clone(), stages, rest, most: None }
     }
 
     /// The same with a limit on what all stages of the worker hold together. Each stage leaves room for one microbatch
@@ -113,7 +124,7 @@ impl Picker {
 
     /// Within the picker microbatches are numbered by their turns.
     fn outside(&self, action: Action) -> Action {
-        action.on(|turn| self.turns.at(turn))
+        action.on(|turn| self.microbatch_order.at(turn))
     }
 
     /// The next action where nothing that is still to come would go before it: it may be given to the compute thread
@@ -150,7 +161,7 @@ impl Picker {
             self.rest.pop_front();
             return;
         }
-        let action = action.on(|m| self.turns.of(m));
+        let action = action.on(|m| self.microbatch_order.of(m));
         let Some(stage) = self.stages.get_mut(&action.stage()) else { return };
         match action {
             Action::Forward { microbatch, .. } => {

@@ -2,11 +2,11 @@
 
 use super::ScheduleKind;
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::{Columns, Homes};
+use crate::replicas::{StagePlacement, WorkerGroups};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// How stages, in the order of the model, are dealt to workers.
+/// How stages, in the order of the model, are assigned to workers.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
     /// One stage each.
@@ -32,26 +32,28 @@ impl Placement {
     }
 
     /// For every stage its workers.
-    pub fn homes(self, columns: &Columns) -> Homes {
-        let stages = 0..columns.len() * self.chunks();
-        Homes::new(stages.map(|stage| columns.of_column(self.column(stage, columns.len())).to_vec()).collect())
+    pub fn stage_placement(self, worker_groups: &WorkerGroups) -> StagePlacement {
+        let stages = 0..worker_groups.len() * self.chunks();
+        StagePlacement::new(
+            stages.map(|stage| worker_groups.of_group(self.column(stage, worker_groups.len())).to_vec()).collect(),
+        )
     }
 
     /// Which place of so many a stage is at.
-    fn column(self, stage: usize, columns: usize) -> usize {
+    fn column(self, stage: usize, worker_groups: usize) -> usize {
         match self {
-            Placement::V if stage >= columns => (2 * columns).saturating_sub(1 + stage),
-            _ => stage % columns.max(1),
+            Placement::V if stage >= worker_groups => (2 * worker_groups).saturating_sub(1 + stage),
+            _ => stage % worker_groups.max(1),
         }
     }
 
     /// Whether stages are placed so.
-    pub fn is(self, homes: &Homes) -> bool {
-        let places = places(homes);
+    pub fn is(self, stage_placement: &StagePlacement) -> bool {
+        let places = places(stage_placement);
         let same = |(stage, workers): (StageId, &[WorkerId])| {
-            workers == homes.of(StageId(self.column(stage.0 as usize, places) as u16))
+            workers == stage_placement.of(StageId(self.column(stage.0 as usize, places) as u16))
         };
-        homes.stages() == places * self.chunks() && homes.iter().all(same)
+        stage_placement.stages() == places * self.chunks() && stage_placement.iter().all(same)
     }
 
     /// The placement that a kind of schedule wants; `chunks` is for the kinds that may have any number, of which GPipe has one
@@ -68,20 +70,20 @@ impl Placement {
     }
 
     /// Whether a kind of schedule works with stages placed so; if not, the placement that it wants.
-    pub(super) fn check(kind: ScheduleKind, homes: &Homes) -> Result<(), Placement> {
-        let chunks = (homes.stages() / places(homes).max(1)).clamp(2, 1 << 10) as u16;
+    pub(super) fn check(kind: ScheduleKind, stage_placement: &StagePlacement) -> Result<(), Placement> {
+        let chunks = (stage_placement.stages() / places(stage_placement).max(1)).clamp(2, 1 << 10) as u16;
         let wanted = Placement::of(kind, Some(chunks));
         match kind {
             ScheduleKind::GPipe | ScheduleKind::Ready => Ok(()),
-            _ if wanted.is(homes) => Ok(()),
+            _ if wanted.is(stage_placement) => Ok(()),
             _ => Err(wanted),
         }
     }
 }
 
 /// How many workers there are, those with the same stages counted once.
-fn places(homes: &Homes) -> usize {
-    homes.iter().filter_map(|(_, workers)| workers.first()).collect::<BTreeSet<_>>().len()
+fn places(stage_placement: &StagePlacement) -> usize {
+    stage_placement.iter().filter_map(|(_, workers)| workers.first()).collect::<BTreeSet<_>>().len()
 }
 
 impl fmt::Display for Placement {

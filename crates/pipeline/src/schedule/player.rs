@@ -116,7 +116,7 @@ impl<'a> Player<'a> {
         let taken = |(stage, workers): (StageId, &[WorkerId])| -> Vec<u32> {
             workers.iter().map(|worker| work.taken(stage, *worker).count() as u32).collect()
         };
-        let left: Counts = layout.homes.iter().map(taken).collect();
+        let left: Counts = layout.stage_placement.iter().map(taken).collect();
         // From each other replica one sum, or one for each microbatch.
         let sums_of_others = |(stage, taken): (usize, &Vec<u32>)| -> Vec<u32> {
             let most = if layout.scatters(StageId(stage as u16)) { u32::MAX } else { 1 };
@@ -169,12 +169,12 @@ impl<'a> Player<'a> {
 
     /// A stage of a worker.
     fn place(&self, stage: usize, worker: usize) -> Place {
-        (stage, self.layout.homes.replica(StageId(stage as u16), WorkerId(worker as u16)).unwrap_or(0).into())
+        (stage, self.layout.stage_placement.replica(StageId(stage as u16), WorkerId(worker as u16)).unwrap_or(0).into())
     }
 
     /// The worker of a replica of a stage.
     fn worker(&self, (stage, replica): Place) -> WorkerId {
-        self.layout.homes.of(StageId(stage as u16)).get(replica).copied().unwrap_or(WorkerId(0))
+        self.layout.stage_placement.of(StageId(stage as u16)).get(replica).copied().unwrap_or(WorkerId(0))
     }
 
     /// The worker that takes a microbatch through a stage.
@@ -324,8 +324,11 @@ impl<'a> Player<'a> {
 
     /// The replicas of another stage that get what this one gives for parameters that both share.
     fn tied_to(&self, (stage, replica): Place, to: usize) -> Vec<Place> {
-        let workers =
-            self.layout.homes.partners(StageId(stage as u16), self.worker((stage, replica)), StageId(to as u16));
+        let workers = self.layout.stage_placement.partners(
+            StageId(stage as u16),
+            self.worker((stage, replica)),
+            StageId(to as u16),
+        );
         workers.into_iter().map(|worker| self.place(to, worker.0.into())).collect()
     }
 
@@ -375,8 +378,8 @@ impl<'a> Player<'a> {
                 latency => self.push(latency, Event::Called(worker)),
             }
         }
-        let turns = self.work.turns();
-        for microbatch in (0..self.work.microbatches).map(|turn| turns.at(turn)) {
+        let microbatch_order = self.work.microbatch_order();
+        for microbatch in (0..self.work.microbatches).map(|turn| microbatch_order.at(turn)) {
             for (stage, bytes) in &self.costs.from_boss {
                 let stage = stage.0 as usize;
                 let to = self.taker(stage, microbatch);

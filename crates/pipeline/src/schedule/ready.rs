@@ -31,7 +31,7 @@ fn cap(layout: &Layout, costs: &Costs, stage: usize) -> u32 {
         of.forward + of.backward_input + of.backward_weight + 3 * costs.per_action
     };
     // Replicas share the microbatches, so for one of them the next comes later.
-    let replicas = |s: usize| layout.homes.of(StageId(s as u16)).len().max(1) as u64;
+    let replicas = |s: usize| layout.stage_placement.of(StageId(s as u16)).len().max(1) as u64;
     let of_worker = |w: u16| {
         let stages: Vec<usize> = layout.stages_of(WorkerId(w)).map(|s| s.0 as usize).collect();
         let others = stages.first().map_or(1, |s| replicas(*s));
@@ -41,7 +41,7 @@ fn cap(layout: &Layout, costs: &Costs, stage: usize) -> u32 {
     let later: u64 = (stage + 1..layout.stages()).map(time).sum();
     let hop = |from: usize, to: usize| {
         let bytes = costs.bytes.get(&(StageId(from as u16), StageId(to as u16))).copied().unwrap_or(0);
-        let first = |s: usize| layout.homes.first(StageId(s as u16)).unwrap_or(WorkerId(0));
+        let first = |s: usize| layout.stage_placement.first(StageId(s as u16)).unwrap_or(WorkerId(0));
         let (link, back) = (costs.link(first(from), first(to)), costs.link(first(to), first(from)));
         link.latency + back.latency + link.occupied(bytes) + back.occupied(bytes)
     };

@@ -124,8 +124,13 @@ impl fmt::Display for Deadlock {
 /// Plays a schedule.
 pub fn timeline(schedule: &Schedule, costs: &Costs) -> Result<Timeline, Deadlock> {
     let awaited = |stage| schedule.layout.is_awaited(stage);
-    let work = Work { layout: &schedule.layout, deal: &schedule.deal, microbatches: schedule.microbatches };
-    let turns = work.turns();
-    let pickers = schedule.workers.iter().map(|list| Picker::new(list, &schedule.order, &turns, awaited)).collect();
+    let work = Work {
+        layout: &schedule.layout,
+        microbatch_assignment: &schedule.microbatch_assignment,
+        microbatches: schedule.microbatches,
+    };
+    let microbatch_order = work.microbatch_order();
+    let pickers =
+        schedule.workers.iter().map(|list| Picker::new(list, &schedule.order, &microbatch_order, awaited)).collect();
     play(&work, pickers, costs)
 }

@@ -1,39 +1,39 @@
-//! What there is to do in a round: the passes of every microbatch through every stage, dealt to workers.
+//! What there is to do in a round: the passes of every microbatch through every stage, assigned to workers.
 
 use super::{Action, Layout};
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::{Deal, Turns};
+use crate::replicas::{MicrobatchAssignment, MicrobatchOrder};
 
 /// What schedules are made of.
 #[derive(Copy, Clone)]
 pub(super) struct Work<'a> {
     pub(super) layout: &'a Layout,
-    pub(super) deal: &'a Deal,
+    pub(super) microbatch_assignment: &'a MicrobatchAssignment,
     pub(super) microbatches: u32,
 }
 
 impl<'a> Work<'a> {
     /// The worker of a stage that takes a microbatch.
     pub(super) fn worker(&self, stage: StageId, microbatch: u32) -> Option<WorkerId> {
-        self.deal.worker(&self.layout.homes, stage, microbatch)
+        self.microbatch_assignment.worker(&self.layout.stage_placement, stage, microbatch)
     }
 
     /// The microbatches that a worker takes through a stage.
     pub(super) fn taken(&self, stage: StageId, worker: WorkerId) -> impl Iterator<Item = u32> + 'a {
-        self.deal.taken(&self.layout.homes, stage, worker, self.microbatches)
+        self.microbatch_assignment.taken(&self.layout.stage_placement, stage, worker, self.microbatches)
     }
 
     /// How many microbatches a replica of a stage has in flight in 1F1B: one for each stage from it on, and where these have
     /// more replicas than it has, as many more.
     pub(super) fn ahead(&self, stage: usize) -> u32 {
-        let replicas = |s: usize| self.layout.homes.of(StageId(s as u16)).len().max(1);
+        let replicas = |s: usize| self.layout.stage_placement.of(StageId(s as u16)).len().max(1);
         let later = (stage..self.layout.stages()).map(|s| replicas(s).div_ceil(replicas(stage)));
         later.sum::<usize>() as u32
     }
 
     /// In which order microbatches are taken up.
-    pub(super) fn turns(&self) -> Turns {
-        Turns::new(self.deal, &self.layout.homes, self.microbatches)
+    pub(super) fn microbatch_order(&self) -> MicrobatchOrder {
+        MicrobatchOrder::new(self.microbatch_assignment, &self.layout.stage_placement, self.microbatches)
     }
 
     /// For every worker all its passes: forward through its stages, and back.

@@ -1,8 +1,8 @@
 //! What the boss asks of a worker, command by command.
 
+use super::change_membership::ReplicaState;
 use super::loading::Arriving;
-use super::regroup::ReplicaState;
-use super::{Job, Purpose, StageSession, Team};
+use super::{Job, Purpose, ReplicaGroup, StageSession};
 use crate::effect::{Effect, Micros, Peer, Residuals};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Assignment, Command, Head, PeerAddress};
@@ -72,7 +72,7 @@ impl StageSession {
         self.drop_slots(strays);
         match body {
             Command::Assign(assignment) => self.assign(now, id, *assignment),
-            Command::Regroup(regroup) => self.regroup(now, id, *regroup),
+            Command::ChangeMembership(change_membership) => self.change_membership(now, id, *change_membership),
             Command::SetOptimizer(spec) => {
                 self.residuals(Residuals::Forget);
                 self.single(id, Task::SetOptimizer(spec));
@@ -117,16 +117,16 @@ impl StageSession {
     /// What makes a copy of what `of` hands out: this worker itself, or the first replica of its stages.
     pub(super) fn snapshot(&self, of: Option<WorkerId>, stage: Option<StageId>, optimizer: bool) -> Task<Slot> {
         let wanted = || self.stages.iter().map(|spec| spec.stage).filter(|id| stage.is_none_or(|only| only == *id));
-        let speaks = |stage: &StageId| of.is_some() && self.homes.first(*stage) == of;
-        let shares = |stage: &StageId| self.teams.get(stage).is_some_and(Team::is_sharded);
+        let speaks = |stage: &StageId| of.is_some() && self.stage_placement.first(*stage) == of;
+        let shares = |stage: &StageId| self.groups.get(stage).is_some_and(ReplicaGroup::is_sharded);
         let parameters = wanted().filter(speaks).collect();
         let optimizer = wanted().filter(|stage| optimizer && (speaks(stage) || shares(stage))).collect();
         Task::Snapshot { parameters, optimizer }
     }
 
     fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
-        let Assignment { worker, stages, homes, buckets, sharding, peers, seed } = assignment;
-        if !homes.are_possible() {
+        let Assignment { worker, stages, stage_placement, buckets, sharding, peers, seed } = assignment;
+        if !stage_placement.are_possible() {
             return self.refuse(Peer::Boss, Vec::new(), "sent stages with replicas that cannot be".into());
         }
         let over = self.early.cancel_until(u64::MAX);
@@ -134,11 +134,11 @@ impl StageSession {
         self.void_keeping(id);
         self.residuals(Residuals::Forget);
         self.worker = Some(worker);
-        self.teams = Team::of(&stages, &homes, &[], worker, (buckets, sharding));
+        self.groups = ReplicaGroup::of(&stages, &stage_placement, &[], worker, (buckets, sharding));
         self.stages = stages.clone();
-        (self.homes, self.buckets, self.sharding) = (homes, buckets, sharding);
+        (self.stage_placement, self.buckets, self.sharding) = (stage_placement, buckets, sharding);
         self.job = Some(Job::Assign { id, built: false });
-        let shard_ids = self.teams.iter().filter_map(|(stage, team)| Some((*stage, team.shard_id()?))).collect();
+        let shard_ids = self.groups.iter().filter_map(|(stage, group)| Some((*stage, group.shard_id()?))).collect();
         self.compute(Purpose::Command(id), Task::Build { stages, buckets, sharding, shard_ids, seed });
         self.links.forget_relays();
         self.open_links(now, worker, &peers);
@@ -162,7 +162,7 @@ impl StageSession {
         self.give_state();
         let id = match &self.job {
             Some(Job::Assign { id, built: true }) => *id,
-            Some(Job::Regroup(regrouping)) if regrouping.is_done() => regrouping.id,
+            Some(Job::ChangeMembership(membership_change)) if membership_change.is_done() => membership_change.id,
             _ => return,
         };
         self.done(id, Vec::new(), 0, Vec::new());
@@ -215,8 +215,8 @@ impl StageSession {
             let stepped = self.stepped == Some(id);
             return self.tell_boss(Head::Aborted { id, stepped });
         }
-        if let Some(Job::Regroup(regrouping)) = &mut self.job {
-            let copied = regrouping.give_up();
+        if let Some(Job::ChangeMembership(membership_change)) = &mut self.job {
+            let copied = membership_change.give_up();
             self.drop_slots(copied);
         }
         if gradients {

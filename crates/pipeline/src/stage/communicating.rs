@@ -16,7 +16,7 @@ impl StageSession {
     /// The replicas of a stage whose gradients are summed by a communicator, and which of them this is.
     fn rank(&self, stage: StageId) -> Option<ShardId> {
         let spec = self.stages.iter().find(|spec| spec.stage == stage).filter(|spec| spec.is_trained())?;
-        self.teams.get(&spec.stage).and_then(|team| team.rank())
+        self.groups.get(&spec.stage).and_then(|group| group.rank())
     }
 
     pub(super) fn make_ids(&mut self, id: u64) {
@@ -59,7 +59,7 @@ impl StageSession {
         if !round.reduction.is_collective() {
             return Ok(());
         }
-        if self.teams.values().any(|team| team.is_sharded() || team.is_followed()) {
+        if self.groups.values().any(|group| group.is_sharded() || group.is_followed()) {
             return Err("a round that sums gradients of which each replica has a part, or others follow, in one".into());
         }
         let sums: Vec<usize> = (0..).zip(&round.actions).filter(|(_, a)| is_sum(a)).map(|(place, _)| place).collect();

@@ -5,7 +5,7 @@
 use super::{Job, Purpose, StageSession};
 use crate::effect::{Effect, Peer};
 use crate::ids::{Slot, StageId, WorkerId};
-use crate::kept::{CopyId, Give, Keep, KeptCopy, Recall};
+use crate::kept::{Give, Keep, PeerSnapshot, Recall, SnapshotId};
 use crate::message::{Failure, Head};
 use crate::task::Task;
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,9 +53,9 @@ impl StageSession {
             self.void_keeping(id);
             self.copying = Some((copy, id));
             self.keeps_for = Some(copy.run);
-            let wanted: Vec<CopyId> = keep.last.into_iter().chain([copy]).collect();
+            let wanted: Vec<SnapshotId> = keep.last.into_iter().chain([copy]).collect();
             self.kept.retain(|kept| wanted.contains(&kept.copy));
-            self.effects.push_back(Effect::KeepOnly(wanted));
+            self.effects.push_back(Effect::RetainSnapshots(wanted));
         }
         let (stage, give) = (keep.stage, keep.give);
         self.keeping.entry(id).or_default().command = Some(keep);
@@ -72,7 +72,8 @@ impl StageSession {
     /// Whether what this worker has of these stages is all that another one speaks for.
     fn has_state_of(&self, of: WorkerId, stage: Option<StageId>) -> bool {
         let mut wanted = self.stages.iter().map(|spec| spec.stage).filter(|id| stage.is_none_or(|only| only == *id));
-        self.worker == Some(of) || (self.sharding.is_none() && wanted.all(|id| self.homes.first(id) == Some(of)))
+        self.worker == Some(of)
+            || (self.sharding.is_none() && wanted.all(|id| self.stage_placement.first(id) == Some(of)))
     }
 
     /// What is to be kept is copied: it goes to whoever keeps it, this worker among them.
@@ -169,7 +170,7 @@ impl StageSession {
             Some(kept) => drop(kept.parts.insert(part, names)),
             None => {
                 let (copy, note) = (keep.copy, keep.note.clone());
-                self.kept.push(KeptCopy { copy, note, parts: BTreeMap::from([(part, names)]) });
+                self.kept.push(PeerSnapshot { copy, note, parts: BTreeMap::from([(part, names)]) });
             }
         }
     }
@@ -198,7 +199,7 @@ impl StageSession {
     pub(super) fn forget_other_runs(&mut self) {
         if self.kept.iter().any(|kept| Some(kept.copy.run) != self.keeps_for) {
             self.kept.retain(|kept| Some(kept.copy.run) == self.keeps_for);
-            self.effects.push_back(Effect::KeepOnly(self.kept.iter().map(|kept| kept.copy).collect()));
+            self.effects.push_back(Effect::RetainSnapshots(self.kept.iter().map(|kept| kept.copy).collect()));
         }
     }
 
@@ -222,12 +223,18 @@ impl StageSession {
         self.start_load();
     }
 
-    fn give_kept(&mut self, id: u64, copy: CopyId, (part, name): (u32, String), stage: StageId) -> Result<(), String> {
+    fn give_kept(
+        &mut self,
+        id: u64,
+        copy: SnapshotId,
+        (part, name): (u32, String),
+        stage: StageId,
+    ) -> Result<(), String> {
         let kept = self.kept.iter().find(|kept| kept.copy == copy).and_then(|kept| kept.parts.get(&part));
         if !kept.is_some_and(|names| names.contains(&name)) {
             return Err(format!("`{name}` of step {} is not kept here", copy.step));
         }
-        let (Some(first), Some(me)) = (self.homes.first(stage), self.worker) else {
+        let (Some(first), Some(me)) = (self.stage_placement.first(stage), self.worker) else {
             return Err(format!("nobody has {stage}"));
         };
         let head = Head::Weight { id, name: name.clone(), stage };
@@ -235,11 +242,16 @@ impl StageSession {
             // As one that came, it goes to other replicas, too.
             true => {
                 self.let_in(id, (Peer::Worker(me), Some(stage), name.clone()))?;
-                self.homes.takers(stage, me).into_iter().chain([me]).map(|to| self.links.to(to, head.clone())).collect()
+                self.stage_placement
+                    .takers(stage, me)
+                    .into_iter()
+                    .chain([me])
+                    .map(|to| self.links.to(to, head.clone()))
+                    .collect()
             }
             false => vec![self.links.reach(first, head)],
         };
-        self.effects.push_back(Effect::SendKept { to, copy, part, name });
+        self.effects.push_back(Effect::SendSnapshot { to, copy, part, name });
         Ok(())
     }
 }

@@ -47,7 +47,7 @@ impl StageSession {
         if id <= self.answered {
             return self.drop_slots(slots);
         }
-        let Some(me) = self.worker.filter(|me| self.homes.has(stage, *me)) else {
+        let Some(me) = self.worker.filter(|me| self.stage_placement.has(stage, *me)) else {
             return self.refuse(from, slots, format!("sent weights of {stage}, which is not here"));
         };
         if from == Peer::Worker(me) {
@@ -63,7 +63,7 @@ impl StageSession {
         if let Err(reason) = self.let_in(id, (from, Some(stage), name.clone())) {
             return self.refuse(from, slots, reason);
         }
-        let waits = !self.homes.takers(stage, me).is_empty() || from != giver;
+        let waits = !self.stage_placement.takers(stage, me).is_empty() || from != giver;
         match self.loads.get_mut(&id).filter(|_| !is_here && waits) {
             Some(arriving) => arriving.held.push(Held { from, stage, name, slots }),
             None => {
@@ -80,12 +80,12 @@ impl StageSession {
     }
 
     fn giver(&self, stage: StageId, me: WorkerId) -> Peer {
-        self.homes.giver(stage, me).map_or(Peer::Boss, Peer::Worker)
+        self.stage_placement.giver(stage, me).map_or(Peer::Boss, Peer::Worker)
     }
 
     fn pass_on(&mut self, id: u64, stage: StageId, name: String, slots: Vec<Slot>) {
         let Some(me) = self.worker else { return self.drop_slots(slots) };
-        let takers = self.homes.takers(stage, me);
+        let takers = self.stage_placement.takers(stage, me);
         if takers.is_empty() {
             return self.take_in(id, name, slots);
         }

@@ -6,6 +6,7 @@
 //! What comes twice counts once. A command, or a tensor while its first is here or counted, costs its sender the connection; of
 //! what has been used or answered already the second is let go of, at the latest with the next command.
 
+mod change_membership;
 mod commands;
 mod communicating;
 mod early;
@@ -16,26 +17,25 @@ mod loading;
 mod needs;
 mod reading;
 mod reducing;
-mod regroup;
 mod results;
 mod round;
 
 use crate::effect::{Destination, Effect, Frame, Micros, Peer, Residuals};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use crate::kept::{CopyId, KeptCopy};
+use crate::kept::{PeerSnapshot, SnapshotId};
 use crate::message::{Failure, Head, LinkReport, Round, Span, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
-use crate::replicas::{BucketBytes, Homes, Sharding};
+use crate::replicas::{BucketBytes, Sharding, StagePlacement};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerTimes, Outcome, Task};
+use change_membership::{MembershipChange, ReplicaState};
 use commands::Waiting;
 use early::Early;
 use inbox::{Inbox, Item};
 use keeping::Keeping;
 use links::Links;
 use loading::Arriving;
-use reducing::{Asked, Team};
-use regroup::{Regrouping, ReplicaState};
+use reducing::{Asked, ReplicaGroup};
 use round::Running;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -50,9 +50,9 @@ const LOOKAHEAD: usize = 2;
 pub struct StageSession {
     worker: Option<WorkerId>,
     stages: Vec<StageSpec>,
-    homes: Homes,
+    stage_placement: StagePlacement,
     /// Those of the stages that other workers have, too, or follow.
-    teams: BTreeMap<StageId, Team>,
+    groups: BTreeMap<StageId, ReplicaGroup>,
     /// How large the buckets are in which gradients are exchanged.
     buckets: BucketBytes,
     /// What the replicas of a stage share out.
@@ -78,11 +78,11 @@ pub struct StageSession {
     /// Parts of copies on their way here, by command, which may come later.
     keeping: BTreeMap<u64, Keeping>,
     /// The copy that is being made, and its first command; what comes for one before it is void.
-    copying: Option<(CopyId, u64)>,
+    copying: Option<(SnapshotId, u64)>,
     /// Commands after that which were cancelled.
     unkept: BTreeSet<u64>,
     /// What is kept, and for which run.
-    kept: Vec<KeptCopy>,
+    kept: Vec<PeerSnapshot>,
     keeps_for: Option<u64>,
     /// The newest command that was answered; what still arrives for it is of no use.
     answered: u64,
@@ -103,7 +103,7 @@ enum Job {
     },
     Round(Box<Running>),
     /// Stages stay, those who share them change.
-    Regroup(Box<Regrouping>),
+    ChangeMembership(Box<MembershipChange>),
     /// A load whose tensors are coming, and the task that takes them.
     Load {
         id: u64,
@@ -142,7 +142,7 @@ impl Job {
             Job::Assign { id, .. } | Job::Load { id, .. } | Job::Measure { id, .. } => Some(*id),
             Job::Task { id } | Job::Keep { id } | Job::Communicate { id } => Some(*id),
             Job::Round(running) => Some(running.id),
-            Job::Regroup(regrouping) => Some(regrouping.id),
+            Job::ChangeMembership(membership_change) => Some(membership_change.id),
             Job::Abort { .. } => None,
         }
     }
@@ -165,7 +165,7 @@ impl StageSession {
     }
 
     /// The same, of a worker that keeps copies from runs before.
-    pub fn with_kept(kept: Vec<KeptCopy>) -> Self {
+    pub fn with_kept(kept: Vec<PeerSnapshot>) -> Self {
         StageSession { kept, ..Self::default() }
     }
 
@@ -277,7 +277,8 @@ impl StageSession {
         }
         self.forget_other_runs();
         let batch = round.batch;
-        self.job = Some(Job::Round(Box::new(Running::new(id, round, &self.stages, &self.teams, &self.homes))));
+        self.job =
+            Some(Job::Round(Box::new(Running::new(id, round, &self.stages, &self.groups, &self.stage_placement))));
         // What other replicas sent may be here before this worker was told.
         for (from, head, slots) in self.early.take(batch) {
             self.of_replica(from, batch, head, slots);
@@ -301,17 +302,18 @@ impl StageSession {
         if updates && round.update.is_none() {
             return Err("an optimizer step without a learning rate".into());
         }
-        let speaks = self.stages.iter().any(|s| self.worker.is_some() && self.homes.first(s.stage) == self.worker);
+        let speaks =
+            self.stages.iter().any(|s| self.worker.is_some() && self.stage_placement.first(s.stage) == self.worker);
         let limited = needs::max_norm(round).is_some();
         // Of replicas the first finds the norm, or all do.
         if updates && (norms && !limited || !norms && limited && speaks) {
             return Err("a limit for the norm of gradients without actions that find the norm, or the reverse".into());
         }
-        for (stage, team) in self.teams.iter().filter(|(_, team)| team.is_sharded()) {
+        for (stage, group) in self.groups.iter().filter(|(_, group)| group.is_sharded()) {
             let stage = *stage;
             let place = |action| round.actions.iter().position(|other| *other == action);
             let (step, gather) = (place(Action::OptimStep { stage }), place(Action::AllGather { stage }));
-            if !team.gathers_first() && (step.is_some() != gather.is_some() || step > gather) {
+            if !group.gathers_first() && (step.is_some() != gather.is_some() || step > gather) {
                 return Err(format!(
                     "an update of a part of {stage} that is not followed by one that gathers the others"
                 ));
@@ -326,19 +328,19 @@ impl StageSession {
         if !self.has_samples(round) {
             return Err("microbatches without samples, or samples for others".into());
         }
-        if !round.deal.fits(&self.homes) {
+        if !round.microbatch_assignment.fits(&self.stage_placement) {
             return Err("microbatches for replicas that there are not".into());
         }
-        if !self.teams.is_empty() && !round.reduction.is_apart() {
+        if !self.groups.is_empty() && !round.reduction.is_apart() {
             return Err("a round that sums gradients in a way that replicas cannot".into());
         }
-        if round.reduction.adds_up_first() && self.teams.values().any(Team::scatters) {
+        if round.reduction.adds_up_first() && self.groups.values().any(ReplicaGroup::scatters) {
             return Err("a round that adds up gradients which leave with each microbatch".into());
         }
         self.check_collective(round)?;
         match &round.order {
             Order::Ready { in_flight, held }
-                if in_flight.len() < self.homes.stages() || held.len() < self.homes.stages() =>
+                if in_flight.len() < self.stage_placement.stages() || held.len() < self.stage_placement.stages() =>
             {
                 Err("an order that does not cover all stages".into())
             }
@@ -354,7 +356,7 @@ impl StageSession {
                 return;
             }
             let busy = !self.tasks.is_empty();
-            let Some((action, task)) = running.next_task(&self.stages, &self.teams, &mut self.inbox, busy) else {
+            let Some((action, task)) = running.next_task(&self.stages, &self.groups, &mut self.inbox, busy) else {
                 break;
             };
             let purpose = Purpose::Action(running.id, action);

@@ -39,7 +39,7 @@ pub(super) fn gradients(round: &Round, output: &StageOutput) -> Vec<Item> {
 }
 
 fn tied_grads(spec: &StageSpec) -> Vec<Item> {
-    spec.borrowers().into_iter().map(|from| Item::TiedGrads { from }).collect()
+    spec.holders_of_copies().into_iter().map(|from| Item::TiedGrads { from }).collect()
 }
 
 /// Which output the loss is computed on.
@@ -58,7 +58,7 @@ impl StageSession {
         let Some(spec) = self.stages.iter().find(|s| s.stage == stage) else { return false };
         let is_at = |stage: Option<StageId>| match stage {
             None => from == Peer::Boss,
-            Some(stage) => matches!(from, Peer::Worker(worker) if self.homes.has(stage, worker)),
+            Some(stage) => matches!(from, Peer::Worker(worker) if self.stage_placement.has(stage, worker)),
         };
         match item {
             Item::Target => from == Peer::Boss && loss_output(spec).is_some(),
@@ -75,7 +75,7 @@ impl StageSession {
                 self.expects_of_replica(from, stage, item, tensors)
             }
             Item::TiedGrads { from } => {
-                spec.borrowers().contains(&from) && is_at(Some(from)) && tensors == spec.tied_grads_from(from)
+                spec.holders_of_copies().contains(&from) && is_at(Some(from)) && tensors == spec.tied_grads_from(from)
             }
             Item::TiedValues { from } => {
                 spec.lenders().contains(&from) && is_at(Some(from)) && tensors == spec.tied_values_from(from)

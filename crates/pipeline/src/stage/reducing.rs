@@ -21,13 +21,13 @@ use crate::effect::{Destination, Effect, Micros, Part, Peer, Residuals, Summing}
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, Mode, Reduction, Round, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
-use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Homes, Node, ShardId, Sharding};
+use crate::replicas::{buckets, keeps_statistics, nodes, shard, BucketBytes, Node, ShardId, Sharding, StagePlacement};
 use crate::schedule::Action;
 use crate::task::HandedOut;
 use std::collections::BTreeMap;
 
 /// A stage of this worker that others have, too.
-pub(super) struct Team {
+pub(super) struct ReplicaGroup {
     /// The replicas.
     workers: Vec<WorkerId>,
     /// Which of them this worker is; one more than there are where it follows.
@@ -46,17 +46,17 @@ pub(super) struct Team {
     statistics: bool,
 }
 
-impl Team {
-    /// The teams of a worker's stages; none for a stage that it has alone.
+impl ReplicaGroup {
+    /// The replica groups of a worker's stages; none for a stage that it has alone.
     pub(super) fn of(
         stages: &[StageSpec],
-        homes: &Homes,
+        stage_placement: &StagePlacement,
         followers: &[(StageId, WorkerId)],
         me: WorkerId,
         (bytes, sharding): (BucketBytes, Option<Sharding>),
-    ) -> BTreeMap<StageId, Team> {
-        let team = |spec: &StageSpec| {
-            let workers = homes.of(spec.stage).to_vec();
+    ) -> BTreeMap<StageId, ReplicaGroup> {
+        let group = |spec: &StageSpec| {
+            let workers = stage_placement.of(spec.stage).to_vec();
             let followers: Vec<WorkerId> =
                 followers.iter().filter(|(stage, _)| *stage == spec.stage).map(|(_, worker)| *worker).collect();
             if workers.len() + followers.len() < 2 {
@@ -72,10 +72,10 @@ impl Team {
             let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
             let statistics = spec.is_trained() && keeps_statistics(spec);
             let slices = slices.collect();
-            let team = Team { me, followers, slices, sharded, scatters, gathers_first, statistics, workers };
-            Some((spec.stage, team))
+            let group = ReplicaGroup { me, followers, slices, sharded, scatters, gathers_first, statistics, workers };
+            Some((spec.stage, group))
         };
-        stages.iter().filter_map(team).collect()
+        stages.iter().filter_map(group).collect()
     }
 
     /// How many replicas there are.
@@ -214,24 +214,25 @@ struct Ready {
 }
 
 impl Reducing {
-    pub(super) fn new(stage: StageId, team: &Team, round: &Round, homes: &Homes) -> Self {
-        let taken = |worker: &WorkerId| round.deal.taken(homes, stage, *worker, round.microbatches);
+    pub(super) fn new(stage: StageId, group: &ReplicaGroup, round: &Round, stage_placement: &StagePlacement) -> Self {
+        let taken =
+            |worker: &WorkerId| round.microbatch_assignment.taken(stage_placement, stage, *worker, round.microbatches);
         // What was added up first is one sum of each other.
-        let most = |replica| if replica == team.me || !round.reduction.adds_up_first() { usize::MAX } else { 1 };
-        let of_worker = |(replica, worker)| match team.scatters {
+        let most = |replica| if replica == group.me || !round.reduction.adds_up_first() { usize::MAX } else { 1 };
+        let of_worker = |(replica, worker)| match group.scatters {
             true => taken(worker).flat_map(|microbatch| nodes(round.microbatches, [microbatch])).collect(),
             false => nodes(round.microbatches, taken(worker)).into_iter().take(most(replica)).collect(),
         };
-        let nodes: Vec<Vec<Node>> = team.workers.iter().enumerate().map(of_worker).collect();
+        let nodes: Vec<Vec<Node>> = group.workers.iter().enumerate().map(of_worker).collect();
         let of_replica = |(replica, nodes): (usize, &Vec<Node>)| nodes.iter().map(|node| (*node, replica)).collect();
         let all: Vec<(Node, usize)> = nodes.iter().enumerate().flat_map::<Vec<_>, _>(of_replica).collect();
         let collective = round.reduction.is_collective();
-        let of_bucket = |slices: &Vec<usize>| match collective || slices.get(team.me).is_none_or(|slices| *slices == 0)
+        let of_bucket = |slices: &Vec<usize>| match collective || slices.get(group.me).is_none_or(|slices| *slices == 0)
         {
             true => Vec::new(),
             false => all.clone(),
         };
-        let left = team.slices.iter().map(of_bucket).collect();
+        let left = group.slices.iter().map(of_bucket).collect();
         Reducing { nodes, left, collective }
     }
 
@@ -240,14 +241,14 @@ impl Reducing {
     fn ready(
         &mut self,
         bucket: usize,
-        (team, microbatches): (&Team, u32),
+        (group, microbatches): (&ReplicaGroup, u32),
         is_here: impl Fn((Node, usize)) -> bool,
     ) -> Option<Ready> {
         let left = self.left.get_mut(bucket).filter(|left| !left.is_empty())?;
         if left.iter().all(|of| is_here(*of)) {
             return Some(Ready { sums: std::mem::take(left), node: None });
         }
-        if !team.scatters {
+        if !group.scatters {
             return None;
         }
         let here: Vec<(Node, usize)> = left.iter().copied().filter(|of| is_here(*of)).collect();
@@ -255,45 +256,49 @@ impl Reducing {
         let (first, second) = here.iter().find_map(|of| Some((*of, *neighbour(of.0)?)))?;
         left.retain(|of| *of != first && *of != second);
         let node = first.0.with(microbatches);
-        left.push((node, team.me));
+        left.push((node, group.me));
         Some(Ready { sums: vec![first, second], node: Some(node) })
     }
 
     /// What has to be here before the round's gradients are whole.
-    pub(super) fn needs(&self, team: &Team) -> Vec<Item> {
-        let reduced = team.slices.iter().enumerate().filter(|_| !self.collective).flat_map(|(bucket, slices)| {
-            let here = move |replica: usize| !team.sharded[bucket] || replica == team.me;
+    pub(super) fn needs(&self, group: &ReplicaGroup) -> Vec<Item> {
+        let reduced = group.slices.iter().enumerate().filter(|_| !self.collective).flat_map(|(bucket, slices)| {
+            let here = move |replica: usize| !group.sharded[bucket] || replica == group.me;
             let owners = slices.iter().enumerate().filter(move |(replica, slices)| **slices > 0 && here(*replica));
             owners.map(move |(replica, _)| Item::Reduced { bucket: bucket as u32, replica })
         });
-        reduced.chain(self.statistics(team)).collect()
+        reduced.chain(self.statistics(group)).collect()
     }
 
-    fn statistics<'a>(&'a self, team: &'a Team) -> impl Iterator<Item = Item> + 'a {
-        let at_work = team.others().filter(|(replica, _)| team.statistics && !self.nodes[*replica].is_empty());
+    fn statistics<'a>(&'a self, group: &'a ReplicaGroup) -> impl Iterator<Item = Item> + 'a {
+        let at_work = group.others().filter(|(replica, _)| group.statistics && !self.nodes[*replica].is_empty());
         at_work.map(|(replica, _)| Item::Statistics { replica })
     }
 
     /// What batch norms saw elsewhere, where that is all that comes in frames.
-    pub(super) fn take_statistics(&self, team: &Team, take: impl FnMut(Item) -> Vec<Slot>) -> Option<Vec<Vec<Slot>>> {
-        self.collective.then(|| self.statistics(team).map(take).collect())
+    pub(super) fn take_statistics(
+        &self,
+        group: &ReplicaGroup,
+        take: impl FnMut(Item) -> Vec<Slot>,
+    ) -> Option<Vec<Vec<Slot>>> {
+        self.collective.then(|| self.statistics(group).map(take).collect())
     }
 
     /// The same, as the task takes it: the shards of every bucket, and what batch norms saw.
     pub(super) fn take(
         &self,
-        team: &Team,
+        group: &ReplicaGroup,
         mut take: impl FnMut(Item) -> Vec<Slot>,
     ) -> (Vec<Vec<Vec<Slot>>>, Vec<Vec<Slot>>) {
-        let buckets = team.take_shards(|bucket, replica| Item::Reduced { bucket, replica }, &mut take);
-        (buckets, self.statistics(team).map(take).collect())
+        let buckets = group.take_shards(|bucket, replica| Item::Reduced { bucket, replica }, &mut take);
+        (buckets, self.statistics(group).map(take).collect())
     }
 }
 
 impl StageSession {
     /// Whether the plan has this sender give this stage such a thing.
     pub(super) fn expects_of_replica(&self, from: Peer, stage: StageId, item: Item, tensors: usize) -> bool {
-        self.teams.get(&stage).is_some_and(|team| team.expects(from, item, tensors))
+        self.groups.get(&stage).is_some_and(|group| group.expects(from, item, tensors))
     }
 
     /// Whether the round at work gathers the parameters of a stage more than so many times.
@@ -306,7 +311,7 @@ impl StageSession {
     /// The item that a frame of a replica is, by its sender.
     pub(super) fn item_of(&self, from: Peer, stage: StageId, item: impl Fn(usize) -> Item) -> Item {
         // A stranger's is refused by `expects`.
-        item(self.teams.get(&stage).and_then(|team| team.replica(from)).unwrap_or(usize::MAX))
+        item(self.groups.get(&stage).and_then(|group| group.replica(from)).unwrap_or(usize::MAX))
     }
 
     /// The compute thread hands something out while it is at work.
@@ -319,12 +324,12 @@ impl StageSession {
         let key = MicrobatchKey { batch, index: 0 };
         match handed {
             HandedOut::Sums { stage, bucket, shards } => {
-                let Some(team) = self.teams.get(&stage).filter(|team| team.workers.len() == shards.len()) else {
+                let Some(group) = self.groups.get(&stage).filter(|group| group.workers.len() == shards.len()) else {
                     let slots = shards.into_iter().flatten().flat_map(|(_, slots)| slots).collect();
                     return self.drop_slots(slots);
                 };
-                let (me, workers) = (team.me, team.workers.clone());
-                let slices = team.slices.get(bucket as usize).cloned().unwrap_or_default();
+                let (me, workers) = (group.me, group.workers.clone());
+                let slices = group.slices.get(bucket as usize).cloned().unwrap_or_default();
                 for (replica, sums) in shards.into_iter().enumerate() {
                     let is_empty = slices.get(replica).is_none_or(|slices| *slices == 0);
                     let is_one = sums.len() < 2 && reduction.compress().is_none();
@@ -346,21 +351,21 @@ impl StageSession {
                 self.sum_up(stage, bucket);
             }
             HandedOut::Updated { stage, bucket, slices } => {
-                let is_sharded = |team: &&Team| team.sharded.get(bucket as usize) == Some(&true);
-                let Some(team) = self.teams.get(&stage).filter(is_sharded).filter(|_| !slices.is_empty()) else {
+                let is_sharded = |group: &&ReplicaGroup| group.sharded.get(bucket as usize) == Some(&true);
+                let Some(group) = self.groups.get(&stage).filter(is_sharded).filter(|_| !slices.is_empty()) else {
                     return self.drop_slots(slices);
                 };
                 let Some(Job::Round(running)) = &self.job else { return self.drop_slots(slices) };
                 let visit = running.shared(stage);
                 let head = Head::Updated { batch, stage, bucket, visit };
-                let to = team.others().map(|(_, worker)| self.links.to(worker, head.clone())).collect();
+                let to = group.others().map(|(_, worker)| self.links.to(worker, head.clone())).collect();
                 self.effects.push_back(Effect::Send { to, slots: slices });
             }
             HandedOut::Statistics { stage, tensors } => {
-                let Some(team) = self.teams.get(&stage).filter(|team| team.statistics) else {
+                let Some(group) = self.groups.get(&stage).filter(|group| group.statistics) else {
                     return self.drop_slots(tensors);
                 };
-                let others = team.others().map(|(_, worker)| worker).chain(team.followers.iter().copied());
+                let others = group.others().map(|(_, worker)| worker).chain(group.followers.iter().copied());
                 let to = others.map(|worker| self.links.to(worker, Head::Statistics { batch, stage })).collect();
                 self.effects.push_back(Effect::Send { to, slots: tensors });
             }
@@ -386,14 +391,14 @@ impl StageSession {
     pub(super) fn sum_up(&mut self, stage: StageId, bucket: u32) {
         let Some(Job::Round(running)) = &mut self.job else { return };
         let Some(reducing) = running.reducing.get_mut(&stage).filter(|_| !running.failed) else { return };
-        let Some(team) = self.teams.get(&stage) else { return };
+        let Some(group) = self.groups.get(&stage) else { return };
         let key = MicrobatchKey { batch: running.round.batch, index: 0 };
-        let (me, microbatches) = (team.me, running.round.microbatches);
+        let (me, microbatches) = (group.me, running.round.microbatches);
         let item = |(node, replica)| Item::Sum { bucket, node, replica };
         let mut ready = Vec::new();
         loop {
             let is_here = |of| self.inbox.has(key, stage, item(of));
-            let found = reducing.ready(bucket as usize, (team, microbatches), is_here);
+            let found = reducing.ready(bucket as usize, (group, microbatches), is_here);
             let Some(Ready { sums, node }) = found else { break };
             let sums = sums.into_iter().map(|of| (of.0, self.inbox.take(key, stage, item(of)))).collect();
             ready.push((node, sums));
@@ -411,7 +416,7 @@ impl StageSession {
         sums: Vec<(Node, Vec<Slot>)>,
     ) {
         let Some(Job::Round(running)) = &self.job else { return };
-        let stays = self.teams.get(&stage).is_some_and(|team| team.updates_alone(bucket, replica));
+        let stays = self.groups.get(&stage).is_some_and(|group| group.updates_alone(bucket, replica));
         let summing = match running.round.reduction {
             Reduction::Fast => Summing::InTurn,
             Reduction::Compressed(_) if stays => Summing::InTurn,
@@ -432,7 +437,7 @@ impl StageSession {
 
     /// Says what becomes of what was lost when sums were compressed.
     pub(super) fn residuals(&mut self, what: Residuals) {
-        if !self.teams.is_empty() {
+        if !self.groups.is_empty() {
             self.effects.push_back(Effect::Residuals(what));
         }
     }
@@ -448,16 +453,16 @@ impl StageSession {
             Ok(slots) => {
                 let Some(Job::Round(running)) = &self.job else { return self.drop_slots(slots) };
                 let batch = running.round.batch;
-                let Some(team) = self.teams.get(&stage) else { return self.drop_slots(slots) };
+                let Some(group) = self.groups.get(&stage) else { return self.drop_slots(slots) };
                 if let Some(node) = node {
                     self.put_own(MicrobatchKey { batch, index: 0 }, stage, Item::Sum { bucket, node, replica }, slots);
                     self.sum_up(stage, bucket);
                     return self.advance();
                 }
-                if replica != team.me {
-                    let node = running.reducing.get(&stage).and_then(|reducing| reducing.nodes.get(team.me)?.first());
+                if replica != group.me {
+                    let node = running.reducing.get(&stage).and_then(|reducing| reducing.nodes.get(group.me)?.first());
                     let to =
-                        team.workers.get(replica).zip(node).map(|(worker, node)| {
+                        group.workers.get(replica).zip(node).map(|(worker, node)| {
                             self.links.to(*worker, Head::Sum { batch, stage, bucket, node: *node })
                         });
                     match to {
@@ -466,14 +471,14 @@ impl StageSession {
                     }
                     return self.advance();
                 }
-                if team.updates_alone(bucket, replica) {
+                if group.updates_alone(bucket, replica) {
                     let key = MicrobatchKey { batch, index: 0 };
                     self.put_own(key, stage, Item::Reduced { bucket, replica }, slots);
                     return self.advance();
                 }
                 let head = Head::Reduced { batch, stage, bucket };
-                let followers = self.teams.get(&stage).map_or(&[][..], |team| &team.followers);
-                let workers = self.homes.of(stage).iter().chain(followers);
+                let followers = self.groups.get(&stage).map_or(&[][..], |group| &group.followers);
+                let workers = self.stage_placement.of(stage).iter().chain(followers);
                 let to = workers.map(|worker| match Some(*worker) == self.worker {
                     // The driver gives it back to this session.
                     true => Destination { peer: Peer::Worker(*worker), route: None, head: head.clone() },

@@ -15,12 +15,12 @@ impl StageSession {
             *built = true;
             return self.finish_opening();
         }
-        if let Some(Job::Regroup(_)) = &self.job {
+        if let Some(Job::ChangeMembership(_)) = &self.job {
             return match outcome {
-                Outcome::State { tensors } => self.regroup_done(Some(tensors)),
+                Outcome::State { tensors } => self.membership_changed(Some(tensors)),
                 other => {
                     self.drop_slots(other.into_tensors());
-                    self.regroup_done(None);
+                    self.membership_changed(None);
                 }
             };
         }
@@ -73,7 +73,8 @@ impl StageSession {
                         Action::ReduceTied { .. } => Head::TiedGrads { batch, from, to },
                         _ => Head::TiedValues { batch, from, to },
                     };
-                    let partners = self.worker.map(|me| self.homes.partners(from, me, to)).unwrap_or_default();
+                    let partners =
+                        self.worker.map(|me| self.stage_placement.partners(from, me, to)).unwrap_or_default();
                     let to = partners.into_iter().map(|worker| self.links.to(worker, head.clone()));
                     let effect = send(to.collect::<Vec<_>>(), slots);
                     self.effects.push_back(effect);
@@ -92,7 +93,11 @@ impl StageSession {
     /// The way to the worker that takes a microbatch through a stage.
     fn to(&self, stage: StageId, key: MicrobatchKey, head: Head) -> Option<Destination> {
         let Some(Job::Round(running)) = &self.job else { return None };
-        running.round.deal.worker(&self.homes, stage, key.index).map(|worker| self.links.to(worker, head))
+        running
+            .round
+            .microbatch_assignment
+            .worker(&self.stage_placement, stage, key.index)
+            .map(|worker| self.links.to(worker, head))
     }
 
     fn forward_done(&self, spec: &StageSpec, key: MicrobatchKey, outputs: Vec<Slot>, to_boss: bool) -> Vec<Effect> {

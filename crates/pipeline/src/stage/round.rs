@@ -2,13 +2,13 @@
 
 use super::inbox::{Inbox, Item};
 use super::needs::{gradients, loss_output, max_norm, needs};
-use super::reducing::{Reducing, Team};
+use super::reducing::{Reducing, ReplicaGroup};
 use super::StageSession;
 use crate::ids::{MicrobatchKey, Slot, StageId};
 use crate::message::{Round, RoundUpdate, Span, MAX_SPANS};
 use crate::norm::Square;
 use crate::plan::{StageOutput, StageSpec};
-use crate::replicas::{Homes, Turns};
+use crate::replicas::{MicrobatchOrder, StagePlacement};
 use crate::schedule::{Action, Picker};
 use crate::task::{Branch, LossTask, Task, Update};
 use std::collections::BTreeMap;
@@ -43,13 +43,17 @@ impl Running {
         id: u64,
         round: Round,
         stages: &[StageSpec],
-        teams: &BTreeMap<StageId, Team>,
-        homes: &Homes,
+        groups: &BTreeMap<StageId, ReplicaGroup>,
+        stage_placement: &StagePlacement,
     ) -> Self {
         let sends_back = |spec: &StageSpec| spec.inputs.iter().any(|i| i.needs_grad && i.from.is_some());
         let awaited = |stage| stages.iter().any(|s| s.stage == stage && sends_back(s));
-        let picker =
-            Picker::new(&round.actions, &round.order, &Turns::new(&round.deal, homes, round.microbatches), awaited);
+        let picker = Picker::new(
+            &round.actions,
+            &round.order,
+            &MicrobatchOrder::new(&round.microbatch_assignment, stage_placement, round.microbatches),
+            awaited,
+        );
         let unmeasured = round.actions.iter().filter(|a| matches!(a, Action::GradNorm { .. })).count();
         let mut unadded = BTreeMap::new();
         let mut reducing = BTreeMap::new();
@@ -59,7 +63,8 @@ impl Running {
                     *unadded.entry(stage).or_insert(0) += 1;
                 }
                 Action::Reduce { stage } => {
-                    let begun = teams.get(&stage).map(|team| (stage, Reducing::new(stage, team, &round, homes)));
+                    let begun =
+                        groups.get(&stage).map(|group| (stage, Reducing::new(stage, group, &round, stage_placement)));
                     reducing.extend(begun);
                 }
                 _ => {}
@@ -117,13 +122,13 @@ impl Running {
     pub(super) fn next_task(
         &mut self,
         stages: &[StageSpec],
-        teams: &BTreeMap<StageId, Team>,
+        groups: &BTreeMap<StageId, ReplicaGroup>,
         inbox: &mut Inbox,
         busy: bool,
     ) -> Option<(Action, Task<Slot>)> {
-        let ready = |action: &Action| self.is_ready(action, stages, teams, inbox);
+        let ready = |action: &Action| self.is_ready(action, stages, groups, inbox);
         let action = if busy { self.picker.pick_early(ready) } else { self.picker.pick(ready) }?;
-        let task = self.task(action, spec(stages, &action)?, teams, inbox)?;
+        let task = self.task(action, spec(stages, &action)?, groups, inbox)?;
         self.picker.start(&action);
         if let Action::AllGather { stage } = action {
             self.visits.entry(stage).or_default().1 += 1;
@@ -144,14 +149,20 @@ impl Running {
         }
     }
 
-    fn is_ready(&self, action: &Action, stages: &[StageSpec], teams: &BTreeMap<StageId, Team>, inbox: &Inbox) -> bool {
+    fn is_ready(
+        &self,
+        action: &Action,
+        stages: &[StageSpec],
+        groups: &BTreeMap<StageId, ReplicaGroup>,
+        inbox: &Inbox,
+    ) -> bool {
         let Some(spec) = spec(stages, action) else { return false };
         let key = self.key(action);
         let waits =
             matches!(action, Action::OptimStep { .. }) && max_norm(&self.round).is_some() && self.norm.is_none();
-        let of_replicas = match (action, teams.get(&spec.stage), self.reducing.get(&spec.stage)) {
-            (Action::Reduce { .. }, Some(team), Some(reducing)) => reducing.needs(team),
-            (Action::AllGather { .. }, Some(team), _) => team.updates().collect(),
+        let of_replicas = match (action, groups.get(&spec.stage), self.reducing.get(&spec.stage)) {
+            (Action::Reduce { .. }, Some(group), Some(reducing)) => reducing.needs(group),
+            (Action::AllGather { .. }, Some(group), _) => group.updates().collect(),
             _ => Vec::new(),
         };
         !waits
@@ -170,7 +181,7 @@ impl Running {
     }
 
     /// Where the gradients of the microbatch go that is about to go back through a stage.
-    fn branch(&mut self, action: Action, teams: &BTreeMap<StageId, Team>) -> Option<Branch> {
+    fn branch(&mut self, action: Action, groups: &BTreeMap<StageId, ReplicaGroup>) -> Option<Branch> {
         let adds = matches!(action, Action::Backward { .. } | Action::BackwardWeight { .. });
         let stage = action.stage();
         let last = match self.unadded.get_mut(&stage).filter(|_| adds) {
@@ -180,10 +191,10 @@ impl Running {
             }
             None => false,
         };
-        let team = teams.get(&stage).filter(|team| adds && (last || team.scatters()));
-        let team = team.filter(|_| self.reducing.contains_key(&stage));
-        let hand_out = team.filter(|_| !self.round.reduction.is_collective()).map(Team::replicas);
-        let tells = last && team.is_some();
+        let group = groups.get(&stage).filter(|group| adds && (last || group.scatters()));
+        let group = group.filter(|_| self.reducing.contains_key(&stage));
+        let hand_out = group.filter(|_| !self.round.reduction.is_collective()).map(ReplicaGroup::replicas);
+        let tells = last && group.is_some();
         let branch = Branch { microbatches: self.round.microbatches, hand_out, last, tells };
         self.round.reduction.is_apart().then_some(branch)
     }
@@ -192,11 +203,11 @@ impl Running {
         &mut self,
         action: Action,
         spec: &StageSpec,
-        teams: &BTreeMap<StageId, Team>,
+        groups: &BTreeMap<StageId, ReplicaGroup>,
         inbox: &mut Inbox,
     ) -> Option<Task<Slot>> {
         // Where nothing is trained there is nothing to sum, and nothing ends the sum.
-        let branch = self.branch(action, teams).filter(|_| spec.is_trained());
+        let branch = self.branch(action, groups).filter(|_| spec.is_trained());
         let (key, stage) = (self.key(&action), action.stage());
         let mut tied = |items: Vec<Item>| -> Vec<(StageId, Vec<Slot>)> {
             let take = |item: Item| match item {
@@ -211,14 +222,14 @@ impl Running {
             Action::BackwardInput { .. } => self.backward(spec, key, inbox, true, None),
             Action::BackwardWeight { .. } => Task::BackwardWeight { stage, key, branch },
             Action::Reduce { .. } => {
-                let of_replicas = teams.get(&stage).zip(self.reducing.get(&stage));
+                let of_replicas = groups.get(&stage).zip(self.reducing.get(&stage));
                 let statistics = of_replicas
-                    .and_then(|(team, reducing)| reducing.take_statistics(team, |item| inbox.take(key, stage, item)));
+                    .and_then(|(group, reducing)| reducing.take_statistics(group, |item| inbox.take(key, stage, item)));
                 if let Some(statistics) = statistics {
                     return Some(Task::AllReduce { stage, batch: key.batch, statistics });
                 }
-                let (buckets, statistics) = match (teams.get(&stage), self.reducing.get(&stage)) {
-                    (Some(team), Some(reducing)) => reducing.take(team, |item| inbox.take(key, stage, item)),
+                let (buckets, statistics) = match (groups.get(&stage), self.reducing.get(&stage)) {
+                    (Some(group), Some(reducing)) => reducing.take(group, |item| inbox.take(key, stage, item)),
                     _ => (Vec::new(), Vec::new()),
                 };
                 Task::Reduce { stage, batch: key.batch, buckets, statistics }
@@ -235,7 +246,7 @@ impl Running {
             }
             Action::AllGather { .. } => {
                 let take = |item| inbox.take(key, stage, item);
-                let buckets = teams.get(&stage).map_or(Vec::new(), |team| team.take_updates(take));
+                let buckets = groups.get(&stage).map_or(Vec::new(), |group| group.take_updates(take));
                 Task::AllGather { stage, buckets }
             }
             Action::Share { .. } => Task::Share { stage },

@@ -11,7 +11,7 @@ use pipeline::kept::Recalled;
 use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, RoundLoss};
 use pipeline::norm::Square;
 use pipeline::plan::StageSpec;
-use pipeline::replicas::{Compress, Deal, Node};
+use pipeline::replicas::{Compress, MicrobatchAssignment, Node};
 use pipeline::samples::{DataId, DataTask, Reading, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
@@ -149,7 +149,7 @@ impl StageDriver {
         let Some(stage) = self.stages.first().cloned() else { return };
         let key = MicrobatchKey { batch: 1 + random.below(4), index: random.below(3) as u32 };
         for input in &stage.inputs {
-            let from = input.from.and_then(|maker| PLAN.homes.first(maker)).map_or(Peer::Boss, Peer::Worker);
+            let from = input.from.and_then(|maker| PLAN.stage_placement.first(maker)).map_or(Peer::Boss, Peer::Worker);
             let head = Head::Value { key, value: input.value, to: stage.stage };
             let frame = Frame { route: None, head, slots: vec![self.slots.hold()] };
             self.session.on_frame(now, from, frame);
@@ -231,8 +231,8 @@ impl StageDriver {
                     tensors.iter().for_each(|(_, slot)| self.slots.give_up(&[*slot]));
                 }
                 Effect::Residuals(_)
-                | Effect::SendKept { .. }
-                | Effect::KeepOnly(_)
+                | Effect::SendSnapshot { .. }
+                | Effect::RetainSnapshots(_)
                 | Effect::Interrupt
                 | Effect::Dial { .. }
                 | Effect::Hangup { .. }
@@ -294,10 +294,17 @@ fn fuzz_stage_session() {
 fn a_peer_cannot_fill_a_worker_with_batches() {
     let mut driver = StageDriver::default();
     let me = WorkerId(1);
-    let (stages, homes) = (PLAN.stages_of(me), PLAN.homes.clone());
+    let (stages, stage_placement) = (PLAN.stages_of(me), PLAN.stage_placement.clone());
     let input = *stages[0].inputs.iter().find(|i| i.from.is_some()).expect("an input from stage 0");
-    let assignment =
-        Assignment { worker: me, stages, homes, buckets: BUCKETS, sharding: None, peers: Vec::new(), seed: 1 };
+    let assignment = Assignment {
+        worker: me,
+        stages,
+        stage_placement,
+        buckets: BUCKETS,
+        sharding: None,
+        peers: Vec::new(),
+        seed: 1,
+    };
     let head = Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) };
     driver.session.on_frame(Micros(0), Peer::Boss, Frame { route: None, head, slots: Vec::new() });
     for batch in 1..1000 {
@@ -412,7 +419,7 @@ impl BossDriver {
             cached: None,
             actions: (0..PLAN.workers() as u16).map(of_worker).collect(),
             order: Order::Listed,
-            deal: Deal::default(),
+            microbatch_assignment: MicrobatchAssignment::default(),
             microbatches: 1,
             reduction: *random.pick(&[Reduction::Tree, Reduction::Fast, Reduction::Compressed(Compress::Int8)]),
             update: None,
@@ -455,8 +462,8 @@ impl BossDriver {
                 | Effect::ReadAhead(_)
                 | Effect::Residuals(_)
                 | Effect::Keep { .. }
-                | Effect::SendKept { .. }
-                | Effect::KeepOnly(_)
+                | Effect::SendSnapshot { .. }
+                | Effect::RetainSnapshots(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)
                 | Effect::Finish => panic!("the boss wants {effect:?}"),

@@ -5,14 +5,14 @@ use pipeline::cached::Cached;
 use pipeline::effect::Micros;
 use pipeline::frame::{Envelope, Route};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
-use pipeline::kept::{CopyId, CopyNote, Give, Keep, KeptCopy, Recall};
+use pipeline::kept::{Give, Keep, PeerSnapshot, Recall, SnapshotId, SnapshotNote};
 use pipeline::loss::Classes;
 use pipeline::message::{
-    Assignment, Command, Failure, Head, LinkReport, Mode, PeerAddress, Progress, Reduction, Regroup, Round, RoundLoss,
-    RoundUpdate, Span,
+    Assignment, ChangeMembership, Command, Failure, Head, LinkReport, Mode, PeerAddress, Progress, Reduction, Round,
+    RoundLoss, RoundUpdate, Span,
 };
 use pipeline::norm::Square;
-use pipeline::replicas::{BucketBytes, Columns, Compress, Deal, Node, Sharding, UniqueId};
+use pipeline::replicas::{BucketBytes, Compress, MicrobatchAssignment, Node, Sharding, UniqueId, WorkerGroups};
 use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
@@ -87,7 +87,7 @@ outputs: [y, h]
 /// It on four workers, two of which have the same stage.
 pub static PLAN: LazyLock<Plan> = LazyLock::new(|| {
     let cuts = Cuts::At(vec!["1".into(), "2".into()]);
-    Plan::new(&GRAPH, &cuts, Columns::of(&[1, 1, 2]), Placement::Plain).expect("a good cut")
+    Plan::new(&GRAPH, &cuts, WorkerGroups::of(&[1, 1, 2]), Placement::Plain).expect("a good cut")
 });
 
 /// A head of this kind.
@@ -168,7 +168,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         30 => Head::Copies {
             id,
             copies: (0..random.below(3))
-                .map(|_| KeptCopy { copy: copy(random), note: note(random), parts: parts(random) })
+                .map(|_| PeerSnapshot { copy: copy(random), note: note(random), parts: parts(random) })
                 .collect(),
         },
         31 => Head::Keeping { id, part: part(random), name: text(random), of: random.below(4) as u32 },
@@ -201,7 +201,7 @@ fn command(random: &mut Random) -> Command {
             let (id, inputs) = (DataId([7; 32]), GRAPH.inputs().to_vec());
             Command::OpenData(Box::new(DataSpec { id, description: b"some".to_vec(), inputs }))
         }
-        9 => Command::Regroup(Box::new(regroup(random))),
+        9 => Command::ChangeMembership(Box::new(change_membership(random))),
         8 => Command::Digest,
         0 => Command::Assign(Box::new(assignment(random))),
         1 => Command::SetOptimizer(*random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)])),
@@ -223,12 +223,12 @@ fn keep(random: &mut Random) -> Keep {
     Keep { copy: copy(random), note: note(random), last, stage, give, take }
 }
 
-pub fn copy(random: &mut Random) -> CopyId {
-    CopyId { run: random.below(2), step: random.below(3), membership: random.below(2) }
+pub fn copy(random: &mut Random) -> SnapshotId {
+    SnapshotId { run: random.below(2), step: random.below(3), membership: random.below(2) }
 }
 
-pub fn note(random: &mut Random) -> CopyNote {
-    CopyNote { parts: random.below(4) as u32, text: text(random) }
+pub fn note(random: &mut Random) -> SnapshotNote {
+    SnapshotNote { parts: random.below(4) as u32, text: text(random) }
 }
 
 fn part(random: &mut Random) -> u32 {
@@ -243,12 +243,13 @@ fn unique_ids(random: &mut Random) -> Vec<(StageId, UniqueId)> {
     (0..random.below(3)).map(|_| (stage(random), UniqueId::from([7; UniqueId::BYTES]))).collect()
 }
 
-fn regroup(random: &mut Random) -> Regroup {
+fn change_membership(random: &mut Random) -> ChangeMembership {
     let me = worker(random);
-    let homes = if random.chance(20) { PLAN.homes.without(me) } else { PLAN.homes.clone() };
+    let stage_placement =
+        if random.chance(20) { PLAN.stage_placement.without(me) } else { PLAN.stage_placement.clone() };
     let followers = (0..random.below(2)).map(|_| (stage(random), worker(random))).collect();
     let give = (0..random.below(2)).map(|_| worker(random)).collect();
-    Regroup { homes, followers, peers: peers(random, me), give, take: maybe(random, worker) }
+    ChangeMembership { stage_placement, followers, peers: peers(random, me), give, take: maybe(random, worker) }
 }
 
 fn peers(random: &mut Random, me: WorkerId) -> Vec<PeerAddress> {
@@ -275,7 +276,7 @@ fn assignment(random: &mut Random) -> Assignment {
     Assignment {
         worker: me,
         stages: PLAN.stages_of(me),
-        homes: PLAN.homes.clone(),
+        stage_placement: PLAN.stage_placement.clone(),
         buckets: BUCKETS,
         sharding: random.chance(15).then(|| *random.pick(&[Sharding::Gradients, Sharding::Parameters])),
         peers,
@@ -326,7 +327,9 @@ fn round(random: &mut Random) -> Round {
         loss: random.chance(50).then_some(RoundLoss { spec, weights }),
         outputs: random.chance(50),
         grads_from_boss: random.chance(50),
-        deal: Deal::by_speed(&PLAN.homes, 3, |_, worker| 1 + u64::from(worker.0)),
+        microbatch_assignment: MicrobatchAssignment::by_speed(&PLAN.stage_placement, 3, |_, worker| {
+            1 + u64::from(worker.0)
+        }),
         microbatches: *random.pick(&[3, 3, 3, 1]),
         samples: maybe(random, |random| Samples {
             data: DataId([7; 32]),

@@ -1,7 +1,7 @@
 //! Workers that come and go at given events.
 
 use pipeline::ids::WorkerId;
-use pipeline::replicas::Homes;
+use pipeline::replicas::StagePlacement;
 use std::collections::BTreeMap;
 
 /// What happens at an event.
@@ -16,7 +16,7 @@ pub struct Churn {
     /// By event: somebody comes, or one goes that is chosen by this number.
     due: BTreeMap<u64, Option<u64>>,
     /// Who has the stages: of each stage one always stays, for with the last its weights would go.
-    pub members: Homes,
+    pub members: StagePlacement,
     /// Who has come and of whom nobody has taken note.
     pub arrived: Vec<WorkerId>,
     /// Who has gone, as the boss knows.
@@ -25,7 +25,7 @@ pub struct Churn {
 }
 
 impl Churn {
-    pub fn new(members: Homes, due: BTreeMap<u64, Option<u64>>) -> Self {
+    pub fn new(members: StagePlacement, due: BTreeMap<u64, Option<u64>>) -> Self {
         let workers = members.workers() as u16;
         Churn { due, members, workers, ..Churn::default() }
     }

@@ -418,7 +418,7 @@ impl Stage {
     }
 
     fn tied_grads(&mut self) -> Result<Outcome<Fake>, Failure> {
-        assert!(!self.spec.borrowed.is_empty(), "nothing to hand over");
+        assert!(!self.spec.tied_copies.is_empty(), "nothing to hand over");
         // Where the last half failed, this was already waiting behind it.
         if !self.halves.is_empty() {
             return Err(Failure::new("gradients are handed over too early"));
@@ -439,7 +439,7 @@ impl Stage {
         tied: Vec<(StageId, Vec<Fake>)>,
     ) -> Outcome<Fake> {
         assert!(self.halves.is_empty() && !self.branching, "an update before the last gradient");
-        assert!(self.spec.borrowed.is_empty() || self.reduced, "shared gradients were not handed over");
+        assert!(self.spec.tied_copies.is_empty() || self.reduced, "shared gradients were not handed over");
         self.params.add_tied(&self.spec, tied);
         self.params.step(optimizer, update);
         self.last_backward = None;
@@ -490,6 +490,6 @@ impl Stage {
 /// A layer among these, or among what they borrow.
 pub fn owner<'a>(spec: &'a StageSpec, layer: &Layer) -> Option<&'a Layer> {
     let id = layer.share?;
-    let found = spec.layers.iter().chain(spec.borrowed.iter().map(|b| &b.owner)).find(|l| l.id == id);
+    let found = spec.layers.iter().chain(spec.tied_copies.iter().map(|b| &b.owner)).find(|l| l.id == id);
     Some(found.expect("a layer of the stage, or one that it borrows"))
 }

@@ -9,7 +9,7 @@ use crate::user::User;
 use crate::world::World;
 use crate::{compare, every_cut, models, placements, user, Setting};
 use pipeline::ids::WorkerId;
-use pipeline::replicas::Homes;
+use pipeline::replicas::StagePlacement;
 use pipeline::ScheduleKind;
 use testkit::Random;
 
@@ -65,7 +65,7 @@ every_cut_tests! {
     simulator_every_cut_of_layers_tied_far_apart: "shared"
 }
 
-/// What is read ahead of time is what the next round asks for, where it deals microbatches as this one did.
+/// What is read ahead of time is what the next round asks for, if it assigns microbatches as this one did.
 #[test]
 fn simulator_what_is_read_ahead_is_asked_for() {
     let models = models::all();
@@ -73,7 +73,7 @@ fn simulator_what_is_read_ahead_is_asked_for() {
         let mut random = Random::new(seed);
         let graph = random.pick(&models);
         let mut setting = Setting::random(&mut random, graph);
-        (setting.own_data, setting.deals) = (true, None);
+        (setting.own_data, setting.microbatch_assignments) = (true, None);
         let mut user = user(graph, &setting, random.next(), Conditions::random(&mut random), Faults::default(), log);
         let mut oracle = Oracle::new(graph, &setting);
         // The samples of step 3 name those of step 5, those of step 9 those of step 11.
@@ -116,12 +116,12 @@ fn simulator_stages_placed_anyhow() {
         let kind = *random.pick(&[ScheduleKind::GPipe, ScheduleKind::Ready]);
         let setting = Setting { kind, tree: false, ..Setting::random(&mut random, graph) };
         let mut plan = setting.plan(graph);
-        let stages = plan.homes.stages();
+        let stages = plan.stage_placement.stages();
         let workers = 1 + random.below(stages as u64) as u16;
         let mut home =
             |stage: usize| if stage < workers.into() { stage as u16 } else { random.below(workers.into()) as u16 };
-        plan.homes = Homes::single((0..stages).map(|stage| WorkerId(home(stage))));
-        log.note(|| format!("{}: {setting:?} on {:?}", graph.name(), plan.homes));
+        plan.stage_placement = StagePlacement::single((0..stages).map(|stage| WorkerId(home(stage))));
+        log.note(|| format!("{}: {setting:?} on {:?}", graph.name(), plan.stage_placement));
         let world = World::new(plan.clone(), random.next(), Conditions::random(&mut random), Faults::default(), log);
         let mut user = User::new(graph, plan, &setting, world);
         compare(&mut user, &mut Oracle::new(graph, &setting), &STEPS);

@@ -6,7 +6,7 @@ use crate::oracle::Oracle;
 use crate::user::{together, User};
 use crate::Setting;
 use layerspec::LayerGraph;
-use pipeline::kept::CopyId;
+use pipeline::kept::SnapshotId;
 use pipeline::message::Failure;
 use std::collections::BTreeMap;
 use testkit::Random;
@@ -64,8 +64,8 @@ pub struct Run<'a> {
     /// How many memberships there were.
     pub memberships: u64,
     /// The last such copy that is whole, and one that is on its way.
-    whole: Option<CopyId>,
-    arriving: Option<(CopyId, Vec<u64>)>,
+    whole: Option<SnapshotId>,
+    arriving: Option<(SnapshotId, Vec<u64>)>,
     /// The last step that was done.
     pub furthest: u64,
     pub counts: &'a mut Counts,
@@ -135,7 +135,7 @@ impl Run<'_> {
     /// Counts the losses at this moment.
     fn during<T>(&mut self, user: &mut User<'_>, moment: &'static str, act: impl FnOnce(&mut User<'_>) -> T) -> T {
         let (before, updates) = (user.world.perils.losses.len(), user.world.trouble.updates);
-        let all: usize = user.plan.homes.iter().map(|(_, replicas)| replicas.len()).sum();
+        let all: usize = user.plan.stage_placement.iter().map(|(_, replicas)| replicas.len()).sum();
         let result = act(user);
         for loss in &user.world.perils.losses[before..] {
             let updated = (1..all as u64).contains(&(loss.updates - updates));
@@ -145,7 +145,7 @@ impl Run<'_> {
     }
 
     fn begin_keeping(&mut self, user: &mut User<'_>, step: u64, random: &mut Random) {
-        let (copy, whole) = (CopyId { run: RUN, step, membership: self.memberships }, self.whole);
+        let (copy, whole) = (SnapshotId { run: RUN, step, membership: self.memberships }, self.whole);
         let moment = "a loss while workers begin a copy";
         match self.during(user, moment, |user| user.begin_keeping(copy, whole, random)) {
             Ok(requests) => self.arriving = Some((copy, requests)),

@@ -1,32 +1,32 @@
 //! What workers of a world keep beyond it.
 
 use super::*;
-use pipeline::kept::{CopyId, CopyNote};
+use pipeline::kept::{SnapshotId, SnapshotNote};
 
 /// A worker's copies, as its process has them whatever becomes of a run.
 #[derive(Clone, Default)]
-pub struct Kept(BTreeMap<CopyId, (CopyNote, Parts)>);
+pub struct Kept(BTreeMap<SnapshotId, (SnapshotNote, Parts)>);
 
 type Parts = BTreeMap<u32, BTreeMap<String, Fake>>;
 
 impl Kept {
-    pub fn put(&mut self, copy: CopyId, note: CopyNote, part: u32, tensors: BTreeMap<String, Fake>) {
+    pub fn put(&mut self, copy: SnapshotId, note: SnapshotNote, part: u32, tensors: BTreeMap<String, Fake>) {
         let (_, parts) = self.0.entry(copy).or_insert_with(|| (note, Parts::new()));
         assert!(parts.insert(part, tensors).is_none(), "part {part} of {copy:?} is kept twice");
         assert!(self.0.len() <= 2, "more copies are kept than the last and the next");
     }
 
-    pub fn get(&self, copy: CopyId, part: u32, name: &str) -> Fake {
+    pub fn get(&self, copy: SnapshotId, part: u32, name: &str) -> Fake {
         self.0[&copy].1[&part][name]
     }
 
-    pub fn keep_only(&mut self, wanted: &[CopyId]) {
+    pub fn keep_only(&mut self, wanted: &[SnapshotId]) {
         self.0.retain(|copy, _| wanted.contains(copy));
     }
 
-    fn list(&self) -> Vec<KeptCopy> {
+    fn list(&self) -> Vec<PeerSnapshot> {
         let names = |(part, tensors): (&u32, &BTreeMap<String, Fake>)| (*part, tensors.keys().cloned().collect());
-        let listed = self.0.iter().map(|(copy, (note, parts))| KeptCopy {
+        let listed = self.0.iter().map(|(copy, (note, parts))| PeerSnapshot {
             copy: *copy,
             note: note.clone(),
             parts: parts.iter().map(names).collect(),

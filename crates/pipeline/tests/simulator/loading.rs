@@ -26,13 +26,13 @@ fn tied(replicas: &[u16]) -> Setting {
 /// Each replica gets each weight once: the first from the boss, the others from one another, nobody sending it to more
 /// than two.
 fn check_ways(user: &User<'_>) {
-    let homes = &user.plan.homes;
+    let stage_placement = &user.plan.stage_placement;
     assert!(!user.world.weights.is_empty(), "no weight was loaded");
     for (name, ways) in &user.world.weights {
         let stages: std::collections::BTreeSet<_> = ways.iter().map(|(stage, ..)| *stage).collect();
         for stage in stages {
             let ways: Vec<_> = ways.iter().filter(|(of, ..)| *of == stage).collect();
-            let replicas = homes.of(stage);
+            let replicas = stage_placement.of(stage);
             let mut reached: Vec<WorkerId> = ways.iter().map(|(.., to)| *to).collect();
             reached.sort_unstable();
             let mut all = replicas.to_vec();

@@ -39,7 +39,7 @@ use faults::Faults;
 use layerspec::LayerGraph;
 use network::Conditions;
 use oracle::Oracle;
-use pipeline::replicas::{Columns, Sharding};
+use pipeline::replicas::{Sharding, WorkerGroups};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use seeds::Log;
 use testkit::Random;
@@ -62,8 +62,8 @@ struct Setting {
     collective: bool,
     /// What replicas share out.
     sharding: Option<Sharding>,
-    /// What uneven deals are drawn from.
-    deals: Option<u64>,
+    /// What uneven assignments of microbatches are drawn from.
+    microbatch_assignments: Option<u64>,
     /// Whether workers read inputs and targets by themselves.
     own_data: bool,
 }
@@ -84,22 +84,34 @@ impl Setting {
         max_norm: Option<f64>,
     ) -> Self {
         let replicas = vec![1; (cuts.len() + 1) / placement.chunks()];
-        let (tree, collective, sharding, deals, own_data) = (false, false, None, None, false);
-        Setting { cuts, kind, placement, microbatches, max_norm, replicas, tree, collective, sharding, deals, own_data }
+        let (tree, collective, sharding, microbatch_assignments, own_data) = (false, false, None, None, false);
+        Setting {
+            cuts,
+            kind,
+            placement,
+            microbatches,
+            max_norm,
+            replicas,
+            tree,
+            collective,
+            sharding,
+            microbatch_assignments,
+            own_data,
+        }
     }
 
     fn workers(&self) -> usize {
         self.replicas.iter().map(|replicas| usize::from(*replicas)).sum()
     }
 
-    /// The same with some places doubled or trebled, and microbatches dealt unevenly.
+    /// The same with some places doubled or trebled, and microbatches assigned unevenly.
     fn with_replicas(mut self, random: &mut Random) -> Self {
         match random.chance(50) {
             true => self.replicas.fill(1 + random.below(3) as u16),
             false => self.replicas.iter_mut().for_each(|replicas| *replicas = 1 + random.below(3) as u16),
         }
         self.tree = true;
-        self.deals = random.chance(60).then(|| random.next());
+        self.microbatch_assignments = random.chance(60).then(|| random.next());
         let in_order = match self.kind {
             ScheduleKind::GPipe => true,
             ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => self.placement == Placement::Plain,
@@ -113,7 +125,8 @@ impl Setting {
 
     fn plan(&self, graph: &LayerGraph) -> Plan {
         let cuts = Cuts::At(self.cuts.clone());
-        let plan = Plan::new(graph, &cuts, Columns::of(&self.replicas), self.placement).expect("a cut that is allowed");
+        let plan =
+            Plan::new(graph, &cuts, WorkerGroups::of(&self.replicas), self.placement).expect("a cut that is allowed");
         plan.sharded(self.sharding)
     }
 

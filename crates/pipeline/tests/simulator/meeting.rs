@@ -47,7 +47,7 @@ impl World {
             return self.finish(id, Err(called_off()));
         }
         worker.waits = true;
-        let all = self.homes.of(stage).to_vec();
+        let all = self.stage_placement.of(stage).to_vec();
         let there = |worker: &WorkerId| {
             let here = &self.workers[worker.0 as usize];
             here.alive && here.waits && self.meeting(*worker).is_some_and(|(other, _)| other == meeting)

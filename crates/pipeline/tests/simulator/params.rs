@@ -19,7 +19,7 @@ pub const NOTHING: Fake = 0;
 pub struct Params {
     spec: Option<StageSpec>,
     all: BTreeMap<String, Param>,
-    borrowed: BTreeSet<String>,
+    tied_copies: BTreeSet<String>,
 }
 
 /// Tensors by the stage at the other end.
@@ -32,7 +32,7 @@ impl Params {
             for (name, _) in params.weights(layer) {
                 let here = spec.layers.iter().any(|l| name.rsplit_once('.').is_some_and(|(n, _)| n == l.name));
                 if !here {
-                    params.borrowed.insert(name.clone());
+                    params.tied_copies.insert(name.clone());
                 }
                 params.all.insert(name.clone(), Param::new(seed, &name));
             }
@@ -59,7 +59,7 @@ impl Params {
     }
 
     pub fn owned(&self) -> Vec<(String, Fake)> {
-        let owned = self.all.iter().filter(|(name, _)| !self.borrowed.contains(*name));
+        let owned = self.all.iter().filter(|(name, _)| !self.tied_copies.contains(*name));
         owned.map(|(name, p)| (name.clone(), p.value)).collect()
     }
 
@@ -104,7 +104,7 @@ impl Params {
 
     pub fn load_state(&mut self, name: &str, state: Fake, buckets: &[Bucket], share: Option<ShardId>) {
         let elsewhere = self.part_of(name, buckets, share).is_some_and(|part| part.is_empty());
-        if !elsewhere && !self.borrowed.contains(name) {
+        if !elsewhere && !self.tied_copies.contains(name) {
             self.all.entry(name.to_string()).and_modify(|p| p.state = state);
         }
     }
@@ -208,7 +208,7 @@ impl Params {
     }
 
     pub fn step(&mut self, optimizer: &OptimizerSpec, update: Update) {
-        let owned = self.all.iter_mut().filter(|(name, _)| !self.borrowed.contains(*name));
+        let owned = self.all.iter_mut().filter(|(name, _)| !self.tied_copies.contains(*name));
         owned.for_each(|(_, p)| p.step(optimizer, update));
     }
 
@@ -269,10 +269,10 @@ impl Params {
 
     pub fn tied_grads(&self, spec: &StageSpec) -> Tied {
         let mut tied: BTreeMap<StageId, Vec<Fake>> = BTreeMap::new();
-        for borrowed in &spec.borrowed {
-            let users: Vec<&Layer> = users(spec, &borrowed.users);
-            let list = tied.entry(borrowed.from).or_default();
-            for (name, user) in uses(&borrowed.owner, &users) {
+        for tied_copies in &spec.tied_copies {
+            let users: Vec<&Layer> = users(spec, &tied_copies.users);
+            let list = tied.entry(tied_copies.from).or_default();
+            for (name, user) in uses(&tied_copies.owner, &users) {
                 list.push(self.all[&name].grads.get(&user).copied().unwrap_or(NOTHING));
             }
         }
@@ -283,9 +283,9 @@ impl Params {
         assert!(tied.is_sorted_by(|a, b| a.0 > b.0), "stages in the wrong order");
         for (stage, grads) in tied {
             let mut grads = grads.into_iter();
-            for lent in &spec.lent {
-                let Some((_, users)) = lent.to.iter().find(|(to, _)| *to == stage) else { continue };
-                let owner = spec.layers.iter().find(|l| l.id == lent.owner).expect("a layer of the stage");
+            for tied_owners in &spec.tied_owners {
+                let Some((_, users)) = tied_owners.to.iter().find(|(to, _)| *to == stage) else { continue };
+                let owner = spec.layers.iter().find(|l| l.id == tied_owners.owner).expect("a layer of the stage");
                 for (name, user) in uses(owner, &users.iter().collect::<Vec<_>>()) {
                     let grad = grads.next().expect("a gradient of every use");
                     if grad != NOTHING {
@@ -300,9 +300,9 @@ impl Params {
 
     pub fn tied_values(&self, spec: &StageSpec) -> Tied {
         let mut tied: BTreeMap<std::cmp::Reverse<StageId>, Vec<Fake>> = BTreeMap::new();
-        for lent in &spec.lent {
-            let owner = spec.layers.iter().find(|l| l.id == lent.owner).expect("a layer of the stage");
-            for (stage, users) in &lent.to {
+        for tied_owners in &spec.tied_owners {
+            let owner = spec.layers.iter().find(|l| l.id == tied_owners.owner).expect("a layer of the stage");
+            for (stage, users) in &tied_owners.to {
                 let names = shared(owner, &users.iter().collect::<Vec<_>>());
                 tied.entry(std::cmp::Reverse(*stage)).or_default().extend(names.iter().map(|n| self.all[n].value));
             }
@@ -312,11 +312,11 @@ impl Params {
 
     pub fn take_tied(&mut self, spec: &StageSpec, tied: Tied) {
         assert!(tied.is_sorted_by(|a, b| a.0 < b.0), "stages in the wrong order");
-        let mut left = self.borrowed.clone();
+        let mut left = self.tied_copies.clone();
         for (stage, values) in tied {
             let mut values = values.into_iter();
-            for borrowed in spec.borrowed.iter().filter(|b| b.from == stage) {
-                for name in shared(&borrowed.owner, &users(spec, &borrowed.users)) {
+            for tied_copies in spec.tied_copies.iter().filter(|b| b.from == stage) {
+                for name in shared(&tied_copies.owner, &users(spec, &tied_copies.users)) {
                     let param = self.all.get_mut(&name).expect("known");
                     param.value = values.next().expect("a value of every weight");
                     param.grads.clear();

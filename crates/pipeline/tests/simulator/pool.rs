@@ -11,7 +11,7 @@ use crate::strikes::Strikes;
 use crate::user::User;
 use crate::{models, user, Setting};
 use layerspec::LayerGraph;
-use pipeline::boss::{Prepare, Regrouping, Request};
+use pipeline::boss::{MembershipChange, Prepare, Request};
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::Failure;
 use pipeline::{Plan, ScheduleKind};
@@ -38,27 +38,32 @@ impl Pool<'_> {
     fn tend(&mut self) {
         loop {
             self.take_note();
-            let homes = self.gone.iter().fold(self.user.plan.homes.clone(), |homes, gone| homes.without(*gone));
+            let stage_placement = self
+                .gone
+                .iter()
+                .fold(self.user.plan.stage_placement.clone(), |stage_placement, gone| stage_placement.without(*gone));
             let behind = self.user.world.behind.clone();
             let caught_up = |worker: &WorkerId| behind.contains(&(*worker, 0));
-            let like = |guide: &WorkerId| match homes.is_member(*guide) {
+            let like = |guide: &WorkerId| match stage_placement.is_member(*guide) {
                 true => *guide,
-                false => homes.of(self.user.plan.homes.stages_of(*guide).next().expect("a stage"))[0],
+                false => {
+                    stage_placement.of(self.user.plan.stage_placement.stages_of(*guide).next().expect("a stage"))[0]
+                }
             };
             let here = self.followers.iter().filter(|(worker, _)| self.is_here(**worker));
             let here: BTreeMap<WorkerId, WorkerId> = here.map(|(worker, guide)| (*worker, like(guide))).collect();
             let (joining, mut followers): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 here.into_iter().partition(|(worker, _)| caught_up(worker));
-            followers.extend(self.ready.iter().map(|(worker, stage)| (*worker, homes.of(*stage)[0])));
-            let homes = homes.joined_by(&joining);
-            let same = homes == self.user.plan.homes && followers.keys().eq(self.followers.keys());
+            followers.extend(self.ready.iter().map(|(worker, stage)| (*worker, stage_placement.of(*stage)[0])));
+            let stage_placement = stage_placement.joined_by(&joining);
+            let same = stage_placement == self.user.plan.stage_placement && followers.keys().eq(self.followers.keys());
             if same && !self.unsure {
                 return;
             }
-            let plan = Plan { homes, ..self.user.plan.clone() };
-            self.user.world.churn.as_mut().expect("a pool").members = plan.homes.clone();
-            let regrouping = Regrouping { plan: plan.clone(), followers: followers.clone() };
-            let request = self.user.world.submit(Request::Regroup(Box::new(regrouping)));
+            let plan = Plan { stage_placement, ..self.user.plan.clone() };
+            self.user.world.churn.as_mut().expect("a pool").members = plan.stage_placement.clone();
+            let membership_change = MembershipChange { plan: plan.clone(), followers: followers.clone() };
+            let request = self.user.world.submit(Request::ChangeMembership(Box::new(membership_change)));
             match self.user.world.reply(request).result {
                 Ok(_) => {
                     self.user.plan = plan;
@@ -82,11 +87,11 @@ impl Pool<'_> {
         let (arrived, gone) = (std::mem::take(&mut churn.arrived), std::mem::take(&mut churn.gone));
         self.gone.extend(gone);
         for worker in arrived.into_iter().filter(|worker| !self.gone.contains(worker)) {
-            let homes = &self.user.plan.homes;
+            let stage_placement = &self.user.plan.stage_placement;
             // The stage with the fewest.
-            let (stage, of) = homes.iter().min_by_key(|(_, of)| of.len()).expect("a stage");
-            let homes = homes.joined_by([(&worker, &of[0])]);
-            let plan = Plan { homes, ..self.user.plan.clone() };
+            let (stage, of) = stage_placement.iter().min_by_key(|(_, of)| of.len()).expect("a stage");
+            let stage_placement = stage_placement.joined_by([(&worker, &of[0])]);
+            let plan = Plan { stage_placement, ..self.user.plan.clone() };
             let data = self.user.data();
             let prepare = Prepare { worker, plan, files: Vec::new(), optimizer: calls::optimizer(1), data };
             let request = self.user.world.submit(Request::Prepare(Box::new(prepare)));
@@ -150,8 +155,8 @@ pub fn run(
     for call in [Call::Distribute, Call::Optimizer(1)] {
         assert_eq!(user.call(call).expect("nobody has left"), oracle.call(call));
     }
-    let homes = user.plan.homes.clone();
-    user.world.open(Churn::new(homes, due));
+    let stage_placement = user.plan.stage_placement.clone();
+    user.world.open(Churn::new(stage_placement, due));
     user.world.strike_with(strikes);
     let mut pool = Pool {
         user,
@@ -179,7 +184,7 @@ pub fn run(
 const STEPS: u64 = 8;
 
 pub fn possible(graph: &LayerGraph, setting: &Setting) -> bool {
-    setting.plan(graph).stages.iter().all(|stage| stage.borrowed.is_empty())
+    setting.plan(graph).stages.iter().all(|stage| stage.tied_copies.is_empty())
 }
 
 #[test]

@@ -7,9 +7,9 @@ use crate::Setting;
 use layerspec::{Layer, LayerGraph};
 use pipeline::boss::{speakers, Keeping, Request, RunRequest};
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::kept::{CopyId, CopyNote, KeptCopy, Recalled};
+use pipeline::kept::{PeerSnapshot, Recalled, SnapshotId, SnapshotNote};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
-use pipeline::replicas::Deal;
+use pipeline::replicas::MicrobatchAssignment;
 use pipeline::samples::{DataSpec, Samples};
 use pipeline::schedule::{Action, Ending, Order, Terms};
 use pipeline::watch::{Finite, Watch};
@@ -26,12 +26,12 @@ pub struct User<'g> {
     microbatches: u32,
     max_norm: Option<f64>,
     reduction: Reduction,
-    /// Draws the deals of rounds; nothing where each replica takes as many.
-    deals: Option<Random>,
+    /// Draws the assignments of microbatches of rounds; nothing where each replica takes as many.
+    microbatch_assignments: Option<Random>,
     /// The number of the last batch.
     batch: u64,
     /// The batches of steps carried out by hand.
-    open: BTreeMap<u64, (u64, Deal)>,
+    open: BTreeMap<u64, (u64, MicrobatchAssignment)>,
     /// Requests whose replies nobody waits for.
     gathers: Vec<u64>,
     own_data: bool,
@@ -50,13 +50,13 @@ struct With {
 impl<'g> User<'g> {
     pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
         let (open, state, kept, gathers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), Vec::new());
-        let Setting { kind, microbatches, max_norm, tree, collective, deals, own_data, .. } = *setting;
+        let Setting { kind, microbatches, max_norm, tree, collective, microbatch_assignments, own_data, .. } = *setting;
         let reduction = match (tree, collective) {
             (_, true) => Reduction::Collective,
             (true, false) => Reduction::Tree,
             (false, false) => Reduction::Sequential,
         };
-        let deals = deals.map(Random::new);
+        let microbatch_assignments = microbatch_assignments.map(Random::new);
         let batch = 0;
         User {
             world,
@@ -66,7 +66,7 @@ impl<'g> User<'g> {
             microbatches,
             max_norm,
             reduction,
-            deals,
+            microbatch_assignments,
             batch,
             open,
             gathers,
@@ -171,34 +171,58 @@ impl<'g> User<'g> {
             Call::Measure => Request::Measure(calls::probes(self.graph)),
             Call::Eval(step) if step.is_multiple_of(2) => {
                 // As whole batches go, each the only one of its kind.
-                let deal = self.plan.deal_batches(self.microbatches, |_, _| pipeline::replicas::Pace::from(1));
-                let actions = self.gathered(self.plan.forwards(&deal, self.microbatches));
-                self.run(step, Mode::Eval, actions, deal, With { data: true, loss: true, outputs: true })
+                let microbatch_assignment =
+                    self.plan.assign_batches(self.microbatches, |_, _| pipeline::replicas::Speed::from(1));
+                let actions = self.gathered(self.plan.forwards(&microbatch_assignment, self.microbatches));
+                self.run(
+                    step,
+                    Mode::Eval,
+                    actions,
+                    microbatch_assignment,
+                    With { data: true, loss: true, outputs: true },
+                )
             }
             Call::Eval(step) => {
                 // The order of forward passes is free, as long as it is the same everywhere.
                 let last = self.microbatches - 1;
                 let forward = |stage, microbatch| Action::Forward { stage, microbatch: last - microbatch };
-                let deal = self.deal();
-                let actions = self.gathered(self.actions(&deal, true, forward));
-                self.run(step, Mode::Eval, actions, deal, With { data: true, loss: true, outputs: true })
+                let microbatch_assignment = self.microbatch_assignment();
+                let actions = self.gathered(self.actions(&microbatch_assignment, true, forward));
+                self.run(
+                    step,
+                    Mode::Eval,
+                    actions,
+                    microbatch_assignment,
+                    With { data: true, loss: true, outputs: true },
+                )
             }
             Call::Forward(step) => {
-                let deal = self.deal();
-                let actions = self.actions(&deal, false, |stage, microbatch| Action::Forward { stage, microbatch });
+                let microbatch_assignment = self.microbatch_assignment();
+                let actions = self
+                    .actions(&microbatch_assignment, false, |stage, microbatch| Action::Forward { stage, microbatch });
                 let actions = self.gathered(actions);
-                let request =
-                    self.run(step, Mode::Train, actions, deal.clone(), With { data: true, loss: false, outputs: true });
-                self.open.insert(step, (self.batch, deal));
+                let request = self.run(
+                    step,
+                    Mode::Train,
+                    actions,
+                    microbatch_assignment.clone(),
+                    With { data: true, loss: false, outputs: true },
+                );
+                self.open.insert(step, (self.batch, microbatch_assignment));
                 request
             }
             Call::Backward(step) => self.backward(step),
             Call::Discard(step) => Request::Discard { batch: self.open[&step].0 },
             Call::OptimStep(step) => {
                 let actions = self.plan.layout().ending(self.ending());
-                let (batch, deal) = self.open[&step].clone();
-                let request =
-                    self.run(step, Mode::Train, actions, deal, With { data: false, loss: false, outputs: false });
+                let (batch, microbatch_assignment) = self.open[&step].clone();
+                let request = self.run(
+                    step,
+                    Mode::Train,
+                    actions,
+                    microbatch_assignment,
+                    With { data: false, loss: false, outputs: false },
+                );
                 with_batch(request, batch)
             }
         };
@@ -231,12 +255,12 @@ impl<'g> User<'g> {
     /// requests have.
     pub fn begin_keeping(
         &mut self,
-        copy: CopyId,
-        last: Option<CopyId>,
+        copy: SnapshotId,
+        last: Option<SnapshotId>,
         random: &mut Random,
     ) -> Result<Vec<u64>, Failure> {
         let plan = self.plan.clone();
-        let members = plan.homes.members();
+        let members = plan.stage_placement.members();
         let named = random.chance(50);
         let named: Vec<WorkerId> = members.iter().copied().filter(|_| named).collect();
         let neighbours: BTreeMap<WorkerId, WorkerId> =
@@ -248,7 +272,7 @@ impl<'g> User<'g> {
         };
         let mut before = 0;
         self.copy_stages(|stage| {
-            let (note, neighbours) = (CopyNote { parts, text: format!("{}", copy.step) }, neighbours.clone());
+            let (note, neighbours) = (SnapshotNote { parts, text: format!("{}", copy.step) }, neighbours.clone());
             let keeping = Keeping { copy, note, last, stage, before, neighbours };
             before += number(stage);
             Request::Keep(Box::new(keeping))
@@ -261,15 +285,15 @@ impl<'g> User<'g> {
     }
 
     /// The last copy of a run that workers keep whole.
-    pub fn kept_copy(&mut self, run: u64) -> Result<Option<(CopyId, Vec<Recalled>)>, Failure> {
+    pub fn kept_copy(&mut self, run: u64) -> Result<Option<(SnapshotId, Vec<Recalled>)>, Failure> {
         let request = self.world.submit(Request::Copies { run });
         self.world.reply(request).result?;
         let copies = std::mem::take(&mut self.world.copies);
-        let steps: BTreeMap<CopyId, u32> = copies.iter().map(|(_, kept)| (kept.copy, kept.note.parts)).collect();
+        let steps: BTreeMap<SnapshotId, u32> = copies.iter().map(|(_, kept)| (kept.copy, kept.note.parts)).collect();
         assert!(steps.keys().all(|copy| copy.run == run));
         assert!(copies.iter().all(|(_, kept)| kept.note.text == kept.copy.step.to_string()));
         for (copy, parts) in steps.into_iter().rev() {
-            let here: Vec<&(WorkerId, KeptCopy)> = copies.iter().filter(|(_, kept)| kept.copy == copy).collect();
+            let here: Vec<&(WorkerId, PeerSnapshot)> = copies.iter().filter(|(_, kept)| kept.copy == copy).collect();
             let mut names: BTreeMap<(u32, String), WorkerId> = BTreeMap::new();
             for (worker, kept) in &here {
                 let all = kept.parts.iter().flat_map(|(part, names)| names.iter().map(move |name| (*part, name)));
@@ -287,7 +311,7 @@ impl<'g> User<'g> {
     }
 
     /// Has workers go on from a copy that they keep.
-    pub fn restore_kept(&mut self, copy: CopyId, tensors: Vec<Recalled>) -> Result<(), Failure> {
+    pub fn restore_kept(&mut self, copy: SnapshotId, tensors: Vec<Recalled>) -> Result<(), Failure> {
         let request = self.world.submit(Request::SetOptimizer(calls::optimizer(1)));
         self.world.reply(request).result?;
         let request = self.world.submit(Request::Restore { copy, tensors });
@@ -335,11 +359,16 @@ impl<'g> User<'g> {
     }
 
     /// For each worker an action for each of its stages and every microbatch that it takes.
-    fn actions(&self, deal: &Deal, falling: bool, action: impl Fn(StageId, u32) -> Action) -> Vec<Vec<Action>> {
+    fn actions(
+        &self,
+        microbatch_assignment: &MicrobatchAssignment,
+        falling: bool,
+        action: impl Fn(StageId, u32) -> Action,
+    ) -> Vec<Vec<Action>> {
         let last = self.microbatches - 1;
         let takes = |stage: StageId, worker: usize, microbatch: u32| {
             let microbatch = if falling { last - microbatch } else { microbatch };
-            deal.worker(&self.plan.homes, stage, microbatch) == Some(WorkerId(worker as u16))
+            microbatch_assignment.worker(&self.plan.stage_placement, stage, microbatch) == Some(WorkerId(worker as u16))
         };
         let list = |(worker, stages): (usize, Vec<StageId>)| {
             let all = stages.into_iter().flat_map(|s| (0..self.microbatches).map(move |m| (s, m)));
@@ -349,11 +378,15 @@ impl<'g> User<'g> {
     }
 
     /// Who takes what in the next round.
-    fn deal(&mut self) -> Deal {
-        let speeds: Vec<u64> =
-            (0..self.plan.workers()).map(|_| self.deals.as_mut().map_or(1, |r| 1 + r.below(4))).collect();
-        let deal = Deal::by_speed(&self.plan.homes, self.microbatches, |_, worker| speeds[worker.0 as usize]);
-        self.plan.ordered(deal)
+    fn microbatch_assignment(&mut self) -> MicrobatchAssignment {
+        let speeds: Vec<u64> = (0..self.plan.workers())
+            .map(|_| self.microbatch_assignments.as_mut().map_or(1, |r| 1 + r.below(4)))
+            .collect();
+        let microbatch_assignment =
+            MicrobatchAssignment::by_speed(&self.plan.stage_placement, self.microbatches, |_, worker| {
+                speeds[worker.0 as usize]
+            });
+        self.plan.ordered(microbatch_assignment)
     }
 
     fn ending(&self) -> Ending {
@@ -367,20 +400,36 @@ impl<'g> User<'g> {
     }
 
     fn train(&mut self, step: u64, ending: Ending) -> Request {
-        let (deal, reduction) = (self.deal(), self.reduction);
-        let terms = Terms { ending, reduction, deal: Some(deal), ..Terms::new(self.kind, self.microbatches) };
+        let (microbatch_assignment, reduction) = (self.microbatch_assignment(), self.reduction);
+        let terms = Terms {
+            ending,
+            reduction,
+            microbatch_assignment: Some(microbatch_assignment),
+            ..Terms::new(self.kind, self.microbatches)
+        };
         let schedule = self.plan.schedule_for(&terms).expect("a good schedule");
         let outputs = calls::wants_outputs(step);
-        let Request::Run(mut run) =
-            self.run(step, Mode::Train, schedule.workers, schedule.deal, With { data: true, loss: true, outputs })
-        else {
+        let Request::Run(mut run) = self.run(
+            step,
+            Mode::Train,
+            schedule.workers,
+            schedule.microbatch_assignment,
+            With { data: true, loss: true, outputs },
+        ) else {
             unreachable!()
         };
         run.order = schedule.order;
         Request::Run(run)
     }
 
-    fn run(&mut self, step: u64, mode: Mode, actions: Vec<Vec<Action>>, deal: Deal, with: With) -> Request {
+    fn run(
+        &mut self,
+        step: u64,
+        mode: Mode,
+        actions: Vec<Vec<Action>>,
+        microbatch_assignment: MicrobatchAssignment,
+        with: With,
+    ) -> Request {
         let With { data: with_data, loss: with_loss, outputs } = with;
         self.batch += 1;
         let slots = &mut self.world.boss_slots;
@@ -413,7 +462,7 @@ impl<'g> User<'g> {
             cached: None,
             actions,
             order,
-            deal,
+            microbatch_assignment,
             microbatches: self.microbatches,
             reduction: self.reduction,
             update,
@@ -432,10 +481,14 @@ impl<'g> User<'g> {
     fn backward(&mut self, step: u64) -> Request {
         // Gradients come from the last stage, so a worker with several takes that first.
         let layout = self.plan.layout();
-        let (batch, deal) = self.open[&step].clone();
+        let (batch, microbatch_assignment) = self.open[&step].clone();
         let back = |(worker, stages): (usize, Vec<StageId>)| {
             let worker = WorkerId(worker as u16);
-            let taken = |s| deal.taken(&self.plan.homes, s, worker, self.microbatches).map(move |m| (s, m));
+            let taken = |s| {
+                microbatch_assignment
+                    .taken(&self.plan.stage_placement, s, worker, self.microbatches)
+                    .map(move |m| (s, m))
+            };
             let all = stages.into_iter().rev().flat_map(taken);
             all.flat_map(|(s, m)| layout.backward(s, m, self.kind.splits())).collect::<Vec<_>>()
         };
@@ -453,9 +506,13 @@ impl<'g> User<'g> {
                 grads.push((microbatch, *value, given.into_iter().map(|g| slots.hold(g)).collect()));
             }
         }
-        let Request::Run(mut run) =
-            self.run(step, Mode::Train, actions, deal, With { data: false, loss: false, outputs: false })
-        else {
+        let Request::Run(mut run) = self.run(
+            step,
+            Mode::Train,
+            actions,
+            microbatch_assignment,
+            With { data: false, loss: false, outputs: false },
+        ) else {
             unreachable!()
         };
         run.grads = Some(grads);

@@ -29,9 +29,9 @@ use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
 use pipeline::effect::{Destination, Effect, Frame, Peer, Summing, WorkerSpan};
 use pipeline::frame::{decode, encode, head_len, Envelope, Route};
 use pipeline::ids::{Slot, StageId, WorkerId};
-use pipeline::kept::KeptCopy;
+use pipeline::kept::PeerSnapshot;
 use pipeline::message::{Failure, Head};
-use pipeline::replicas::{BucketBytes, Homes, Node, Tree};
+use pipeline::replicas::{BucketBytes, Node, StagePlacement, Tree};
 use pipeline::samples::DataTask;
 use pipeline::stage::StageSession;
 use pipeline::task::Outcome;
@@ -72,9 +72,9 @@ pub struct World {
     /// The ways that weights to be loaded took, by name, each with the stage.
     pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
     /// What workers said last of the copies that they keep.
-    pub copies: Vec<(WorkerId, KeptCopy)>,
+    pub copies: Vec<(WorkerId, PeerSnapshot)>,
     /// Who has which stage, where nobody comes and goes.
-    homes: Homes,
+    stage_placement: StagePlacement,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
@@ -115,7 +115,7 @@ impl World {
             struck: Struck::default(),
             weights: BTreeMap::new(),
             copies: Vec::new(),
-            homes: plan.homes.clone(),
+            stage_placement: plan.stage_placement.clone(),
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
@@ -402,8 +402,8 @@ impl World {
                 | Effect::Interrupt
                 | Effect::Residuals(_)
                 | Effect::Keep { .. }
-                | Effect::SendKept { .. }
-                | Effect::KeepOnly(_)
+                | Effect::SendSnapshot { .. }
+                | Effect::RetainSnapshots(_)
                 | Effect::Dial { .. }
                 | Effect::Progress(_)
                 | Effect::Finish => panic!("the boss wants {effect:?}"),
@@ -458,11 +458,11 @@ impl World {
                     let take = |(name, slot)| (name, worker.slots.give_up(slot));
                     worker.kept.put(copy, note, part, tensors.into_iter().map(take).collect());
                 }
-                Effect::SendKept { to, copy, part, name } => {
+                Effect::SendSnapshot { to, copy, part, name } => {
                     let tensor = worker.kept.get(copy, part, &name);
                     self.send(Peer::Worker(id), to, vec![tensor]);
                 }
-                Effect::KeepOnly(copies) => worker.kept.keep_only(&copies),
+                Effect::RetainSnapshots(copies) => worker.kept.keep_only(&copies),
                 Effect::Interrupt => self.interrupt(id),
                 // Nothing is compressed here, so nothing is lost.
                 Effect::Residuals(_) => {}

@@ -43,8 +43,9 @@ const DEALS: [&[usize]; 4] =
     [&[0, 0, 0, 0, 0, 0, 0], &[0, 0, 0, 0, 1, 1, 1], &[0, 0, 0, 1, 1, 0, 0], &[2, 0, 1, 1, 0, 1, 2]];
 
 fn spec(model: &StageModel) -> StageSpec {
-    let (layers, borrowed, lent) = (model.layers.clone(), model.borrowed.clone(), model.lent.clone());
-    StageSpec { stage: StageId(0), layers, inputs: Vec::new(), outputs: Vec::new(), borrowed, lent }
+    let (layers, tied_copies, tied_owners) =
+        (model.layers.clone(), model.tied_copies.clone(), model.tied_owners.clone());
+    StageSpec { stage: StageId(0), layers, inputs: Vec::new(), outputs: Vec::new(), tied_copies, tied_owners }
 }
 
 fn replica(graph: &LayerGraph) -> Engine {
@@ -62,7 +63,7 @@ enum Halves {
 }
 
 /// Replicas and what they have handed out.
-struct Team {
+struct ReplicaGroup {
     graph: LayerGraph,
     engines: Vec<Engine>,
     halves: Halves,
@@ -108,10 +109,10 @@ fn over_the_wire(payload: &Payload) -> Payload {
     Payload { meta: payload.meta.clone(), bytes: bytes::Bytes::from(payload.bytes.to_vec()) }
 }
 
-impl Team {
+impl ReplicaGroup {
     fn new(yaml: &str, replicas: usize, halves: Halves) -> Self {
         let graph = graph(yaml);
-        Team { engines: (0..replicas).map(|_| replica(&graph)).collect(), graph, halves }
+        ReplicaGroup { engines: (0..replicas).map(|_| replica(&graph)).collect(), graph, halves }
     }
 
     fn input(&self, name: &str, microbatch: u32) -> Tensor {
@@ -126,11 +127,11 @@ impl Team {
     }
 
     /// The passes of one batch, and what replicas hand out on the way. Backward passes begin with the last microbatch.
-    fn passes(&mut self, batch: u64, deal: &[usize]) -> Handed {
-        let (microbatches, replicas) = (deal.len() as u32, self.engines.len());
+    fn passes(&mut self, batch: u64, microbatch_assignment: &[usize]) -> Handed {
+        let (microbatches, replicas) = (microbatch_assignment.len() as u32, self.engines.len());
         let mut handed = Handed::default();
         for number in 0..replicas {
-            let taken: Vec<u32> = (0..microbatches).filter(|m| deal[*m as usize] == number).collect();
+            let taken: Vec<u32> = (0..microbatches).filter(|m| microbatch_assignment[*m as usize] == number).collect();
             let mut grads = BTreeMap::new();
             for index in &taken {
                 let key = MicrobatchKey { batch, index: *index };
@@ -169,9 +170,9 @@ impl Team {
         handed
     }
 
-    fn round(&mut self, batch: u64, deal: &[usize]) {
-        let handed = self.passes(batch, deal);
-        let microbatches = deal.len() as u32;
+    fn round(&mut self, batch: u64, microbatch_assignment: &[usize]) {
+        let handed = self.passes(batch, microbatch_assignment);
+        let microbatches = microbatch_assignment.len() as u32;
         let mut buckets: Vec<Vec<Vec<Payload>>> = Vec::new();
         for ((bucket, _), sums) in &handed.sums {
             buckets.resize_with(*bucket as usize + 1, Vec::new);
@@ -200,18 +201,18 @@ impl Team {
     }
 }
 
-fn replicas_of(deal: &[usize]) -> usize {
-    deal.iter().max().unwrap() + 1
+fn replicas_of(microbatch_assignment: &[usize]) -> usize {
+    microbatch_assignment.iter().max().unwrap() + 1
 }
 
 /// Two steps, of which the second gathers the gradients of two batches.
-fn learned(yaml: &str, deal: &[usize], halves: Halves) -> Named {
-    let mut team = Team::new(yaml, replicas_of(deal), halves);
-    team.round(1, deal);
-    let mut all = team.step();
-    team.round(2, deal);
-    team.round(3, &deal[..5]);
-    all.extend(team.step());
+fn learned(yaml: &str, microbatch_assignment: &[usize], halves: Halves) -> Named {
+    let mut group = ReplicaGroup::new(yaml, replicas_of(microbatch_assignment), halves);
+    group.round(1, microbatch_assignment);
+    let mut all = group.step();
+    group.round(2, microbatch_assignment);
+    group.round(3, &microbatch_assignment[..5]);
+    all.extend(group.step());
     all
 }
 
@@ -221,9 +222,13 @@ fn the_deal_does_not_show() {
         let alone = learned(yaml, DEALS[0], Halves::AtOnce);
         assert!(alone.iter().any(|(name, _)| name.ends_with("weight")));
         assert_same(&learned(yaml, DEALS[0], Halves::Apart), &alone, "in halves");
-        for deal in &DEALS[1..] {
+        for microbatch_assignment in &DEALS[1..] {
             for halves in [Halves::AtOnce, Halves::Apart] {
-                assert_same(&learned(yaml, deal, halves), &alone, &format!("{yaml} {deal:?} {halves:?}"));
+                assert_same(
+                    &learned(yaml, microbatch_assignment, halves),
+                    &alone,
+                    &format!("{yaml} {microbatch_assignment:?} {halves:?}"),
+                );
             }
         }
     }
@@ -233,43 +238,43 @@ fn the_deal_does_not_show() {
 fn a_replica_without_a_microbatch_comes_to_the_same() {
     let mut found = Vec::new();
     for replicas in [1, 3] {
-        let mut team = Team::new(MIXED, replicas, Halves::AtOnce);
-        team.round(1, if replicas == 1 { &[0, 0] } else { &[0, 2] });
-        found.push(team.step());
+        let mut group = ReplicaGroup::new(MIXED, replicas, Halves::AtOnce);
+        group.round(1, if replicas == 1 { &[0, 0] } else { &[0, 2] });
+        found.push(group.step());
     }
     assert_same(&found[1], &found[0], "a replica had nothing to do");
 }
 
 #[test]
 fn frozen_and_unreached_parameters_have_no_gradient() {
-    let mut team = Team::new(MIXED, 2, Halves::AtOnce);
-    team.round(1, &[0, 1, 0]);
-    let names: Vec<String> = copies(team.engines[1].gradients()).into_iter().map(|(name, _)| name).collect();
+    let mut group = ReplicaGroup::new(MIXED, 2, Halves::AtOnce);
+    group.round(1, &[0, 1, 0]);
+    let names: Vec<String> = copies(group.engines[1].gradients()).into_iter().map(|(name, _)| name).collect();
     let wanted = ["embedding.weight", "1.weight", "1.bias", "2.weight", "2.bias", "4.weight", "4.bias"];
     assert_eq!(names, wanted);
 }
 
 /// What the engine does without a tree.
 fn in_turn(yaml: &str, microbatches: u32) -> (Named, Named) {
-    let mut team = Team::new(yaml, 1, Halves::AtOnce);
+    let mut group = ReplicaGroup::new(yaml, 1, Halves::AtOnce);
     for index in 0..microbatches {
-        let input = team.input("x 1", index);
+        let input = group.input("x 1", index);
         let pass = Pass { key: key(index), step: 1, mode: Mode::Train, apart: false };
-        let outputs = team.engines[0].forward(&pass, vec![input]).unwrap();
+        let outputs = group.engines[0].forward(&pass, vec![input]).unwrap();
         let mut grads: Vec<Vec<Tensor>> = outputs.iter().map(|_| Vec::new()).collect();
         grads[0] = vec![normal(&format!("g 1 {index}"), &outputs[0].size())];
-        team.engines[0].backward(key(index), grads).unwrap();
+        group.engines[0].backward(key(index), grads).unwrap();
     }
-    (copies(team.engines[0].gradients()), team.engines[0].state().unwrap())
+    (copies(group.engines[0].gradients()), group.engines[0].state().unwrap())
 }
 
 #[test]
 fn along_the_tree_the_sum_and_the_statistics_are_what_they_are_in_turn_but_for_rounding() {
     for yaml in [MIXED, CONV, PARTS, TEXT, ENCODER] {
         let (gradients, state) = in_turn(yaml, 7);
-        let mut team = Team::new(yaml, 2, Halves::AtOnce);
-        team.round(1, DEALS[1]);
-        let found = [copies(team.engines[0].gradients()), team.engines[0].state().unwrap()].into_iter().flatten();
+        let mut group = ReplicaGroup::new(yaml, 2, Halves::AtOnce);
+        group.round(1, DEALS[1]);
+        let found = [copies(group.engines[0].gradients()), group.engines[0].state().unwrap()].into_iter().flatten();
         for ((name, found), (other, wanted)) in found.zip(gradients.into_iter().chain(state)) {
             assert_eq!(name, other);
             let scale = wanted.abs().max().double_value(&[]).max(1.0);
@@ -286,24 +291,24 @@ fn what_is_computed_again_counts_once() {
         let mut model = whole(&graph, false);
         model.buckets = buckets(&spec(&model), BucketBytes::default(), None);
         model.layers.iter_mut().for_each(|layer| layer.recompute = recompute);
-        let mut team = Team::new(CONV, 1, Halves::AtOnce);
-        team.engines = vec![Engine::build(model).unwrap()];
-        team.round(1, &[0, 0, 0]);
-        team.engines[0].state().unwrap()
+        let mut group = ReplicaGroup::new(CONV, 1, Halves::AtOnce);
+        group.engines = vec![Engine::build(model).unwrap()];
+        group.round(1, &[0, 0, 0]);
+        group.engines[0].state().unwrap()
     };
     assert_same(&state(Some(Recompute::Full)), &state(None), "state");
 }
 
 #[test]
 fn memory_is_used_again() {
-    for deal in [DEALS[0], DEALS[2]] {
-        let mut team = Team::new(TEXT, replicas_of(deal), Halves::AtOnce);
-        let kept = |team: &Team| team.engines.iter().map(|engine| engine.trees.kept()).collect::<Vec<_>>();
+    for microbatch_assignment in [DEALS[0], DEALS[2]] {
+        let mut group = ReplicaGroup::new(TEXT, replicas_of(microbatch_assignment), Halves::AtOnce);
+        let kept = |group: &ReplicaGroup| group.engines.iter().map(|engine| engine.trees.kept()).collect::<Vec<_>>();
         let mut all = Vec::new();
         for batch in 0..4 {
-            team.round(batch, deal);
-            team.step();
-            all.push(kept(&team));
+            group.round(batch, microbatch_assignment);
+            group.step();
+            all.push(kept(&group));
         }
         assert!(all[0].iter().all(|kept| *kept > 0));
         assert_eq!((&all[1], &all[2]), (&all[2], &all[3]));
@@ -412,15 +417,15 @@ fn gradients_of_another_type_do_not_travel() {
 
 /// What a round hands to the first of two replicas, and the replica.
 fn handed_to_first() -> (Engine, Buckets, Vec<Vec<Tensor>>) {
-    let mut team = Team::new(SMALL, 2, Halves::AtOnce);
-    let handed = team.passes(1, &[0, 1]);
+    let mut group = ReplicaGroup::new(SMALL, 2, Halves::AtOnce);
+    let handed = group.passes(1, &[0, 1]);
     let mut buckets: Buckets = Vec::new();
     for ((bucket, _), sums) in &handed.sums {
         buckets.resize_with(*bucket as usize + 1, Vec::new);
         let slices = link::testing::sum(2, sums).unwrap();
         buckets[*bucket as usize].push(slices.iter().map(|slice| tensor(slice).unwrap()).collect());
     }
-    (team.engines.remove(0), buckets, vec![handed.statistics[&1].iter().map(Tensor::copy).collect()])
+    (group.engines.remove(0), buckets, vec![handed.statistics[&1].iter().map(Tensor::copy).collect()])
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::models::TEXT;
 use super::*;
 use pipeline::ids::StageId;
-use pipeline::plan::{Borrowed, Lent};
+use pipeline::plan::{TiedCopy, TiedOwner};
 
 /// Three uses of one weight, one frozen layer, parameters that only some of the users share.
 const TIES: &str = "
@@ -39,12 +39,12 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
         let layers = graph.layers()[bounds[stage.0 as usize]..bounds[stage.0 as usize + 1]].to_vec();
         let first = layers[0].inputs[0];
         let foreign = graph.layers().iter().filter(|owner| home(owner.id) != stage && !users(owner, stage).is_empty());
-        let borrowed = foreign.map(|owner| Borrowed {
+        let tied_copies = foreign.map(|owner| TiedCopy {
             owner: owner.clone(),
             from: home(owner.id),
             users: users(owner, stage).iter().map(|user| user.id).collect(),
         });
-        let lent = layers.iter().map(|owner| Lent {
+        let tied_owners = layers.iter().map(|owner| TiedOwner {
             owner: owner.id,
             to: (0..count)
                 .rev()
@@ -57,8 +57,8 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
         StageModel {
             inputs: vec![StageInput { value: first, needs_grad: stage.0 > 0, sum_here: true }],
             outputs: vec![layers[layers.len() - 1].outputs[0]],
-            borrowed: borrowed.collect(),
-            lent: lent.filter(|lent| !lent.to.is_empty()).collect(),
+            tied_copies: tied_copies.collect(),
+            tied_owners: tied_owners.filter(|tied_owners| !tied_owners.to.is_empty()).collect(),
             buckets: Vec::new(),
             shard_id: None,
             scatters: false,

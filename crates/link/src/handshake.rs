@@ -1,7 +1,7 @@
 //! The first words on a connection: versions, who calls, and whether it is let in.
 //!
 //! ```text
-//! caller -> | "BOSSMAN\n" | version: u32 LE | length: u32 LE | MessagePack of Hello |
+//! caller -> | "BOSSMAN\n" | version: u32 LE | length: u32 LE | MessagePack of handshake |
 //! callee -> | "BOSSMAN\n" | version: u32 LE | length: u32 LE | MessagePack of Reply |
 //! ```
 //!
@@ -20,7 +20,7 @@ const MAX_BYTES: usize = 64 << 10;
 
 /// What a caller says of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Hello {
+pub(crate) enum Handshake {
     /// A worker to the boss: it wants a place.
     Join(WorkerInfo),
     /// A worker to another one of the same run.

@@ -1,16 +1,16 @@
 //! The boss's side of joining: workers come in until every place is taken.
 
+use crate::acceptor::{Accept, Acceptor, Arrival};
 use crate::boss_driver::{drive, Handle, Member};
 use crate::connection::{Connection, Event, Silence, DONE};
-use crate::door::{Arrival, Door, Knock};
 use crate::endpoint::Callers;
 use crate::error::LinkError;
-use crate::hello::{self, Hello, Reply, WorkerInfo};
+use crate::handshake::{self, Handshake, Reply, WorkerInfo};
 use crate::identity::Identity;
 use crate::join::EVENTS;
 use crate::listening::Listening;
 use crate::memory::Transport;
-use crate::outgoing::Way;
+use crate::outgoing::Channel;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use pipeline::boss::Setup;
 use pipeline::effect::Peer;
@@ -22,11 +22,11 @@ use std::net::SocketAddr;
 use tokio::sync::mpsc;
 
 /// An endpoint that waits for workers.
-pub struct Lobby {
+pub struct Listener {
     listening: CloseOnDrop,
     address: SocketAddr,
     run: u64,
-    door: Door,
+    acceptor: Acceptor,
     sender: mpsc::Sender<Event>,
     events: mpsc::Receiver<Event>,
     places: Vec<Option<Member>>,
@@ -35,7 +35,7 @@ pub struct Lobby {
 
 /// What happens while the boss waits.
 #[derive(Debug)]
-pub enum LobbyEvent {
+pub enum ListenerEvent {
     /// A worker took a place.
     Joined {
         /// Its number.
@@ -61,7 +61,7 @@ pub enum LobbyEvent {
     },
 }
 
-impl Lobby {
+impl Listener {
     /// Listens with places for `workers` workers. Must be called within a tokio runtime.
     pub fn open(identity: &Identity, address: SocketAddr, workers: usize) -> Result<Self, LinkError> {
         let listening = Listening::at(identity, address)?;
@@ -69,8 +69,8 @@ impl Lobby {
         let mut run = [0; 8];
         SystemRandom::new().fill(&mut run).map_err(|_| LinkError::tls("no randomness from the system"))?;
         let (sender, events) = mpsc::channel(EVENTS);
-        Ok(Lobby {
-            door: Door::open(listening.endpoint.clone(), Callers::of_boss(identity)?),
+        Ok(Listener {
+            acceptor: Acceptor::open(listening.endpoint.clone(), Callers::of_boss(identity)?),
             listening: CloseOnDrop(Some(listening)),
             address,
             run: u64::from_le_bytes(run),
@@ -83,7 +83,7 @@ impl Lobby {
 
     /// What the run's connections use, its workers' among each other too.
     pub fn transport(self, transport: Transport) -> Self {
-        Lobby { transport, ..self }
+        Listener { transport, ..self }
     }
 
     /// Where it listens.
@@ -109,16 +109,16 @@ impl Lobby {
     }
 
     /// The next thing that happens. Cancel safe.
-    pub async fn next(&mut self) -> LobbyEvent {
+    pub async fn next(&mut self) -> ListenerEvent {
         loop {
             tokio::select! {
-                Some(knock) = self.door.next() => match knock {
-                    Knock::Arrived(arrival) => {
+                Some(accept) = self.acceptor.next() => match accept {
+                    Accept::Arrived(arrival) => {
                         if let Some(event) = self.seat(arrival) {
                             return event;
                         }
                     }
-                    Knock::TurnedAway { address, reason } => return LobbyEvent::TurnedAway { address, reason },
+                    Accept::TurnedAway { address, reason } => return ListenerEvent::TurnedAway { address, reason },
                 },
                 Some(event) = self.events.recv() => {
                     if let Event::Closed { from: Peer::Worker(worker), connection, reason, .. } = event {
@@ -126,7 +126,7 @@ impl Lobby {
                         // The place may have a new worker by now.
                         if let Some(place) = place.filter(|p| p.as_ref().is_some_and(|m| m.connection.id() == connection)) {
                             *place = None;
-                            return LobbyEvent::Left { worker, reason };
+                            return ListenerEvent::Left { worker, reason };
                         }
                     }
                 }
@@ -134,14 +134,14 @@ impl Lobby {
         }
     }
 
-    fn seat(&mut self, arrival: Arrival) -> Option<LobbyEvent> {
-        let info = match arrival.hello.clone() {
-            Hello::Join(info) => info,
-            Hello::Look => {
+    fn seat(&mut self, arrival: Arrival) -> Option<ListenerEvent> {
+        let info = match arrival.handshake.clone() {
+            Handshake::Join(info) => info,
+            Handshake::Look => {
                 arrival.refuse(format!("the run has not begun; {} workers are missing", self.missing()), true);
                 return None;
             }
-            Hello::Peer { .. } => {
+            Handshake::Peer { .. } => {
                 arrival.refuse("this is a boss, not a worker".into(), false);
                 return None;
             }
@@ -151,20 +151,20 @@ impl Lobby {
             return None;
         };
         let worker = WorkerId(place as u16);
-        let member = self.reception().seat(arrival, worker, info.clone())?;
+        let member = self.admission().seat(arrival, worker, info.clone())?;
         let address = member.address;
         self.places[place] = Some(member);
-        Some(LobbyEvent::Joined { worker, info, address })
+        Some(ListenerEvent::Joined { worker, info, address })
     }
 
-    fn reception(&self) -> Reception {
-        Reception { run: self.run, transport: self.transport, sender: self.sender.clone() }
+    fn admission(&self) -> Admission {
+        Admission { run: self.run, transport: self.transport, sender: self.sender.clone() }
     }
 
     /// The first worker's connection, without a run: for tests.
-    pub(crate) fn into_first(mut self) -> Option<(Member, mpsc::Receiver<Event>, Endpoint, Door)> {
+    pub(crate) fn into_first(mut self) -> Option<(Member, mpsc::Receiver<Event>, Endpoint, Acceptor)> {
         let member = self.places.first_mut()?.take()?;
-        Some((member, self.events, self.listening.0.take()?.endpoint, self.door))
+        Some((member, self.events, self.listening.0.take()?.endpoint, self.acceptor))
     }
 
     /// Begins the run with the first workers that are here, one for each that the plan has; others wait for a place. At most `most_waiting` batches
@@ -178,8 +178,8 @@ impl Lobby {
         most_waiting: usize,
         mut notice: impl FnMut(String) + Send + 'static,
     ) -> Result<Handle, LinkError> {
-        let reception = self.reception();
-        let Lobby { mut listening, door, events, places, .. } = self;
+        let admission = self.admission();
+        let Listener { mut listening, acceptor, events, places, .. } = self;
         let mut members: Vec<Member> = places.into_iter().flatten().collect();
         for spare in members.drain(plan.workers().min(members.len())..) {
             spare.connection.close(DONE, "the run goes on without it until it has a place");
@@ -194,21 +194,21 @@ impl Lobby {
         }
         let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
         let setup = Setup { plan, buckets, seed, addresses, most_waiting };
-        Ok(drive(setup, members, listening, door, (reception, events), Box::new(notice)))
+        Ok(drive(setup, members, listening, acceptor, (admission, events), Box::new(notice)))
     }
 }
 
 /// What a worker is let in with, before the run and during it.
-pub(crate) struct Reception {
+pub(crate) struct Admission {
     run: u64,
     transport: Transport,
     sender: mpsc::Sender<Event>,
 }
 
-impl Reception {
+impl Admission {
     /// Welcomes a worker as this number.
     pub(crate) fn seat(&self, arrival: Arrival, worker: WorkerId, info: WorkerInfo) -> Option<Member> {
-        let welcome = hello::encode(&Reply::Welcome { worker, run: self.run, transport: self.transport }).ok()?;
+        let welcome = handshake::encode(&Reply::Welcome { worker, run: self.run, transport: self.transport }).ok()?;
         let address = arrival.quic.remote_address();
         let control = (arrival.send, arrival.recv);
         let connection = Connection::start(
@@ -219,12 +219,12 @@ impl Reception {
             self.transport,
             Silence::WITH_BOSS,
         );
-        connection.send(Way::Control, welcome, Vec::new());
+        connection.send(Channel::Control, welcome, Vec::new());
         Some(Member { info, address, connection })
     }
 }
 
-/// A lobby that is left before its run began closes its connections, so that workers wait for the next
+/// A listener that is left before its run began closes its connections, so that workers wait for the next
 /// boss and not for this one.
 struct CloseOnDrop(Option<Listening>);
 

@@ -5,19 +5,19 @@ use crate::ids::WorkerId;
 /// The workers of each place in the pipeline, the first replica first. Most places have one stage; with
 /// [placements](crate::schedule::Placement) of several stages a worker, a place has several.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Columns(Vec<Vec<WorkerId>>);
+pub struct WorkerGroups(Vec<Vec<WorkerId>>);
 
-impl Columns {
+impl WorkerGroups {
     /// So many replicas at each place. Workers are numbered replica by replica: the first ones make a whole pipeline, and
     /// each further one makes some place of it wider.
     pub fn of(replicas: &[u16]) -> Self {
-        let mut columns = vec![Vec::new(); replicas.len()];
+        let mut worker_groups = vec![Vec::new(); replicas.len()];
         let widest = replicas.iter().copied().max().unwrap_or(0);
         let all = (0..widest).flat_map(|replica| replicas.iter().enumerate().filter(move |(_, most)| replica < **most));
         for (number, (column, _)) in all.enumerate() {
-            columns[column].push(WorkerId(number as u16));
+            worker_groups[column].push(WorkerId(number as u16));
         }
-        Columns(columns)
+        WorkerGroups(worker_groups)
     }
 
     /// How many places there are.
@@ -41,15 +41,15 @@ impl Columns {
     }
 
     /// The workers of a place.
-    pub fn of_column(&self, column: usize) -> &[WorkerId] {
+    pub fn of_group(&self, column: usize) -> &[WorkerId] {
         self.0.get(column).map_or(&[], Vec::as_slice)
     }
 }
 
-impl From<usize> for Columns {
+impl From<usize> for WorkerGroups {
     /// One worker at each place.
     fn from(workers: usize) -> Self {
-        Columns((0..workers).map(|worker| vec![WorkerId(worker as u16)]).collect())
+        WorkerGroups((0..workers).map(|worker| vec![WorkerId(worker as u16)]).collect())
     }
 }
 
@@ -59,10 +59,10 @@ mod tests {
 
     #[test]
     fn the_first_workers_make_a_whole_pipeline() {
-        let columns = Columns::of(&[3, 1, 2]);
-        let numbers = |column: usize| columns.of_column(column).iter().map(|w| w.0).collect::<Vec<_>>();
+        let worker_groups = WorkerGroups::of(&[3, 1, 2]);
+        let numbers = |column: usize| worker_groups.of_group(column).iter().map(|w| w.0).collect::<Vec<_>>();
         assert_eq!([numbers(0), numbers(1), numbers(2)], [vec![0, 3, 5], vec![1], vec![2, 4]]);
-        assert_eq!(columns.workers(), 6);
-        assert_eq!(Columns::of(&[1, 1]), Columns::from(2));
+        assert_eq!(worker_groups.workers(), 6);
+        assert_eq!(WorkerGroups::of(&[1, 1]), WorkerGroups::from(2));
     }
 }

@@ -8,7 +8,7 @@ use crate::boss::BossMan;
 use pipeline::boss::Request;
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::LinkReport;
-use pipeline::replicas::{buckets, Bucket, BucketBytes, Deal, Homes, Pace};
+use pipeline::replicas::{buckets, Bucket, BucketBytes, MicrobatchAssignment, Speed, StagePlacement};
 
 /// Without it the others have to be this much faster: less is within what is observed from step to step.
 const WORTH_IT: f64 = 0.9;
@@ -17,19 +17,19 @@ const JUDGED_AFTER: u64 = 5;
 
 impl BossMan {
     /// Puts aside who slows the others down, one at a time.
-    pub(super) fn weigh(&mut self) {
+    pub(super) fn evict_stragglers(&mut self) {
         let Some(pool) = &self.pool else { return };
         let judged = |worker: &WorkerId| {
             pool.contributors.get(worker).is_some_and(|c| c.state == State::Working && c.in_a_row >= JUDGED_AFTER)
         };
-        let homes = &self.plan.homes;
-        let members = homes.members();
+        let stage_placement = &self.plan.stage_placement;
+        let members = stage_placement.members();
         if !members.iter().all(judged) {
             return;
         }
-        let with = self.step_time(homes);
+        let with = self.step_time(stage_placement);
         let slows = |worker: &WorkerId| {
-            let others = homes.without(*worker);
+            let others = stage_placement.without(*worker);
             let is_whole = others.iter().all(|(_, members)| !members.is_empty());
             let without = is_whole.then(|| self.step_time(&others))?;
             (without < with * WORTH_IT).then_some((*worker, without))
@@ -46,20 +46,28 @@ impl BossMan {
     }
 
     /// How long a step of these workers takes, in nanoseconds: the slowest with its share, and with what it exchanges.
-    fn step_time(&self, homes: &Homes) -> f64 {
-        let pace = |stage: StageId, worker: WorkerId| Pace {
+    fn step_time(&self, stage_placement: &StagePlacement) -> f64 {
+        let speed = |stage: StageId, worker: WorkerId| Speed {
             each: self.time(stage, worker),
-            once: self.scheduling.observed.once(stage, worker).saturating_add(self.exchange(homes, stage, worker)),
+            once: self.scheduling.observed.once(stage, worker).saturating_add(self.exchange(
+                stage_placement,
+                stage,
+                worker,
+            )),
         };
         let microbatches = self.settings.microbatches;
-        Deal::by_speed(homes, microbatches, pace).longest(homes, microbatches, pace) as f64
+        MicrobatchAssignment::by_speed(stage_placement, microbatches, speed).longest(
+            stage_placement,
+            microbatches,
+            speed,
+        ) as f64
     }
 
     /// What a worker's exchange of a stage's gradients takes, in nanoseconds: its part goes out to be summed, and sums come
     /// back, each as much as what is trained of the stage, less the part that is its own.
-    fn exchange(&self, homes: &Homes, stage: StageId, worker: WorkerId) -> u64 {
-        let replicas = homes.of(stage).len() as u64;
-        let (Some(rate), true) = (self.link_rate(homes, worker), replicas > 1) else { return 0 };
+    fn exchange(&self, stage_placement: &StagePlacement, stage: StageId, worker: WorkerId) -> u64 {
+        let replicas = stage_placement.of(stage).len() as u64;
+        let (Some(rate), true) = (self.link_rate(stage_placement, worker), replicas > 1) else { return 0 };
         let Some(spec) = self.plan.stages.get(stage.0 as usize) else { return 0 };
         let bytes: u64 = buckets(spec, BucketBytes::default(), None).iter().map(Bucket::bytes).sum();
         let moved = 2.0 * bytes as f64 * (replicas - 1) as f64 / replicas as f64;
@@ -67,10 +75,11 @@ impl BossMan {
     }
 
     /// How fast a worker's slowest link to another of these is, in bytes a second, where that is known.
-    pub(super) fn link_rate(&self, homes: &Homes, worker: WorkerId) -> Option<u64> {
+    pub(super) fn link_rate(&self, stage_placement: &StagePlacement, worker: WorkerId) -> Option<u64> {
         let between = |(from, to, report): &(WorkerId, Option<WorkerId>, LinkReport)| {
             let to = (*to)?;
-            let ends = (*from == worker && homes.is_member(to)) || (to == worker && homes.is_member(*from));
+            let ends = (*from == worker && stage_placement.is_member(to))
+                || (to == worker && stage_placement.is_member(*from));
             Some(report.bytes_per_second).filter(|rate| ends && *rate > 0)
         };
         self.pool.as_ref()?.links.iter().filter_map(between).min()

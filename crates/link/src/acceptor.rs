@@ -3,7 +3,7 @@
 
 use crate::endpoint::Callers;
 use crate::error::LinkError;
-use crate::hello::{self, Hello, Reply};
+use crate::handshake::{self, Handshake, Reply};
 use quinn::{Endpoint, RecvStream, SendStream};
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
@@ -25,11 +25,11 @@ pub(crate) struct Arrival {
     pub(crate) quic: quinn::Connection,
     pub(crate) send: SendStream,
     pub(crate) recv: RecvStream,
-    pub(crate) hello: Hello,
+    pub(crate) handshake: Handshake,
 }
 
 /// What happens at the door.
-pub(crate) enum Knock {
+pub(crate) enum Accept {
     Arrived(Arrival),
     /// Nobody to let in, and why.
     TurnedAway {
@@ -47,7 +47,7 @@ impl Arrival {
     /// Answers who only wanted to know how the run stands.
     pub(crate) fn show(mut self, status: String) {
         tokio::spawn(async move {
-            if hello::write(&mut self.send, &Reply::Stands(status)).await.is_ok() {
+            if handshake::write(&mut self.send, &Reply::Stands(status)).await.is_ok() {
                 self.send.finish().ok();
                 tokio::time::timeout(PATIENCE, self.quic.closed()).await.ok();
             }
@@ -57,7 +57,7 @@ impl Arrival {
     /// Says no; the connection ends once the caller has heard it.
     pub(crate) fn refuse(mut self, reason: String, retry: bool) {
         tokio::spawn(async move {
-            if hello::write(&mut self.send, &Reply::Refused { reason, retry }).await.is_ok() {
+            if handshake::write(&mut self.send, &Reply::Refused { reason, retry }).await.is_ok() {
                 self.send.finish().ok();
                 // The caller closes when it has read the answer.
                 tokio::time::timeout(PATIENCE, self.quic.closed()).await.ok();
@@ -67,12 +67,12 @@ impl Arrival {
 }
 
 /// The task that watches an endpoint; it ends when this is dropped.
-pub(crate) struct Door {
-    knocks: mpsc::Receiver<Knock>,
+pub(crate) struct Acceptor {
+    knocks: mpsc::Receiver<Accept>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Door {
+impl Acceptor {
     pub(crate) fn open(endpoint: Endpoint, callers: Callers) -> Self {
         let (sender, knocks) = mpsc::channel(AT_A_TIME);
         let places = Arc::new(Semaphore::new(AT_A_TIME));
@@ -93,21 +93,21 @@ impl Door {
                 let sender = sender.clone();
                 let connecting = incoming.accept_with(callers.config(address));
                 tokio::spawn(async move {
-                    let knock = match tokio::time::timeout(PATIENCE, greet(connecting)).await {
-                        Ok(Ok(arrival)) => Knock::Arrived(arrival),
-                        Ok(Err(e)) => Knock::TurnedAway { address, reason: e.to_string() },
-                        Err(_) => Knock::TurnedAway { address, reason: "it did not greet within 5 seconds".into() },
+                    let accept = match tokio::time::timeout(PATIENCE, greet(connecting)).await {
+                        Ok(Ok(arrival)) => Accept::Arrived(arrival),
+                        Ok(Err(e)) => Accept::TurnedAway { address, reason: e.to_string() },
+                        Err(_) => Accept::TurnedAway { address, reason: "it did not greet within 5 seconds".into() },
                     };
-                    sender.send(knock).await.ok();
+                    sender.send(accept).await.ok();
                     drop((place, of_address));
                 });
             }
         });
-        Door { knocks, task }
+        Acceptor { knocks, task }
     }
 
     /// The next caller. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Option<Knock> {
+    pub(crate) async fn next(&mut self) -> Option<Accept> {
         self.knocks.recv().await
     }
 }
@@ -143,7 +143,7 @@ impl Drop for OfAddress {
     }
 }
 
-impl Drop for Door {
+impl Drop for Acceptor {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -156,12 +156,12 @@ async fn greet(connecting: Result<quinn::Connecting, quinn::ConnectionError>) ->
     };
     let quic = connecting.map_err(stranger)?.await.map_err(stranger)?;
     let (mut send, mut recv) = quic.accept_bi().await.map_err(stranger)?;
-    match hello::read(&mut recv).await {
-        Ok(hello) => Ok(Arrival { quic, send, recv, hello }),
+    match handshake::read(&mut recv).await {
+        Ok(handshake) => Ok(Arrival { quic, send, recv, handshake }),
         Err(e) => {
             // The answer starts with our version, so a caller of another one can name both.
             let reply = Reply::Refused { reason: e.to_string(), retry: false };
-            hello::write(&mut send, &reply).await.ok();
+            handshake::write(&mut send, &reply).await.ok();
             send.finish().ok();
             quic.closed().await;
             Err(e)

@@ -10,17 +10,17 @@ const MAX_REPLICAS: usize = 256;
 /// For every stage its replicas: the workers that have it, the first replica first.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Homes(Vec<Vec<WorkerId>>);
+pub struct StagePlacement(Vec<Vec<WorkerId>>);
 
-impl Homes {
+impl StagePlacement {
     /// One worker a stage.
-    pub fn single(homes: impl IntoIterator<Item = WorkerId>) -> Self {
-        Homes(homes.into_iter().map(|home| vec![home]).collect())
+    pub fn single(stage_placement: impl IntoIterator<Item = WorkerId>) -> Self {
+        StagePlacement(stage_placement.into_iter().map(|home| vec![home]).collect())
     }
 
     /// For every stage its workers.
-    pub fn new(homes: Vec<Vec<WorkerId>>) -> Self {
-        Homes(homes)
+    pub fn new(stage_placement: Vec<Vec<WorkerId>>) -> Self {
+        StagePlacement(stage_placement)
     }
 
     /// How many stages there are.
@@ -46,18 +46,18 @@ impl Homes {
 
     /// The same, and each of these workers has the stages of another, too.
     pub fn joined_by<'a>(&self, joining: impl IntoIterator<Item = (&'a WorkerId, &'a WorkerId)>) -> Self {
-        let mut homes = self.clone();
+        let mut stage_placement = self.clone();
         for (worker, like) in joining {
-            homes.0.iter_mut().filter(|of| of.contains(like)).for_each(|of| of.push(*worker));
+            stage_placement.0.iter_mut().filter(|of| of.contains(like)).for_each(|of| of.push(*worker));
         }
-        homes
+        stage_placement
     }
 
     /// The same without a worker; a stage may then have none.
     pub fn without(&self, worker: WorkerId) -> Self {
-        let mut homes = self.clone();
-        homes.0.iter_mut().for_each(|of| of.retain(|other| *other != worker));
-        homes
+        let mut stage_placement = self.clone();
+        stage_placement.0.iter_mut().for_each(|of| of.retain(|other| *other != worker));
+        stage_placement
     }
 
     /// The workers of a stage.
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_worker_twice_or_too_many_are_impossible() {
-        let of = |workers: Vec<u16>| Homes::new(vec![workers.into_iter().map(WorkerId).collect()]);
+        let of = |workers: Vec<u16>| StagePlacement::new(vec![workers.into_iter().map(WorkerId).collect()]);
         assert!(of(vec![0, 1]).are_possible());
         assert!(!of(vec![1, 1]).are_possible());
         assert!(!of((0..300).collect()).are_possible());
@@ -139,16 +139,17 @@ mod tests {
     fn every_replica_but_the_first_is_given_to_by_the_one_that_passes_on_to_it() {
         for count in 1..=9 {
             let workers: Vec<WorkerId> = (0..count).map(|n| WorkerId(10 + n)).collect();
-            let homes = Homes::new(vec![workers.clone()]);
+            let stage_placement = StagePlacement::new(vec![workers.clone()]);
             let stage = StageId(0);
-            assert_eq!(homes.giver(stage, workers[0]), None);
+            assert_eq!(stage_placement.giver(stage, workers[0]), None);
             for worker in &workers[1..] {
-                let giver = homes.giver(stage, *worker);
-                let passes_on: Vec<_> = workers.iter().filter(|w| homes.takers(stage, **w).contains(worker)).collect();
+                let giver = stage_placement.giver(stage, *worker);
+                let passes_on: Vec<_> =
+                    workers.iter().filter(|w| stage_placement.takers(stage, **w).contains(worker)).collect();
                 assert_eq!(passes_on, giver.iter().collect::<Vec<_>>());
                 assert!(giver < Some(*worker), "in a circle nothing would come");
             }
         }
-        assert_eq!(Homes::single([WorkerId(0)]).takers(StageId(0), WorkerId(7)), []);
+        assert_eq!(StagePlacement::single([WorkerId(0)]).takers(StageId(0), WorkerId(7)), []);
     }
 }

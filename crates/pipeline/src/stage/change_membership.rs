@@ -1,9 +1,9 @@
 //! Stages stay where they are, and those who share them change: workers join, and take the state of those who are here.
 
-use super::{Job, Purpose, StageSession, Team};
+use super::{Job, Purpose, ReplicaGroup, StageSession};
 use crate::effect::{Effect, Micros, Peer, Residuals};
 use crate::ids::{Slot, WorkerId};
-use crate::message::{Head, Regroup};
+use crate::message::{ChangeMembership, Head};
 use crate::task::Task;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ const MOST_TENSORS: u32 = 1 << 20;
 const MOST_STATES: usize = 4;
 
 /// A change of who shares the stages, as far as it has come.
-pub(super) struct Regrouping {
+pub(super) struct MembershipChange {
     pub(super) id: u64,
     /// Followers that this worker's state goes to, once it is copied and they are reached.
     give: Vec<WorkerId>,
@@ -23,7 +23,7 @@ pub(super) struct Regrouping {
     taking: bool,
 }
 
-impl Regrouping {
+impl MembershipChange {
     /// Lets go of what was copied and is not given away.
     pub(super) fn give_up(&mut self) -> Vec<Slot> {
         self.copied.take().into_iter().flatten().map(|(_, slot)| slot).collect()
@@ -48,8 +48,8 @@ impl ReplicaState {
 }
 
 impl StageSession {
-    pub(super) fn regroup(&mut self, now: Micros, id: u64, regroup: Regroup) {
-        let Regroup { homes, followers, peers, give, take } = regroup;
+    pub(super) fn change_membership(&mut self, now: Micros, id: u64, change_membership: ChangeMembership) {
+        let ChangeMembership { stage_placement, followers, peers, give, take } = change_membership;
         if self.sharding.is_some() {
             return self.refuse(
                 Peer::Boss,
@@ -57,15 +57,19 @@ impl StageSession {
                 "sent other workers for stages of which each keeps a part alone".into(),
             );
         }
-        let Some(me) = self.worker.filter(|_| homes.are_possible() && homes.stages() == self.homes.stages()) else {
+        let Some(me) = self
+            .worker
+            .filter(|_| stage_placement.are_possible() && stage_placement.stages() == self.stage_placement.stages())
+        else {
             return self.refuse(Peer::Boss, Vec::new(), "sent other workers for stages that are not here".into());
         };
         // Other shards: what was lost of the old ones is nobody's.
         self.residuals(Residuals::Forget);
-        self.teams = Team::of(&self.stages, &homes, &followers, me, (self.buckets, self.sharding));
-        self.homes = homes;
+        self.groups = ReplicaGroup::of(&self.stages, &stage_placement, &followers, me, (self.buckets, self.sharding));
+        self.stage_placement = stage_placement;
         let gives = !give.is_empty();
-        self.job = Some(Job::Regroup(Box::new(Regrouping { id, give, copied: None, take, taking: false })));
+        self.job =
+            Some(Job::ChangeMembership(Box::new(MembershipChange { id, give, copied: None, take, taking: false })));
         self.open_links(now, me, &peers);
         if gives {
             let all: Vec<_> = self.stages.iter().map(|spec| spec.stage).collect();
@@ -76,20 +80,20 @@ impl StageSession {
     }
 
     /// This worker's state was copied, for followers, or that of another is taken.
-    pub(super) fn regroup_done(&mut self, tensors: Option<Vec<(String, Slot)>>) {
-        let Some(Job::Regroup(regrouping)) = &mut self.job else { return };
+    pub(super) fn membership_changed(&mut self, tensors: Option<Vec<(String, Slot)>>) {
+        let Some(Job::ChangeMembership(membership_change)) = &mut self.job else { return };
         match tensors {
-            None => regrouping.take = None,
-            copied => regrouping.copied = copied,
+            None => membership_change.take = None,
+            copied => membership_change.copied = copied,
         }
         self.finish_opening();
     }
 
     /// Gives this worker's state away, where it is copied; the links are there.
     pub(super) fn give_state(&mut self) {
-        let Some(Job::Regroup(regrouping)) = &mut self.job else { return };
-        let (Some(tensors), id) = (regrouping.copied.take(), regrouping.id) else { return };
-        let followers = std::mem::take(&mut regrouping.give);
+        let Some(Job::ChangeMembership(membership_change)) = &mut self.job else { return };
+        let (Some(tensors), id) = (membership_change.copied.take(), membership_change.id) else { return };
+        let followers = std::mem::take(&mut membership_change.give);
         let of = u32::try_from(tensors.len()).unwrap_or(u32::MAX);
         for (name, slot) in tensors {
             let head = Head::ReplicaState { id, name, of };
@@ -100,7 +104,7 @@ impl StageSession {
 
     /// A tensor of another replica's state.
     pub(super) fn take_state(&mut self, from: Peer, id: u64, (name, of): (String, u32), slots: Vec<Slot>) {
-        let is_taken = matches!(&self.job, Some(Job::Regroup(regrouping)) if regrouping.id == id && regrouping.taking);
+        let is_taken = matches!(&self.job, Some(Job::ChangeMembership(membership_change)) if membership_change.id == id && membership_change.taking);
         if id <= self.answered || is_taken {
             return self.drop_slots(slots);
         }
@@ -123,8 +127,8 @@ impl StageSession {
 
     /// Takes the state of a replica once all of it is here.
     fn start_taking(&mut self) {
-        let Some(Job::Regroup(regrouping)) = &self.job else { return };
-        let (Some(guide), id) = (regrouping.take, regrouping.id) else { return };
+        let Some(Job::ChangeMembership(membership_change)) = &self.job else { return };
+        let (Some(guide), id) = (membership_change.take, membership_change.id) else { return };
         let mut strangers = self.states.remove(&id).unwrap_or_default();
         let state = strangers.remove(&Peer::Worker(guide));
         for (from, state) in strangers {
@@ -134,8 +138,8 @@ impl StageSession {
         match state {
             Some(state) if state.tensors.len() == state.of as usize => {
                 let tensors = state.into_tensors();
-                if let Some(Job::Regroup(regrouping)) = &mut self.job {
-                    regrouping.taking = true;
+                if let Some(Job::ChangeMembership(membership_change)) = &mut self.job {
+                    membership_change.taking = true;
                 }
                 self.compute(Purpose::Command(id), Task::Load { tensors, optimizer: true });
             }

@@ -3,28 +3,34 @@
 use crate::boss::BossMan;
 use crate::scheduling::Measured;
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::replicas::{Deal, Pace};
+use pipeline::replicas::{MicrobatchAssignment, Speed};
 
-/// Microbatches are dealt again where that makes the slowest worker so much faster: less is within what is observed from
+/// Microbatches are assigned again where that makes the slowest worker so much faster: less is within what is observed from
 /// step to step.
 const WORTH_IT: f64 = 0.95;
 
 impl BossMan {
-    /// How the next batch is dealt; nothing where no stage has replicas.
-    pub(crate) fn deal(&self, microbatches: u32, now: Option<&Deal>) -> Option<Deal> {
-        let homes = &self.plan.homes;
-        if !homes.is_replicated() {
+    /// How the next batch is assigned; nothing where no stage has replicas.
+    pub(crate) fn microbatch_assignment(
+        &self,
+        microbatches: u32,
+        now: Option<&MicrobatchAssignment>,
+    ) -> Option<MicrobatchAssignment> {
+        let stage_placement = &self.plan.stage_placement;
+        if !stage_placement.is_replicated() {
             return None;
         }
         if self.settings.even {
-            return Some(self.plan.ordered(Deal::even(homes, microbatches)));
+            return Some(self.plan.ordered(MicrobatchAssignment::even(stage_placement, microbatches)));
         }
-        let pace = |stage: StageId, worker: WorkerId| Pace {
+        let speed = |stage: StageId, worker: WorkerId| Speed {
             each: self.time(stage, worker),
             once: self.scheduling.observed.once(stage, worker),
         };
-        let best = self.plan.ordered(Deal::by_speed(homes, microbatches, pace));
-        let longest = |deal: &Deal| deal.longest(homes, microbatches, pace) as f64;
+        let best = self.plan.ordered(MicrobatchAssignment::by_speed(stage_placement, microbatches, speed));
+        let longest = |microbatch_assignment: &MicrobatchAssignment| {
+            microbatch_assignment.longest(stage_placement, microbatches, speed) as f64
+        };
         match now {
             Some(now) if longest(&best) >= longest(now) * WORTH_IT => Some(now.clone()),
             _ => Some(best),
@@ -39,7 +45,7 @@ impl BossMan {
             Some(fleet.microbatch(&self.plan, stage, worker))
         };
         let others = || {
-            let others = self.plan.homes.of(stage).iter();
+            let others = self.plan.stage_placement.of(stage).iter();
             others.filter_map(|other| self.scheduling.observed.microbatch(stage, *other)).max()
         };
         self.scheduling.observed.microbatch(stage, worker).or_else(measured).or_else(others).unwrap_or(1).max(1)

@@ -4,7 +4,7 @@ use super::{Contributor, Pool, State};
 use crate::boss::BossMan;
 use crate::BossManError;
 use link::PoolEvent;
-use pipeline::boss::{Regrouping, Request};
+use pipeline::boss::{MembershipChange, Request};
 use pipeline::ids::WorkerId;
 use pipeline::message::Failure;
 use pipeline::Plan;
@@ -20,7 +20,7 @@ type Followers = BTreeMap<WorkerId, WorkerId>;
 
 impl BossMan {
     /// Takes in who has come and gone, and has the workers go on as those who are here.
-    pub(crate) async fn tend(&mut self) -> Result<(), BossManError> {
+    pub(crate) async fn update_membership(&mut self) -> Result<(), BossManError> {
         if self.pool.is_none() {
             return Ok(());
         }
@@ -28,8 +28,8 @@ impl BossMan {
             self.take_events();
             self.prepare_arrived();
             let Some((plan, followers)) = self.next_members()? else { return Ok(()) };
-            let regrouping = Regrouping { plan: plan.clone(), followers: followers.clone() };
-            match self.call(Request::Regroup(Box::new(regrouping))).await {
+            let membership_change = MembershipChange { plan: plan.clone(), followers: followers.clone() };
+            match self.call(Request::ChangeMembership(Box::new(membership_change))).await {
                 Ok(answer) => {
                     self.go_on_as(plan, &followers);
                     self.take_links().await;
@@ -39,7 +39,7 @@ impl BossMan {
                     }
                 }
                 // Who left is among the events by now. Who has caught up has the state, whether or not the others know.
-                Err(error) if self.can_mend(&error) => {
+                Err(error) if self.recover(&error) => {
                     let follows = |worker: &WorkerId| {
                         let contributor = self.pool.as_ref().and_then(|pool| pool.contributors.get(worker));
                         contributor.is_some_and(|c| matches!(c.state, State::Following(_)))
@@ -53,7 +53,7 @@ impl BossMan {
     }
 
     /// Whether the same may succeed with the workers that are left; what failed is then to be done again.
-    pub(crate) fn can_mend(&mut self, error: &BossManError) -> bool {
+    pub(crate) fn recover(&mut self, error: &BossManError) -> bool {
         let (Some(pool), BossManError::Worker(failure)) = (&mut self.pool, error) else { return false };
         pool.unsure = true;
         if failure.passing {
@@ -117,17 +117,17 @@ impl BossMan {
     /// # Errors
     /// Nobody is left who has some stage.
     fn next_members(&mut self) -> Result<Option<(Plan, Followers)>, BossManError> {
-        self.weigh();
+        self.evict_stragglers();
         let updates = self.updates;
         let Some(pool) = &mut self.pool else { return Ok(None) };
         for worker in pool.try_again(updates) {
             self.scheduling.observed.forget(worker);
         }
-        let mut homes = self.plan.homes.clone();
+        let mut stage_placement = self.plan.stage_placement.clone();
         for (worker, _) in pool.contributors.iter().filter(|(_, c)| !matches!(c.state, State::Working)) {
-            homes = homes.without(*worker);
+            stage_placement = stage_placement.without(*worker);
         }
-        if let Some((stage, _)) = homes.iter().find(|(_, members)| members.is_empty()) {
+        if let Some((stage, _)) = stage_placement.iter().find(|(_, members)| members.is_empty()) {
             let left = Failure::new(format!(
                 "everybody has left who had {stage}, and its weights are gone with them; start again from the weights that were \
                  saved last (--weights)"
@@ -139,16 +139,16 @@ impl BossMan {
             match contributor.state {
                 State::Following(guide) => {
                     let caught_up = pool.behind.get(worker).is_some_and(|behind| *behind == 0);
-                    let guide = alive_like(&self.plan, &homes, guide);
+                    let guide = alive_like(&self.plan, &stage_placement, guide);
                     match guide {
-                        Some(guide) if caught_up => homes = homes.joined_by([(worker, &guide)]),
+                        Some(guide) if caught_up => stage_placement = stage_placement.joined_by([(worker, &guide)]),
                         Some(guide) => drop(followers.insert(*worker, guide)),
                         None => {}
                     }
                 }
                 State::Ready(stage) => {
                     // Those who give their state take turns.
-                    let members = homes.of(stage);
+                    let members = stage_placement.of(stage);
                     let turn = followers.len() % members.len().max(1);
                     followers.extend(members.get(turn).map(|guide| (*worker, *guide)));
                 }
@@ -157,10 +157,10 @@ impl BossMan {
         }
         let follow = pool.contributors.iter().filter(|(_, c)| matches!(c.state, State::Following(_)));
         let same = follow.map(|(worker, _)| worker).eq(followers.keys());
-        if homes == self.plan.homes && same && !pool.unsure {
+        if stage_placement == self.plan.stage_placement && same && !pool.unsure {
             return Ok(None);
         }
-        Ok(Some((Plan { homes, ..self.plan.clone() }, followers)))
+        Ok(Some((Plan { stage_placement, ..self.plan.clone() }, followers)))
     }
 
     /// The workers know: from now on these have the stages.
@@ -169,7 +169,7 @@ impl BossMan {
         let Some(pool) = &mut self.pool else { return };
         for (worker, contributor) in &mut pool.contributors {
             let follows = followers.get(worker);
-            let has = plan.homes.is_member(*worker);
+            let has = plan.stage_placement.is_member(*worker);
             contributor.state = match (&contributor.state, has, follows) {
                 (State::Working, true, _) => continue,
                 (_, true, _) => {
@@ -180,8 +180,8 @@ impl BossMan {
                 _ => continue,
             };
         }
-        let working = plan.homes.members().len();
-        let before = self.plan.homes.members().len();
+        let working = plan.stage_placement.members().len();
+        let before = self.plan.stage_placement.members().len();
         if working != before {
             pool.say(&format!("step {}: {working} workers", self.step + 1));
         }
@@ -192,8 +192,8 @@ impl BossMan {
     pub(crate) fn after_step(&mut self, loss: f32, samples: u64, behind: Vec<(WorkerId, usize)>) {
         let shares = self.shares(samples);
         let step = self.step;
-        let members = self.plan.homes.members();
-        let rates: Vec<_> = members.iter().map(|worker| self.link_rate(&self.plan.homes, *worker)).collect();
+        let members = self.plan.stage_placement.members();
+        let rates: Vec<_> = members.iter().map(|worker| self.link_rate(&self.plan.stage_placement, *worker)).collect();
         let Some(pool) = &mut self.pool else { return };
         pool.failed.clear();
         pool.samples += samples;
@@ -245,11 +245,15 @@ impl BossMan {
         let count = u64::from(microbatches.max(1));
         let size = |m: u32| samples / count + u64::from(u64::from(m) < samples % count);
         let share = |worker: WorkerId| {
-            let stage = self.plan.homes.stages_of(worker).next()?;
-            let taken: Vec<u32> = last.schedule.deal.taken(&self.plan.homes, stage, worker, microbatches).collect();
+            let stage = self.plan.stage_placement.stages_of(worker).next()?;
+            let taken: Vec<u32> = last
+                .schedule
+                .microbatch_assignment
+                .taken(&self.plan.stage_placement, stage, worker, microbatches)
+                .collect();
             Some((worker, (taken.len() as f64 / count as f64, taken.into_iter().map(size).sum())))
         };
-        self.plan.homes.members().into_iter().filter_map(share).collect()
+        self.plan.stage_placement.members().into_iter().filter_map(share).collect()
     }
 }
 
@@ -288,10 +292,10 @@ fn left(reason: &str) -> State {
 }
 
 /// A worker that is here with the stages that this one has, or had: itself, where it is.
-fn alive_like(plan: &Plan, homes: &pipeline::replicas::Homes, like: WorkerId) -> Option<WorkerId> {
-    if homes.is_member(like) {
+fn alive_like(plan: &Plan, stage_placement: &pipeline::replicas::StagePlacement, like: WorkerId) -> Option<WorkerId> {
+    if stage_placement.is_member(like) {
         return Some(like);
     }
-    let stage = plan.homes.stages_of(like).next()?;
-    homes.of(stage).first().copied()
+    let stage = plan.stage_placement.stages_of(like).next()?;
+    stage_placement.of(stage).first().copied()
 }
