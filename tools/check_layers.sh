@@ -13,12 +13,13 @@ never() { # crate, then what it must not depend on, directly or through others
     done
 }
 
-never layerspec tokio quinn torch-sys pipeline link tensor data worker bossman
-never pipeline tokio quinn torch-sys link tensor data worker bossman
-never shm tokio quinn torch-sys layerspec pipeline link tensor data worker bossman
-never link torch-sys tensor data worker bossman
-never tensor tokio quinn pipeline link data worker bossman
-never data quinn link worker bossman
-never worker bossman
-never bossman worker
+never layerspec tokio quinn torch-sys pipeline link runtime tensor data worker bossman testkit
+never pipeline tokio quinn torch-sys link runtime tensor data worker bossman testkit
+never shm tokio quinn torch-sys layerspec pipeline link runtime tensor data worker bossman testkit
+never link torch-sys runtime tensor data worker bossman testkit
+never runtime torch-sys tensor data worker bossman testkit
+never tensor tokio quinn pipeline link runtime data worker bossman testkit
+never data quinn link runtime worker bossman testkit
+never worker bossman testkit
+never bossman worker testkit
 exit "${failed:-0}"

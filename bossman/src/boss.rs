@@ -15,7 +15,7 @@ use crate::under_way::UnderWay;
 use crate::{BossManError, Model};
 use bytes::Bytes;
 use layerspec::{DType, Precision, Recompute};
-use link::{Handle, Payload};
+use link::Payload;
 use pipeline::boss::Request;
 use pipeline::effect::Answer;
 use pipeline::loss_scale::LossScale;
@@ -24,6 +24,7 @@ use pipeline::message::Mode;
 use pipeline::plan::PlanError;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, ScheduleKind, TensorMeta};
+use runtime::Handle;
 
 /// A model spread over workers.
 ///
@@ -421,7 +422,7 @@ impl Builder {
                 output::warn(&text);
             }
         };
-        let handle = listener.start(plan.clone(), settings.buckets(), seed, settings.in_flight, notice)?;
+        let handle = runtime::start(listener, plan.clone(), settings.buckets(), seed, settings.in_flight, notice)?;
         let local = local.map(|local| local.watch(handle.clone())).unwrap_or_default();
         let mut boss = BossMan {
             model,

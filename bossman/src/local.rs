@@ -1,8 +1,9 @@
 //! Worker processes on this machine, which end when the boss does, whatever way it ends.
 
 use crate::BossManError;
-use link::{Handle, Ticket, Transport, WorkerInfo};
+use link::{Ticket, Transport, WorkerInfo};
 use pipeline::ids::WorkerId;
+use runtime::Handle;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};

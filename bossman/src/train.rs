@@ -19,8 +19,8 @@ use crate::trace::Trace;
 use crate::translate::Translator;
 use crate::{BossMan, BossManError, Builder, Collective, Model, Redundancy, Replicas, StateDict};
 use crate::{StepReport, Timelines};
-use link::Handle;
 use pipeline::message::Failure;
+use runtime::Handle;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,10 @@
 //! A worker in the test's own process, with one fault.
 
 use crate::programs::{Listening, SOON};
-use link::{ComputeThread, LinkError, Payload, WorkerInfo};
+use link::{LinkError, Payload, WorkerInfo};
 use pipeline::message::Failure;
 use pipeline::task::{HandedOut, Outcome, Task};
+use runtime::ComputeThread;
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -33,7 +34,7 @@ struct Faulty {
     over: mpsc::Receiver<()>,
 }
 
-impl link::Compute for Faulty {
+impl runtime::Compute for Faulty {
     fn run(
         &mut self,
         task: Task<Payload>,
@@ -82,5 +83,5 @@ pub async fn work_badly(at: &Listening, (fault, after): (Fault, u32), over: mpsc
         Faulty { compute: StageCompute::new(Device::Cpu), updates: 0, fault, after, over }
     });
     let compute = compute.unwrap().task_limit(Duration::from_secs(2));
-    link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await.unwrap_err()
+    runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default()).await.unwrap_err()
 }

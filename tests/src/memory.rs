@@ -2,8 +2,7 @@
 //! handed over in an order drawn from a seed.
 
 use crate::Fleet;
-use link::testing::Sums;
-use link::{Compute, Payload, Slots};
+use link::{Payload, Slots};
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
 use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, Residuals, Summing};
 use pipeline::ids::{Slot, Ticket, WorkerId};
@@ -12,6 +11,8 @@ use pipeline::replicas::{BucketBytes, Node};
 use pipeline::stage::StageSession;
 use pipeline::task::Task;
 use pipeline::Plan;
+use runtime::testing::Sums;
+use runtime::Compute;
 use std::collections::VecDeque;
 use tch::Device;
 use worker::StageCompute;

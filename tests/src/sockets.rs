@@ -1,12 +1,13 @@
 //! A boss and its workers in one process, over real QUIC on the loopback interface.
 
 use crate::Fleet;
-use link::{ComputeThread, Handle, Identity, Listener, ListenerEvent, Slots, Transport, WorkerInfo};
+use link::{Identity, Listener, ListenerEvent, Slots, Transport, WorkerInfo};
 use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::effect::Answer;
 use pipeline::message::Failure;
 use pipeline::replicas::BucketBytes;
 use pipeline::Plan;
+use runtime::{ComputeThread, Handle};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use tch::Device;
@@ -53,9 +54,15 @@ impl Sockets {
                 let event = listener.next().await;
                 assert!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
             }
-            listener
-                .start(plan, BucketBytes { first: 1 << 10, other: 8 << 10 }, seed, MOST_WAITING, |_notice| ())
-                .unwrap()
+            runtime::start(
+                listener,
+                plan,
+                BucketBytes { first: 1 << 10, other: 8 << 10 },
+                seed,
+                MOST_WAITING,
+                |_notice| (),
+            )
+            .unwrap()
         });
         Sockets { handle, runtime, _keys: keys }
     }
@@ -73,7 +80,9 @@ async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach, nccl: Option
         tensor::threads::set_count(1);
         StageCompute::new(Device::Cpu).summing_with(nccl, called_off)
     });
-    link::serve(membership, &endpoint, &ticket, compute.unwrap(), None, link::Kept::default()).await.unwrap();
+    runtime::serve(membership, &endpoint, &ticket, compute.unwrap(), None, runtime::SnapshotStore::default())
+        .await
+        .unwrap();
 }
 
 impl Fleet for Sockets {

@@ -6,13 +6,14 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use bossman::{Batch, BossMan, Collective, Host, Model, Optimizer, StateDict};
-use link::{ComputeThread, Nccl as Told, NcclInfo, Payload, WorkerInfo};
+use link::{Nccl as Told, NcclInfo, Payload, WorkerInfo};
 use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::StageId;
 use pipeline::message::{Failure, Reduction};
 use pipeline::replicas::WorkerGroups;
 use pipeline::task::{HandedOut, Outcome, Task};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
+use runtime::ComputeThread;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{mpsc, Arc, LazyLock};
@@ -311,7 +312,7 @@ async fn work(port: u16, gpu: &'static str, role: Role) {
         drop::<mpsc::Sender<()>>(alive);
     };
     tokio::select! {
-        _ = link::serve(membership, &endpoint, &ticket, compute.unwrap(), None, link::Kept::default()) => {}
+        _ = runtime::serve(membership, &endpoint, &ticket, compute.unwrap(), None, runtime::SnapshotStore::default()) => {}
         () = dead => endpoint.close(1u32.into(), b"dead"),
     }
 }
@@ -325,7 +326,7 @@ struct Acting {
     dead: mpsc::Receiver<()>,
 }
 
-impl link::Compute for Acting {
+impl runtime::Compute for Acting {
     fn run(
         &mut self,
         task: Task<Payload>,

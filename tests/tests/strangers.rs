@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use link::testing::{dial, greet, listen};
-use link::{ComputeThread, Handle, Identity, Listener, ListenerEvent, WorkerInfo};
+use link::{Identity, Listener, ListenerEvent, WorkerInfo};
 use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::frame::{encode, Envelope};
 use pipeline::message::{Head, PROTOCOL_VERSION};
 use pipeline::replicas::BucketBytes;
 use pipeline::{Cuts, Placement, Plan, TensorMeta};
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use runtime::{ComputeThread, Handle};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 use tests::programs::{Place, SOON};
@@ -136,11 +137,11 @@ impl Rogue {
             let endpoint = link::worker_endpoint(&ticket, address).unwrap();
             let membership = link::join(&endpoint, address, &ticket, info()).await.unwrap();
             let compute = ComputeThread::start(|| StageCompute::new(tch::Device::Cpu)).unwrap();
-            link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await
+            runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default()).await
         });
         assert!(matches!(listener.next().await, ListenerEvent::Joined { .. }));
         let plan = Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2, Placement::Plain).unwrap();
-        let handle = listener.start(plan, BucketBytes::default(), 0, MOST_WAITING, |_notice| ()).unwrap();
+        let handle = runtime::start(listener, plan, BucketBytes::default(), 0, MOST_WAITING, |_notice| ()).unwrap();
         Rogue { handle, quic, control, honest, _keys: keys, _endpoint: endpoint }
     }
 

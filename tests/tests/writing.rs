@@ -13,11 +13,12 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 12] = [
     "layerspec",
     "crates/pipeline",
     "crates/shm",
     "crates/link",
+    "crates/runtime",
     "crates/tensor",
     "crates/data",
     "worker",
@@ -28,7 +29,7 @@ const CRATES: [&str; 11] = [
 ];
 
 /// The crates that programs are made of.
-const PROGRAM: [&str; 8] = ["layerspec", "pipeline", "shm", "link", "tensor", "data", "worker", "bossman"];
+const PROGRAM: [&str; 9] = ["layerspec", "pipeline", "shm", "link", "runtime", "tensor", "data", "worker", "bossman"];
 
 /// A crate's name, from its folder.
 fn name(folder: &str) -> &str {
@@ -72,8 +73,9 @@ fn imports_run_one_way() {
             "pipeline" | "tensor" => &["layerspec"],
             "data" => &["layerspec", "pipeline", "tensor"],
             "link" => &["layerspec", "pipeline", "shm"],
-            "worker" | "bossman" => &["layerspec", "pipeline", "link", "tensor", "data"],
-            _ => &["layerspec", "pipeline", "shm", "link", "tensor", "data", "worker", "bossman", "testkit"],
+            "runtime" => &["layerspec", "pipeline", "link"],
+            "worker" | "bossman" => &["layerspec", "pipeline", "link", "runtime", "tensor", "data"],
+            _ => &["layerspec", "pipeline", "shm", "link", "runtime", "tensor", "data", "worker", "bossman", "testkit"],
         }
     };
     for folder in CRATES {
@@ -98,13 +100,15 @@ fn has(line: &str, word: &str) -> bool {
 #[test]
 fn what_is_nowhere_is_nowhere() {
     let absent = [
-        ("unsafe ", &["layerspec", "pipeline", "link", "data", "worker", "bossman"][..]),
+        ("unsafe ", &["layerspec", "pipeline", "link", "runtime", "data", "worker", "bossman"][..]),
         ("std::time", &["layerspec", "pipeline"]),
         ("Instant", &["layerspec", "pipeline"]),
         ("rand::", &["layerspec", "pipeline"]),
-        ("UdpSocket", &["layerspec", "pipeline", "tensor", "data", "worker", "bossman"]),
+        ("UdpSocket", &["layerspec", "pipeline", "runtime", "tensor", "data", "worker", "bossman"]),
         ("TcpStream", &PROGRAM),
-        ("tch::", &["layerspec", "pipeline", "link"]),
+        ("tch::", &["layerspec", "pipeline", "link", "runtime"]),
+        ("StageSession", &["layerspec", "link", "tensor", "data", "bossman"]),
+        ("BossSession", &["layerspec", "link", "tensor", "data", "worker"]),
         ("pickle", &PROGRAM),
     ];
     for (word, crates) in absent {

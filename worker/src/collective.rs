@@ -1,10 +1,10 @@
 //! The communicators of this worker's stages: how its compute thread sums gradients with those of other replicas.
 
 use crate::payloads::plain;
-use link::Interrupt;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::replicas::{ShardId, UniqueId};
+use runtime::Interrupt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

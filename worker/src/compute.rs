@@ -6,7 +6,7 @@ use crate::payloads::{by_stage, explain, handed, payloads, plain, sums, tensor, 
 use crate::place::Place;
 use bytes::Bytes;
 use layerspec::Precision;
-use link::{Compute, Interrupt, Payload};
+use link::Payload;
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
@@ -14,6 +14,7 @@ use pipeline::replicas::Sharding;
 use pipeline::task::{self, Branch, HandedOut, Outcome, Task, Update};
 use pipeline::watch::Finite;
 use pipeline::StateName;
+use runtime::{Compute, Interrupt};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::sync::Arc;

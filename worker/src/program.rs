@@ -9,7 +9,8 @@ use crate::output;
 use crate::samples::OwnSamples;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
-use link::{ComputeThread, Farewell, Kept, LinkError, Ticket, WorkerInfo};
+use link::{Farewell, LinkError, Ticket, WorkerInfo};
+use runtime::{ComputeThread, SnapshotStore};
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -101,7 +102,7 @@ async fn run(options: &Options, own: OwnLayers, beyond_machine: bool, farewell: 
     let mut said = String::new();
     let mut orphaned = None;
     // Whatever becomes of a boss, the next finds it here.
-    let kept = Kept::default();
+    let kept = SnapshotStore::default();
     loop {
         match work(options, device, &info, (own.clone(), library.clone()), (farewell, &kept)).await {
             Ok(()) => {
@@ -155,7 +156,7 @@ async fn work(
     device: Device,
     info: &WorkerInfo,
     (own, library): (OwnLayers, Option<Arc<Nccl>>),
-    (farewell, kept): (&OnLeaving, &Kept),
+    (farewell, kept): (&OnLeaving, &SnapshotStore),
 ) -> Result<(), Trouble> {
     let trouble = |worked: bool| {
         move |e: LinkError| {
@@ -182,7 +183,7 @@ async fn work(
     let compute = compute.context("cannot start the compute thread");
     let samples = Box::new(OwnSamples::below(options.data.clone()));
     let compute = compute.map_err(Trouble::Fatal)?.task_limit(Duration::from_secs(options.task_timeout));
-    let result = link::serve(membership, &endpoint, &ticket, compute, Some(samples), kept.clone()).await;
+    let result = runtime::serve(membership, &endpoint, &ticket, compute, Some(samples), kept.clone()).await;
     // Lets the last words out; bounded, for the network may be gone.
     tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();
     result.map_err(|e| match e {

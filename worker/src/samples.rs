@@ -3,9 +3,10 @@
 use crate::payloads::{plain, to_payload};
 use data::Dataset;
 use layerspec::ValueId;
-use link::{Payload, ReadSamples};
+use link::Payload;
 use pipeline::message::Failure;
 use pipeline::samples::{Column, DataId, DataSpec, Reading};
+use runtime::ReadSamples;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -5,7 +5,7 @@ use anyhow::{ensure, Context, Result};
 use bytes::Bytes;
 use clap::Parser;
 use layerspec::{DType, LayerGraph};
-use link::{Compute, ComputeThread, Handle, Identity, Listener, ListenerEvent, Payload, Ticket, Transport, WorkerInfo};
+use link::{Identity, Listener, ListenerEvent, Payload, Ticket, Transport, WorkerInfo};
 use pipeline::boss::{Request, RunRequest, MOST_WAITING};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::replicas::{buckets, nodes, shard, Bucket, BucketBytes, WorkerGroups};
@@ -13,6 +13,7 @@ use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::task::{Branch, HandedOut, Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::{Cuts, LossSpec, Placement, Plan, ScheduleKind, TensorMeta};
+use runtime::{Compute, ComputeThread, Handle};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 
@@ -75,8 +76,9 @@ async fn lead(options: &Options) -> Result<()> {
         let event = listener.next().await;
         ensure!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
     }
-    let handle =
-        listener.start(plan.clone(), BucketBytes::default(), 0, MOST_WAITING, |notice| eprintln!("{notice}"))?;
+    let handle = runtime::start(listener, plan.clone(), BucketBytes::default(), 0, MOST_WAITING, |notice| {
+        eprintln!("{notice}")
+    })?;
     handle.call(Request::Distribute).await?;
     let mut seconds = Vec::new();
     for round in 1..=options.rounds {
@@ -143,7 +145,7 @@ async fn work(number: u16, boss: SocketAddr, transport: Transport) -> Result<()>
     let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
     let membership = link::join(&endpoint, boss, &ticket, info).await?.transport(transport);
     let compute = ComputeThread::start(move || Gradients { number, ..Gradients::default() })?;
-    Ok(link::serve(membership, &endpoint, &ticket, compute, None, link::Kept::default()).await?)
+    Ok(runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default()).await?)
 }
 
 /// What a compute thread hands out and takes in, without layers.

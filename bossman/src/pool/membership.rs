@@ -3,11 +3,11 @@
 use super::{Contributor, Pool, State};
 use crate::boss::BossMan;
 use crate::BossManError;
-use link::PoolEvent;
 use pipeline::boss::{MembershipChange, Request};
 use pipeline::ids::WorkerId;
 use pipeline::message::Failure;
 use pipeline::Plan;
+use runtime::PoolEvent;
 use std::collections::BTreeMap;
 
 /// One that is so many behind will not catch up: what it lacks is sent slower than it grows.

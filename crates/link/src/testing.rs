@@ -1,24 +1,23 @@
 //! Raw connections, for tests of what this end makes of another that does not keep to the protocol.
 
+use crate::connection::link_message::LinkMessage;
+use crate::connection::outgoing;
+use crate::connection::wire::{self, Incoming};
 use crate::connection::{Connection as Connected, Event, DONE};
-use crate::endpoint;
 use crate::error::LinkError;
-use crate::handshake::{self, Handshake, Reply, WorkerInfo};
-use crate::identity::Identity;
-use crate::link_message::LinkMessage;
-use crate::memory::{Memory, Transport};
-use crate::outgoing;
-use crate::payload::Payload;
-use crate::pool::Pool;
-use crate::report::PathReport;
-use crate::ticket::Ticket;
-use crate::tls::SERVER_NAME;
-use crate::wire::{self, Incoming};
-use pipeline::effect::{Destination, Peer, Residuals, Summing};
+use crate::memory::payload::Payload;
+use crate::memory::pool::Pool;
+use crate::memory::shared::{Memory, Transport};
+use crate::quic::endpoint;
+use crate::quic::report::PathReport;
+use crate::trust::handshake::{self, Handshake, Reply, WorkerInfo};
+use crate::trust::identity::Identity;
+use crate::trust::ticket::Ticket;
+use crate::trust::tls::SERVER_NAME;
+use pipeline::effect::{Destination, Peer};
 use pipeline::frame::Envelope;
 use pipeline::ids::WorkerId;
-use pipeline::message::{Failure, Head};
-use pipeline::replicas::Node;
+use pipeline::message::Head;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use std::net::SocketAddr;
 
@@ -57,7 +56,7 @@ pub async fn dial_worker(
     me: WorkerId,
     run: u64,
 ) -> Result<(Connection, (SendStream, RecvStream)), LinkError> {
-    let (quic, send, recv) = crate::join::dial_peer(endpoint, address, ticket, me, run).await?;
+    let (quic, send, recv) = crate::trust::join::dial_peer(endpoint, address, ticket, me, run).await?;
     Ok((quic, (send, recv)))
 }
 
@@ -82,32 +81,11 @@ pub fn listen(identity: &Identity, address: SocketAddr) -> Result<Endpoint, Link
     endpoint::listen(identity, address).map(|(endpoint, _)| endpoint)
 }
 
-/// Sums slices for each node along the tree over so many microbatches, as a worker does for its shards.
-pub fn sum(microbatches: u32, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
-    crate::summing::sum(microbatches, sums, &Pool::default())
-}
-
-/// What a worker has summed beside its compute thread, and what it remembers of that.
-#[derive(Default)]
-pub struct Sums(crate::sums::Sums);
-
-impl Sums {
-    /// Carries out an [`Effect::Sum`](pipeline::effect::Effect::Sum).
-    pub fn take(&mut self, summing: Summing, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
-        self.0.take(summing, sums)
-    }
-
-    /// Carries out an [`Effect::Residuals`](pipeline::effect::Effect::Residuals).
-    pub fn settle(&mut self, what: Residuals) {
-        self.0.settle(what);
-    }
-}
-
 /// A connection as a run uses it, without a run: frames with tensors go out and come in.
 pub struct Wire {
     connection: Connected,
     events: tokio::sync::mpsc::Receiver<Event>,
-    _kept: Option<(Endpoint, crate::acceptor::Acceptor)>,
+    _kept: Option<(Endpoint, crate::trust::acceptor::Acceptor)>,
 }
 
 impl Wire {

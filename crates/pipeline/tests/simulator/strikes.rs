@@ -3,7 +3,7 @@
 use pipeline::ids::WorkerId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A boss that hears nothing for so long gives a worker up, in microseconds; see `crates/link/src/endpoint.rs`.
+/// A boss that hears nothing for so long gives a worker up, in microseconds; see `crates/link/src/quic/endpoint.rs`.
 pub const BOSS_GIVES_UP: u64 = 3_000_000;
 /// The same between two workers.
 pub const WORKER_GIVES_UP: u64 = 4_000_000;

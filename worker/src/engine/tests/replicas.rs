@@ -176,7 +176,7 @@ impl ReplicaGroup {
         let mut buckets: Vec<Vec<Vec<Payload>>> = Vec::new();
         for ((bucket, _), sums) in &handed.sums {
             buckets.resize_with(*bucket as usize + 1, Vec::new);
-            buckets[*bucket as usize].push(link::testing::sum(microbatches, sums).unwrap());
+            buckets[*bucket as usize].push(runtime::testing::sum(microbatches, sums).unwrap());
         }
         for (number, engine) in self.engines.iter_mut().enumerate() {
             let slices = |slices: &Vec<Payload>| slices.iter().map(|slice| tensor(slice).unwrap()).collect();
@@ -422,7 +422,7 @@ fn handed_to_first() -> (Engine, Buckets, Vec<Vec<Tensor>>) {
     let mut buckets: Buckets = Vec::new();
     for ((bucket, _), sums) in &handed.sums {
         buckets.resize_with(*bucket as usize + 1, Vec::new);
-        let slices = link::testing::sum(2, sums).unwrap();
+        let slices = runtime::testing::sum(2, sums).unwrap();
         buckets[*bucket as usize].push(slices.iter().map(|slice| tensor(slice).unwrap()).collect());
     }
     (group.engines.remove(0), buckets, vec![handed.statistics[&1].iter().map(Tensor::copy).collect()])

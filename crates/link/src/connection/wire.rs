@@ -1,0 +1,123 @@
+//! Frames on QUIC streams: a head of bounded size, then each tensor's bytes, or the place in shared memory
+//! where they lie.
+//!
+//! ```text
+//! | length of the head          | head | tensor 0 | tensor 1 | ...
+//! | length of the head + SHARED | head | block: u32 LE | content: u64 LE | offset: u64 LE |
+//! | length of a message   + LINK_MESSAGE   | message |
+//! ```
+//!
+//! The two marks are bits that no length has.
+
+use crate::connection::link_message::{self, LinkMessage, LINK_MESSAGE};
+use crate::memory::payload::Payload;
+use crate::memory::pool::Pool;
+use crate::memory::shared::Memory;
+use bytes::{Bytes, BytesMut};
+use pipeline::frame::{decode, head_len, Envelope};
+use pipeline::TensorMeta;
+use quinn::RecvStream;
+use shm::Place;
+
+/// The frame's tensors are in shared memory.
+const SHARED: u32 = 1 << 31;
+const PLACE_BYTES: usize = 20;
+/// Memory for a tensor is taken in steps of this size as its bytes arrive, so a frame that only
+/// claims to be large costs little.
+const STEP: usize = 64 << 20;
+
+/// What comes on a stream.
+pub(crate) enum Incoming {
+    Frame(Envelope, Vec<Payload>),
+    LinkMessage(LinkMessage),
+}
+
+/// Reads the next; nothing at the end of the stream.
+pub(crate) async fn read(recv: &mut RecvStream, memory: &Memory, pool: &Pool) -> Result<Option<Incoming>, String> {
+    let mut prefix = [0u8; 4];
+    match recv.read_exact(&mut prefix).await {
+        Ok(()) => {}
+        Err(quinn::ReadExactError::FinishedEarly(0)) => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    }
+    let marked = u32::from_le_bytes(prefix);
+    // Both marks at once are none: such a length is refused below.
+    let mark = marked & (SHARED | LINK_MESSAGE);
+    if mark == LINK_MESSAGE {
+        let len = (marked & !LINK_MESSAGE) as usize;
+        if len > link_message::MAX_BYTES {
+            return Err(format!("a link message of {len} bytes"));
+        }
+        return Ok(Some(Incoming::LinkMessage(LinkMessage::decode(&body(recv, len).await?)?)));
+    }
+    let len = if mark == SHARED { marked & !SHARED } else { marked };
+    let len = head_len(len.to_le_bytes()).map_err(|e| e.to_string())?;
+    let envelope = decode(&body(recv, len).await?).map_err(|e| e.to_string())?;
+    let tensors = if mark == SHARED {
+        let place = place(&body(recv, PLACE_BYTES).await?).ok_or("a place that cannot be read")?;
+        memory.take(place, &envelope.tensors)?
+    } else {
+        let mut tensors = Vec::with_capacity(envelope.tensors.len());
+        for meta in &envelope.tensors {
+            tensors.push(read_tensor(recv, meta, pool).await?);
+        }
+        tensors
+    };
+    let payloads = envelope.tensors.iter().zip(tensors);
+    let payloads = payloads.map(|(meta, bytes)| Payload { meta: meta.clone(), bytes }).collect();
+    Ok(Some(Incoming::Frame(envelope, payloads)))
+}
+
+async fn body(recv: &mut RecvStream, len: usize) -> Result<Vec<u8>, String> {
+    let mut body = vec![0; len];
+    recv.read_exact(&mut body).await.map_err(|e| e.to_string())?;
+    Ok(body)
+}
+
+async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta, pool: &Pool) -> Result<Bytes, String> {
+    let len = meta.byte_len().and_then(|len| usize::try_from(len).ok());
+    let len = len.ok_or_else(|| format!("a tensor too large for this machine: {meta}"))?;
+    if len <= STEP {
+        let mut buffer = pool.get(len);
+        recv.read_exact(buffer.as_mut()).await.map_err(|e| e.to_string())?;
+        return Ok(buffer.freeze());
+    }
+    let mut bytes = BytesMut::new();
+    while bytes.len() < len {
+        // Not filled beforehand: memory that nothing was written to is taken from nobody, and most of it may never come.
+        if bytes.len() == bytes.capacity() {
+            bytes.reserve(STEP.min(len - bytes.len()));
+        }
+        let room = (bytes.capacity() - bytes.len()).min(len - bytes.len());
+        let chunk = recv.read_chunk(room, true).await.map_err(|e| e.to_string())?;
+        bytes.extend_from_slice(&chunk.ok_or("a tensor that ends early")?.bytes);
+    }
+    Ok(bytes.freeze())
+}
+
+/// A frame whose tensors lie in shared memory.
+pub(crate) fn shared_frame(mut head: Vec<u8>, place: Place) -> Vec<Bytes> {
+    if let Some(mark) = head.get_mut(3) {
+        *mark |= SHARED.to_le_bytes()[3];
+    }
+    head.extend(place.block.to_le_bytes());
+    head.extend(place.content.to_le_bytes());
+    head.extend(place.offset.to_le_bytes());
+    vec![head.into()]
+}
+
+/// A frame with its tensors, without copying them.
+pub(crate) fn whole_frame(head: Vec<u8>, tensors: Vec<Bytes>) -> Vec<Bytes> {
+    [Bytes::from(head)].into_iter().chain(tensors).collect()
+}
+
+fn place(bytes: &[u8]) -> Option<Place> {
+    let (block, rest) = bytes.split_first_chunk()?;
+    let (content, rest) = rest.split_first_chunk()?;
+    let (offset, _) = rest.split_first_chunk()?;
+    Some(Place {
+        block: u32::from_le_bytes(*block),
+        content: u64::from_le_bytes(*content),
+        offset: u64::from_le_bytes(*offset),
+    })
+}

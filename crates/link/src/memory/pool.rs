@@ -1,0 +1,117 @@
+//! Memory for tensors that come over QUIC, and for sums of them, used again: fresh memory costs a page fault for every 4 KiB.
+
+use bytes::Bytes;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+/// Kept for later, at most, and where memory is short.
+const KEPT: usize = 64 << 20;
+const KEPT_OF_LITTLE: usize = 8 << 20;
+/// What holds now.
+static MOST: AtomicUsize = AtomicUsize::new(KEPT);
+
+/// Whether memory that tensors came in is kept for those that come later, 64 MiB at most, or all but 8 MiB of it given back.
+pub fn keep_received_memory(keep: bool) {
+    MOST.store(if keep { KEPT } else { KEPT_OF_LITTLE }, Ordering::Relaxed);
+}
+/// A cache line, and what vector instructions like best.
+const ALIGNMENT: usize = 64;
+
+/// Memory that is used again.
+#[derive(Clone, Default)]
+pub struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Pool {
+    /// The one of this process: what one connection is done with, another takes.
+    pub fn of_process() -> Self {
+        static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
+        POOL.clone()
+    }
+
+    /// Room for so many bytes. What is in it is of no meaning.
+    pub fn get(&self, len: usize) -> Buffer {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |memory: &Vec<u8>| memory.len() >= len + ALIGNMENT && memory.len() / 2 <= len + ALIGNMENT;
+        // The latest is the likeliest to be in the processor's cache.
+        let memory = kept.iter().rposition(fits).map(|at| kept.remove(at));
+        drop(kept);
+        // Zeros from the system, which it makes page by page as bytes arrive.
+        let memory = memory.unwrap_or_else(|| vec![0; len + ALIGNMENT]);
+        // Where a system cannot tell, tensors lie less well.
+        let start = Some(memory.as_ptr().align_offset(ALIGNMENT)).filter(|start| *start < ALIGNMENT).unwrap_or(0);
+        Buffer { memory, start, len, pool: self.clone() }
+    }
+
+    fn put(&self, memory: Vec<u8>) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(memory);
+        let mut sum: usize = kept.iter().map(Vec::len).sum();
+        // The oldest goes: its size may be that of another model.
+        while sum > MOST.load(Ordering::Relaxed) && !kept.is_empty() {
+            sum -= kept.remove(0).len();
+        }
+    }
+}
+
+/// Room for one tensor; goes back to its pool when dropped.
+pub struct Buffer {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+    pool: Pool,
+}
+
+impl Buffer {
+    /// The bytes to fill.
+    pub fn as_mut(&mut self) -> &mut [u8] {
+        self.memory.get_mut(self.start..self.start + self.len).unwrap_or_default()
+    }
+
+    /// Goes back to its pool when the last slice of it is dropped.
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self.memory.get(self.start..self.start + self.len).unwrap_or_default()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.put(std::mem::take(&mut self.memory));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_used_again_and_aligned() {
+        let pool = Pool::default();
+        let mut buffer = pool.get(1000);
+        buffer.as_mut().fill(7);
+        let bytes = buffer.freeze();
+        let at = bytes.as_ptr();
+        assert!((at as usize).is_multiple_of(ALIGNMENT));
+        let half = bytes.slice(500..);
+        drop(bytes);
+        assert_ne!(pool.get(1000).as_ref().as_ptr(), at, "half of it is still in use");
+        drop(half);
+        let again = pool.get(900);
+        assert_eq!((again.as_ref().as_ptr(), again.as_ref().len()), (at, 900));
+    }
+
+    #[test]
+    fn it_keeps_a_bounded_amount() {
+        let pool = Pool::default();
+        let buffers: Vec<Buffer> = (0..3).map(|_| pool.get(KEPT / 2 - ALIGNMENT)).collect();
+        drop(buffers);
+        assert_eq!(pool.0.lock().unwrap().len(), 2);
+        drop(pool.get(KEPT));
+        assert!(pool.0.lock().unwrap().iter().map(Vec::len).sum::<usize>() <= KEPT);
+    }
+}

@@ -1,0 +1,98 @@
+//! Where a boss listens, also from one run to the next.
+//!
+//! quinn lets go of a UDP socket only once the last connection on it has drained. That takes three times as long as an answer
+//! may take, which are many seconds where a machine or a line has stood still for a while. So a run that ends because workers
+//! were lost leaves its endpoint behind for a moment, and a listener that is opened for the same address takes it over.
+
+use crate::connection::DONE;
+use crate::error::LinkError;
+use crate::quic::endpoint;
+use crate::quic::socket::SmallBuffers;
+use crate::trust::identity::Identity;
+use crate::trust::ticket::Ticket;
+use quinn::Endpoint;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// A run that goes on does so by then. Whoever else wants the port waits a little longer for it.
+const KEEP: Duration = Duration::from_secs(3);
+
+/// What was left behind, as long as the tasks are there that have it: they end with their runtime, and so do its endpoints.
+static KEPT: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
+
+/// An endpoint that workers call.
+pub struct Listening {
+    /// The QUIC endpoint.
+    pub endpoint: Endpoint,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Set if the system gave smaller socket buffers than asked for.
+    pub small_buffers: Option<SmallBuffers>,
+    ticket: Ticket,
+}
+
+struct Kept {
+    address: SocketAddr,
+    ticket: Ticket,
+    listening: Mutex<Option<Listening>>,
+    taken: Notify,
+}
+
+impl Listening {
+    /// Listens at this address, where it can with what a run has left behind.
+    pub fn at(identity: &Identity, address: SocketAddr) -> Result<Self, LinkError> {
+        if let Some(listening) = take(identity, address) {
+            return Ok(listening);
+        }
+        let (endpoint, small_buffers) = endpoint::listen(identity, address)?;
+        let address = endpoint.local_addr().map_err(|e| LinkError::Socket { address, reason: e.to_string() })?;
+        Ok(Listening { endpoint, address, small_buffers, ticket: identity.ticket().clone() })
+    }
+
+    /// Leaves it behind. Its connections must have been closed.
+    pub fn keep(self) {
+        let endpoint = self.endpoint.clone();
+        let (address, ticket) = (self.address, self.ticket.clone());
+        let kept = Kept { address, ticket, listening: Mutex::new(Some(self)), taken: Notify::new() };
+        let kept = Arc::new(kept);
+        all().push(Arc::downgrade(&kept));
+        tokio::spawn(async move {
+            tokio::select! {
+                () = kept.taken.notified() => return,
+                () = tokio::time::sleep(KEEP) => {}
+                () = hold_off(&endpoint) => {}
+            }
+            // Unless it was taken over in this very moment.
+            if kept.listening.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
+                endpoint.close(DONE, b"the boss left the run");
+            }
+        });
+    }
+}
+
+/// Has whoever calls meanwhile call again, so that no crowd waits in memory; ends where nobody can be heard any more.
+async fn hold_off(endpoint: &Endpoint) {
+    while let Some(incoming) = endpoint.accept().await {
+        match incoming.remote_address_validated() {
+            true => incoming.ignore(),
+            false => drop(incoming.retry()),
+        }
+    }
+}
+
+fn all() -> std::sync::MutexGuard<'static, Vec<Weak<Kept>>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn take(identity: &Identity, address: SocketAddr) -> Option<Listening> {
+    let mut all = all();
+    all.retain(|kept| kept.strong_count() > 0);
+    let of_here = |kept: &Arc<Kept>| kept.address == address && kept.ticket == *identity.ticket();
+    all.iter().filter_map(Weak::upgrade).filter(of_here).find_map(|kept| {
+        let listening = kept.listening.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        kept.taken.notify_one();
+        Some(listening)
+    })
+}

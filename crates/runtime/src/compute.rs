@@ -1,0 +1,143 @@
+//! The compute thread: takes tasks in order and never waits on the network.
+
+use crate::interrupt::Interrupt;
+use crate::watchdog::AtWork;
+use link::Payload;
+use pipeline::ids::Ticket;
+use pipeline::message::Failure;
+use pipeline::task::{HandedOut, Outcome, Task};
+use std::future::Future;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc as results;
+
+/// What carries out tasks; the worker crate does it with libtorch.
+pub trait Compute {
+    /// One task, to its end. What others wait for may be handed out before.
+    fn run(
+        &mut self,
+        task: Task<Payload>,
+        hand_out: &mut dyn FnMut(HandedOut<Payload>),
+    ) -> Result<Outcome<Payload>, Failure>;
+}
+
+/// What comes of tasks, in this order.
+pub(crate) enum Report {
+    HandedOut(HandedOut<Payload>),
+    Done(Done),
+}
+
+/// A task that was carried out.
+pub(crate) struct Done {
+    pub(crate) ticket: Ticket,
+    pub(crate) result: Result<Outcome<Payload>, Failure>,
+    /// When the work began and ended.
+    pub(crate) start: Instant,
+    pub(crate) end: Instant,
+}
+
+/// Longer than any task of a device in order takes, unless [`ComputeThread::task_limit`] says otherwise: what NCCL's watchdog
+/// in PyTorch allows.
+const LONGEST_TASK: Duration = Duration::from_secs(600);
+
+/// A thread that ends when this is dropped, which waits for the task at work; that one waits for no other worker then.
+pub struct ComputeThread {
+    /// Taken, and so closed, to end the thread.
+    tasks: Option<std::sync::mpsc::Sender<(Ticket, Task<Payload>)>>,
+    results: results::UnboundedReceiver<Report>,
+    thread: Option<JoinHandle<()>>,
+    interrupt: Interrupt,
+    at_work: AtWork,
+    limit: Duration,
+}
+
+impl ComputeThread {
+    /// Starts the thread; `make` runs on it.
+    pub fn start<C: Compute>(make: impl FnOnce() -> C + Send + 'static) -> std::io::Result<Self> {
+        Self::interruptible(|_| make())
+    }
+
+    /// The same for tasks that wait for other workers, unless they are interrupted.
+    pub fn interruptible<C: Compute>(make: impl FnOnce(Interrupt) -> C + Send + 'static) -> std::io::Result<Self> {
+        let interrupt = Interrupt::default();
+        let given = interrupt.clone();
+        let at_work = AtWork::default();
+        let working = at_work.clone();
+        let (tasks, todo) = std::sync::mpsc::channel::<(Ticket, Task<Payload>)>();
+        let (done, results) = results::unbounded_channel();
+        let thread = std::thread::Builder::new().name("compute".into()).spawn(move || {
+            let mut compute = make(given);
+            for (ticket, task) in todo {
+                let start = Instant::now();
+                working.begins(task.waits_for_others());
+                // A panic is a defect of ours; it must reach the boss as an error all the same.
+                // Where nobody listens any more, the thread ends below.
+                let mut hand_out = |handed| drop(done.send(Report::HandedOut(handed)));
+                let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut hand_out)));
+                working.ends();
+                let panicked =
+                    || Failure { unfit: true, ..Failure::new("the compute thread panicked; please report it") };
+                let result = result.unwrap_or_else(|_| Err(panicked()));
+                let report = Report::Done(Done { ticket, result, start, end: Instant::now() });
+                if done.send(report).is_err() {
+                    return;
+                }
+            }
+        })?;
+        let (tasks, thread, limit) = (Some(tasks), Some(thread), LONGEST_TASK);
+        Ok(ComputeThread { tasks, results, thread, interrupt, at_work, limit })
+    }
+
+    /// A task that takes longer shows that the device or its driver hangs, and ends the membership.
+    #[must_use]
+    pub fn task_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// How long a task may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Ends where a task takes longer.
+    pub(crate) fn hangs(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (at_work, limit) = (self.at_work.clone(), self.limit);
+        async move { at_work.stays(limit).await }
+    }
+
+    /// Leaves the thread behind: it is in a task that never ends.
+    pub(crate) fn abandon(&mut self) {
+        self.thread = None;
+    }
+
+    pub(crate) fn give(&self, ticket: Ticket, task: Task<Payload>) {
+        // The thread lives as long as this does.
+        if let Some(tasks) = &self.tasks {
+            tasks.send((ticket, task)).ok();
+        }
+    }
+
+    /// Tasks up to the next that clears up wait for no other worker any more.
+    pub(crate) fn interrupt(&self) {
+        self.interrupt.raise();
+    }
+
+    /// What comes next. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Report> {
+        self.results.recv().await
+    }
+}
+
+impl Drop for ComputeThread {
+    fn drop(&mut self) {
+        self.tasks = None;
+        self.interrupt.raise();
+        self.results.close();
+        // A thread left behind would hold its memory while the next one fills its own.
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The thread that reads samples from this worker's own files, beside the compute thread.
+
+use link::Payload;
+use pipeline::ids::Ticket;
+use pipeline::message::Failure;
+use pipeline::samples::{DataSpec, DataTask, Reading};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use tokio::sync::mpsc as results;
+
+/// What reads samples; the worker crate does it with the crate `data`.
+pub trait ReadSamples: Send {
+    /// Opens a data set, and sees that it is the one that is meant.
+    fn open(&mut self, spec: DataSpec) -> Result<(), Failure>;
+
+    /// A tensor for each column.
+    fn read(&mut self, reading: &Reading) -> Result<Vec<Payload>, Failure>;
+}
+
+type Done = (Ticket, Result<Vec<Payload>, Failure>);
+
+enum Todo {
+    Task(Ticket, DataTask),
+    Ahead(Vec<Reading>),
+}
+
+/// A thread that begins with the first task, and ends some time after this is dropped.
+pub(crate) struct SampleThread(State);
+
+enum State {
+    Idle(Option<Box<dyn ReadSamples>>),
+    Running { todo: std::sync::mpsc::Sender<Todo>, done: results::UnboundedReceiver<Done> },
+}
+
+impl SampleThread {
+    pub(crate) fn new(reader: Option<Box<dyn ReadSamples>>) -> Self {
+        SampleThread(State::Idle(reader))
+    }
+
+    pub(crate) fn give(&mut self, ticket: Ticket, task: DataTask) -> Result<(), String> {
+        self.send(Todo::Task(ticket, task))
+    }
+
+    pub(crate) fn read_ahead(&mut self, readings: Vec<Reading>) -> Result<(), String> {
+        self.send(Todo::Ahead(readings))
+    }
+
+    fn send(&mut self, what: Todo) -> Result<(), String> {
+        if let State::Idle(reader) = &mut self.0 {
+            let reader = reader.take().ok_or("it reads no samples by itself")?;
+            let (todo, done) = start(reader).map_err(|e| format!("cannot start a thread that reads samples: {e}"))?;
+            self.0 = State::Running { todo, done };
+        }
+        match &self.0 {
+            State::Running { todo, .. } => {
+                todo.send(what).map_err(|_| "the thread that reads samples has ended".into())
+            }
+            State::Idle(_) => Ok(()),
+        }
+    }
+
+    /// The next result; never, where nothing has been asked for. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Done> {
+        match &mut self.0 {
+            State::Running { done, .. } => done.recv().await,
+            State::Idle(_) => None,
+        }
+    }
+}
+
+type Channels = (std::sync::mpsc::Sender<Todo>, results::UnboundedReceiver<Done>);
+
+fn start(reader: Box<dyn ReadSamples>) -> std::io::Result<Channels> {
+    let (sender, todo) = std::sync::mpsc::channel::<Todo>();
+    let (done, receiver) = results::unbounded_channel();
+    std::thread::Builder::new().name("samples".into()).spawn(move || {
+        let mut samples = ReadAhead { reader, kept: Vec::new() };
+        for todo in todo {
+            match todo {
+                Todo::Ahead(readings) => samples.ahead(readings),
+                Todo::Task(ticket, task) => {
+                    if done.send((ticket, samples.carry_out(task))).is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    })?;
+    Ok((sender, receiver))
+}
+
+/// A reader with what it has read before it was asked for.
+struct ReadAhead {
+    reader: Box<dyn ReadSamples>,
+    kept: Vec<(Reading, Vec<Payload>)>,
+}
+
+impl ReadAhead {
+    fn carry_out(&mut self, task: DataTask) -> Result<Vec<Payload>, Failure> {
+        match task {
+            DataTask::Open(spec) => {
+                guarded(|| self.reader.open(spec))?;
+                Ok(Vec::new())
+            }
+            DataTask::Read(reading) => match self.kept.iter().position(|(kept, _)| *kept == reading) {
+                Some(place) => Ok(self.kept.swap_remove(place).1),
+                None => guarded(|| self.reader.read(&reading)),
+            },
+        }
+    }
+
+    fn ahead(&mut self, readings: Vec<Reading>) {
+        self.kept.clear();
+        for reading in readings {
+            // What fails here fails again once it is asked for, and is told then.
+            if let Ok(payloads) = guarded(|| self.reader.read(&reading)) {
+                self.kept.push((reading, payloads));
+            }
+        }
+    }
+}
+
+/// A panic is a defect of ours; it must reach the boss as an error all the same.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let panicked = |_| Err(Failure::new("the thread that reads samples panicked; please report it"));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use layerspec::DType;
+    use pipeline::samples::DataId;
+    use pipeline::TensorMeta;
+    use std::sync::{Arc, Mutex};
+
+    /// Gives the numbers of the samples, and notes what it was asked for.
+    struct Counting(Arc<Mutex<Vec<i64>>>);
+
+    impl ReadSamples for Counting {
+        fn open(&mut self, _: DataSpec) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn read(&mut self, reading: &Reading) -> Result<Vec<Payload>, Failure> {
+            let numbers = &reading.batch[reading.part.clone()];
+            self.0.lock().unwrap().extend(numbers);
+            match numbers {
+                [i64::MIN] => panic!("a defect"),
+                [-1] => Err(Failure::new("no sample -1")),
+                _ => {
+                    let meta = TensorMeta { dtype: DType::UInt8, shape: vec![numbers.len() as u64] };
+                    Ok(vec![Payload { meta, bytes: numbers.iter().map(|n| *n as u8).collect::<Vec<_>>().into() }])
+                }
+            }
+        }
+    }
+
+    fn reading(batch: &[i64]) -> Reading {
+        Reading { data: DataId([0; 32]), batch: batch.into(), part: 0..batch.len(), columns: Vec::new() }
+    }
+
+    #[test]
+    fn what_was_read_ahead_is_not_read_again() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let mut samples = ReadAhead { reader: Box::new(Counting(asked.clone())), kept: Vec::new() };
+        let read = |samples: &mut ReadAhead, batch: &[i64]| {
+            let result = samples.carry_out(DataTask::Read(reading(batch)));
+            result.map(|payloads| payloads[0].bytes.to_vec()).map_err(|failure| failure.message)
+        };
+        samples.ahead(vec![reading(&[1, 2]), reading(&[-1]), reading(&[3])]);
+        assert_eq!(read(&mut samples, &[3]), Ok(vec![3]));
+        assert_eq!(read(&mut samples, &[1, 2]), Ok(vec![1, 2]));
+        assert_eq!(*asked.lock().unwrap(), [1, 2, -1, 3]);
+        assert_eq!(read(&mut samples, &[3]), Ok(vec![3]));
+        assert_eq!(read(&mut samples, &[-1]), Err("no sample -1".into()));
+        assert_eq!(*asked.lock().unwrap(), [1, 2, -1, 3, 3, -1]);
+        samples.ahead(vec![reading(&[4])]);
+        samples.ahead(vec![reading(&[5])]);
+        assert_eq!(samples.kept.len(), 1);
+        let panicked = read(&mut samples, &[i64::MIN]).unwrap_err();
+        assert!(panicked.contains("please report it"), "{panicked}");
+    }
+}

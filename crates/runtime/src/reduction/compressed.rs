@@ -1,0 +1,96 @@
+//! Sums of tensors that came compressed or not, which leave compressed.
+//!
+//! Block by block, from the residual of the last time to that of this one: nothing is unpacked but a block at a time.
+
+use crate::reduction::compression::{block_bytes, meta, put, Coded, BLOCK};
+use crate::reduction::residuals::Residual;
+use layerspec::DType;
+use link::memory::pool::Pool;
+use link::Payload;
+use pipeline::message::Failure;
+use pipeline::replicas::{Compress, Node};
+use pipeline::TensorMeta;
+
+/// The slices of every node, one node after the other.
+type Sums = [(Node, Vec<Payload>)];
+
+/// The sums of the slices, one for each place, with what was lost the last time; `residuals` says how many places there are,
+/// and takes what is lost now. Terms of shape `[0]` count for nothing, and where no other are, so is the sum, and its
+/// residual waits.
+///
+/// # Errors
+/// What came is not as many slices of each node, or not equally long ones; the residuals are then as they were.
+pub(crate) fn sum_compressed(
+    compress: Compress,
+    sums: &Sums,
+    residuals: &mut [Residual],
+    pool: &Pool,
+) -> Result<Vec<Payload>, Failure> {
+    let places: Vec<Vec<Coded<'_>>> =
+        (0..residuals.len()).map(|place| terms(sums, place)).collect::<Result<_, _>>().map_err(wrong)?;
+    let each = places.iter().zip(residuals).map(|(terms, residual)| match terms.first() {
+        None => Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: bytes::Bytes::new() },
+        Some(first) => {
+            let (meta, len) = meta(compress, first.len());
+            let mut buffer = pool.get(len);
+            fill(compress, terms, residual.take(first.len()), buffer.as_mut());
+            Payload { meta, bytes: buffer.freeze() }
+        }
+    });
+    Ok(each.collect())
+}
+
+/// The sums of the slices in float32, one for each place; nothing is lost of what came.
+///
+/// # Errors
+/// As for [`sum_compressed`].
+pub(crate) fn sum_in_turn(sums: &Sums, pool: &Pool) -> Result<Vec<Payload>, Failure> {
+    let places = sums.first().map_or(0, |(_, slices)| slices.len());
+    let each = (0..places).map(|place| {
+        let terms = terms(sums, place).map_err(wrong)?;
+        let len = terms.first().map_or(0, |first| first.len());
+        let meta = TensorMeta { dtype: DType::Float32, shape: vec![len as u64] };
+        let mut buffer = pool.get(len * size_of::<f32>());
+        let mut numbers = [0.0; BLOCK];
+        for (number, bytes) in buffer.as_mut().chunks_mut(BLOCK * size_of::<f32>()).enumerate() {
+            let numbers = &mut numbers[..bytes.len() / size_of::<f32>()];
+            numbers.fill(0.0);
+            terms.iter().for_each(|term| term.add(number, numbers));
+            for (bytes, number) in bytes.chunks_exact_mut(size_of::<f32>()).zip(numbers) {
+                bytes.copy_from_slice(&number.to_le_bytes());
+            }
+        }
+        Ok(Payload { meta, bytes: buffer.freeze() })
+    });
+    each.collect()
+}
+
+/// The gradients of a place that there are, all equally long.
+fn terms(sums: &Sums, place: usize) -> Result<Vec<Coded<'_>>, String> {
+    let mut terms: Vec<Coded<'_>> = Vec::new();
+    for (node, slices) in sums {
+        let slice = slices.get(place).ok_or_else(|| format!("{} slices of {node:?}", slices.len()))?;
+        let Some(term) = Coded::read(slice)? else { continue };
+        if let Some(first) = terms.first().filter(|first| first.len() != term.len()) {
+            return Err(format!("slices of {} and of {} numbers", first.len(), term.len()));
+        }
+        terms.push(term);
+    }
+    Ok(terms)
+}
+
+fn fill(compress: Compress, terms: &[Coded<'_>], residual: &mut [f32], bytes: &mut [u8]) {
+    let blocks = residual.chunks_mut(BLOCK).zip(bytes.chunks_mut(block_bytes(compress)));
+    for (number, (numbers, bytes)) in blocks.enumerate() {
+        terms.iter().for_each(|term| term.add(number, numbers));
+        put(compress, numbers, bytes);
+    }
+}
+
+fn wrong(problem: String) -> Failure {
+    Failure::new(format!("sums of gradients: {problem}"))
+}
+
+#[cfg(test)]
+#[path = "compressed_tests.rs"]
+mod tests;

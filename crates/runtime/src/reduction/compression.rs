@@ -1,0 +1,307 @@
+//! Gradients in fewer bits, for the way between replicas.
+//!
+//! - bf16: each number rounded to nearest, ties to even.
+//! - int8: blocks of 256 numbers, `| scale: f32 LE | a signed byte for each |`, the last block as long as it comes. The scale
+//!   is the largest absolute value / 127 (absmax quantization by blocks, Dettmers et al. 2022; evenly spaced levels here).
+//! - int4: blocks of 32 numbers, `| scale: bfloat16 LE | half a byte for each |`, the scale the largest / 7, towards zero; 8 is
+//!   added to each. The lower halves of a block's bytes are its first numbers, the upper ones the others. It has a second
+//!   dimension, by which it is told from int8: `[1, bytes]`, or `[bytes, 1]` where the last upper half is no number.
+//!
+//! A number that is not finite stays so: in bf16 by itself, in the others with its whole block, which is then NaN. What rounding
+//! lost of a number is its value before less what the other end reads; nothing where that is no finite number.
+
+use layerspec::DType;
+use link::Payload;
+use pipeline::replicas::Compress;
+use pipeline::TensorMeta;
+
+pub(crate) const BLOCK: usize = Compress::BLOCK;
+const SCALE: usize = Compress::SCALE;
+const SMALL_BLOCK: usize = Compress::SMALL_BLOCK;
+const SMALL_SCALE: usize = Compress::SMALL_SCALE;
+/// Bytes of a whole block in int4.
+const SMALL_BYTES: usize = SMALL_BLOCK / 2 + SMALL_SCALE;
+const FLOAT: usize = size_of::<f32>();
+/// Blocks without a larger number are sent as zeros, for `127 / it` must be finite: they are lost, and so come later.
+const SMALLEST: f32 = 1e-30;
+/// 1.5 x 2^23: added to a number below 2^22 it rounds that to a whole one, ties to even, which then stands in the low bits.
+const ROUNDING: f32 = 12_582_912.0;
+const LARGEST_INT8: f32 = 127.0;
+const LARGEST_INT4: f32 = 7.0;
+const ZERO_INT4: f32 = 8.0;
+const NOT_FINITE: u32 = 0x7f80_0000;
+
+/// How a slice lies.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+enum Form {
+    F32,
+    Bf16,
+    Int8,
+    Int4,
+}
+
+impl Form {
+    /// Bytes of [`BLOCK`] numbers.
+    fn block(self) -> usize {
+        match self {
+            Form::F32 => BLOCK * FLOAT,
+            Form::Bf16 => BLOCK * 2,
+            Form::Int8 => BLOCK + SCALE,
+            Form::Int4 => BLOCK / SMALL_BLOCK * SMALL_BYTES,
+        }
+    }
+}
+
+/// A slice of gradients, in whatever form.
+pub(crate) struct Coded<'a> {
+    form: Form,
+    bytes: &'a [u8],
+    len: usize,
+}
+
+impl<'a> Coded<'a> {
+    /// What came, checked; nothing where it says that there is no gradient, by its shape `[0]`.
+    pub(crate) fn read(payload: &'a Payload) -> Result<Option<Self>, String> {
+        let Payload { meta, bytes } = payload;
+        let wrong = || format!("a slice of {meta} in {} bytes", bytes.len());
+        let (form, unused) = match (meta.dtype, &meta.shape[..]) {
+            (DType::Float32, [_]) => (Form::F32, 0),
+            (DType::BFloat16, [_]) => (Form::Bf16, 0),
+            (DType::UInt8, [_]) => (Form::Int8, 0),
+            (DType::UInt8, [1, _]) => (Form::Int4, 0),
+            (DType::UInt8, [_, 1]) => (Form::Int4, 1),
+            _ => return Err(wrong()),
+        };
+        if meta.byte_len().and_then(|len| usize::try_from(len).ok()) != Some(bytes.len()) {
+            return Err(wrong());
+        }
+        let len = match form {
+            Form::F32 => bytes.len() / FLOAT,
+            Form::Bf16 => bytes.len() / 2,
+            Form::Int8 => match (bytes.len() / form.block(), bytes.len() % form.block()) {
+                (blocks, 0) => blocks * BLOCK,
+                // A scale, or part of one, without numbers.
+                (_, 1..=SCALE) => return Err(wrong()),
+                (blocks, rest) => blocks * BLOCK + rest - SCALE,
+            },
+            Form::Int4 => match (bytes.len() / SMALL_BYTES, bytes.len() % SMALL_BYTES) {
+                (blocks, 0) => (blocks * SMALL_BLOCK).saturating_sub(unused),
+                (_, 1..=SMALL_SCALE) => return Err(wrong()),
+                (blocks, rest) => blocks * SMALL_BLOCK + (rest - SMALL_SCALE) * 2 - unused,
+            },
+        };
+        Ok((len > 0).then_some(Coded { form, bytes, len }))
+    }
+
+    /// How many numbers it has.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds the numbers of one of its blocks, to as many as the block has.
+    pub(crate) fn add(&self, block: usize, sum: &mut [f32]) {
+        let bytes = self.bytes.chunks(self.form.block()).nth(block).unwrap_or_default();
+        match self.form {
+            Form::F32 => {
+                for (sum, float) in sum.iter_mut().zip(bytes.chunks_exact(FLOAT)) {
+                    *sum += f32::from_le_bytes([float[0], float[1], float[2], float[3]]);
+                }
+            }
+            Form::Bf16 => {
+                for (sum, half) in sum.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *sum += f32::from_bits(u32::from(u16::from_le_bytes([half[0], half[1]])) << 16);
+                }
+            }
+            Form::Int8 => {
+                let Some((scale, bytes)) = bytes.split_first_chunk::<SCALE>() else { return };
+                let scale = f32::from_le_bytes(*scale);
+                for (sum, byte) in sum.iter_mut().zip(bytes) {
+                    *sum += f32::from(byte.cast_signed()) * scale;
+                }
+            }
+            Form::Int4 => {
+                for (sum, bytes) in sum.chunks_mut(SMALL_BLOCK).zip(bytes.chunks(SMALL_BYTES)) {
+                    let Some((scale, bytes)) = bytes.split_first_chunk::<SMALL_SCALE>() else { return };
+                    let scale = f32::from_bits(u32::from(u16::from_le_bytes(*scale)) << 16);
+                    // Of whole blocks the length is known when this is compiled, for vector instructions.
+                    match (<&mut [f32; SMALL_BLOCK]>::try_from(&mut *sum), <&[u8; SMALL_BLOCK / 2]>::try_from(bytes)) {
+                        (Ok(sum), Ok(bytes)) => add_int4(sum, bytes, scale),
+                        _ => add_int4(sum, bytes, scale),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How so many numbers are told of in this form, and in how many bytes.
+pub(crate) fn meta(compress: Compress, len: usize) -> (TensorMeta, usize) {
+    let bytes = compress.bytes(len as u64);
+    let (dtype, shape) = match compress {
+        Compress::Bf16 => (DType::BFloat16, vec![len as u64]),
+        Compress::Int8 => (DType::UInt8, vec![bytes]),
+        Compress::Int4 if len.is_multiple_of(2) => (DType::UInt8, vec![1, bytes]),
+        Compress::Int4 => (DType::UInt8, vec![bytes, 1]),
+    };
+    (TensorMeta { dtype, shape }, usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+/// Writes a block in this form; what that loses of the numbers is left in their place.
+pub(crate) fn put(compress: Compress, numbers: &mut [f32], bytes: &mut [u8]) {
+    match compress {
+        Compress::Bf16 => put_bf16(numbers, bytes),
+        Compress::Int8 => put_int8(numbers, bytes),
+        Compress::Int4 => put_int4(numbers, bytes),
+    }
+}
+
+/// Bytes of a whole block.
+pub(crate) fn block_bytes(compress: Compress) -> usize {
+    match compress {
+        Compress::Bf16 => Form::Bf16.block(),
+        Compress::Int8 => Form::Int8.block(),
+        Compress::Int4 => Form::Int4.block(),
+    }
+}
+
+fn put_bf16(numbers: &mut [f32], bytes: &mut [u8]) {
+    for (number, half) in numbers.iter_mut().zip(bytes.chunks_exact_mut(2)) {
+        let bits = number.to_bits();
+        let is_nan = bits & 0x7fff_ffff > NOT_FINITE;
+        let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        // Cut off, a NaN could be an infinity.
+        let high = if is_nan { (bits >> 16) | 0x40 } else { nearest };
+        half.copy_from_slice(&(high as u16).to_le_bytes());
+        let lost = *number - f32::from_bits(high << 16);
+        *number = if lost.is_finite() { lost } else { 0.0 };
+    }
+}
+
+fn put_int8(numbers: &mut [f32], bytes: &mut [u8]) {
+    let Some((head, bytes)) = bytes.split_first_chunk_mut::<SCALE>() else { return };
+    let levels = Levels::of(numbers, LARGEST_INT8);
+    *head = levels.scale.to_le_bytes();
+    for (number, byte) in numbers.iter_mut().zip(bytes) {
+        *byte = levels.round(number) as u8;
+    }
+    levels.forget_what_is_not_finite(numbers);
+}
+
+fn put_int4(numbers: &mut [f32], bytes: &mut [u8]) {
+    for (numbers, bytes) in numbers.chunks_mut(SMALL_BLOCK).zip(bytes.chunks_mut(SMALL_BYTES)) {
+        let Some((head, bytes)) = bytes.split_first_chunk_mut::<SMALL_SCALE>() else { return };
+        let whole =
+            (<&mut [f32; SMALL_BLOCK]>::try_from(&mut *numbers), <&mut [u8; SMALL_BLOCK / 2]>::try_from(&mut *bytes));
+        *head = match whole {
+            (Ok(numbers), Ok(bytes)) => put_small_block(numbers, bytes),
+            _ => put_small_block(numbers, bytes),
+        };
+    }
+}
+
+/// Writes a block of halves of bytes, and gives its scale.
+#[inline(always)]
+fn put_small_block(numbers: &mut [f32], bytes: &mut [u8]) -> [u8; SMALL_SCALE] {
+    let levels = Levels::of(numbers, LARGEST_INT4).with_bf16_scale();
+    let half = |number: &mut f32| (levels.round(number) as u8).wrapping_add(ZERO_INT4 as u8) & 0xf;
+    let (first, second) = numbers.split_at_mut(numbers.len().div_ceil(2));
+    for ((byte, first), second) in bytes.iter_mut().zip(first.iter_mut()).zip(second.iter_mut()) {
+        *byte = half(first) | half(second) << 4;
+    }
+    if let (Some(byte), Some(last)) = (bytes.get_mut(second.len()), first.get_mut(second.len())) {
+        *byte = half(last);
+    }
+    levels.forget_what_is_not_finite(numbers);
+    ((levels.scale.to_bits() >> 16) as u16).to_le_bytes()
+}
+
+/// Adds what such a block holds.
+#[inline(always)]
+fn add_int4(sums: &mut [f32], bytes: &[u8], scale: f32) {
+    let number = |half: u8| (f32::from(half) - ZERO_INT4) * scale;
+    let (first, second) = sums.split_at_mut(sums.len().div_ceil(2));
+    for (sum, byte) in first.iter_mut().zip(bytes) {
+        *sum += number(byte & 0xf);
+    }
+    for (sum, byte) in second.iter_mut().zip(bytes) {
+        *sum += number(byte >> 4);
+    }
+}
+
+/// Evenly spaced levels for a block.
+struct Levels {
+    scale: f32,
+    inverse: f32,
+    is_finite: bool,
+}
+
+impl Levels {
+    /// For these numbers, of which the one with the largest absolute value is so many times the scale.
+    fn of(numbers: &[f32], largest: f32) -> Self {
+        // As whole numbers, the bits of absolute values are in the order of these, and NaN above all.
+        let most = numbers.iter().fold(0, |most: i32, n| most.max((n.to_bits() & 0x7fff_ffff).cast_signed()));
+        let most = f32::from_bits(most.cast_unsigned());
+        let (scale, inverse) = match most.is_finite() {
+            false => (f32::NAN, 0.0),
+            true if most < SMALLEST => (0.0, 0.0),
+            true => (scale(most, largest), largest / most),
+        };
+        Levels { scale, inverse, is_finite: most.is_finite() }
+    }
+
+    /// The same with a scale that is a bfloat16; rounded towards zero, so that its multiples stay finite.
+    fn with_bf16_scale(self) -> Self {
+        let scale = f32::from_bits(self.scale.to_bits() & 0xffff_0000);
+        let inverse = if self.inverse == 0.0 { 0.0 } else { 1.0 / scale };
+        Levels { scale, inverse, ..self }
+    }
+
+    /// The level of a number, in the low bits; what that loses is left in its place.
+    fn round(&self, number: &mut f32) -> u32 {
+        let shifted = *number * self.inverse + ROUNDING;
+        *number -= (shifted - ROUNDING) * self.scale;
+        shifted.to_bits()
+    }
+
+    fn forget_what_is_not_finite(&self, numbers: &mut [f32]) {
+        if !self.is_finite {
+            numbers.fill(0.0);
+        }
+    }
+}
+
+/// What the largest number is so many times; rounded up, that product could be an infinity.
+fn scale(most: f32, largest: f32) -> f32 {
+    let nearest = most / largest;
+    match (nearest * largest).is_finite() {
+        true => nearest,
+        false => nearest.next_down(),
+    }
+}
+
+/// A slice in float32, whatever it came in.
+///
+/// # Errors
+/// It is no slice of gradients.
+pub fn decompressed(payload: &Payload) -> Result<Payload, String> {
+    let coded = match Coded::read(payload)? {
+        Some(coded) if coded.form != Form::F32 => coded,
+        _ => return Ok(payload.clone()),
+    };
+    let mut bytes = vec![0; coded.len() * FLOAT];
+    for (number, block) in bytes.chunks_mut(BLOCK * FLOAT).enumerate() {
+        let mut numbers = [0.0; BLOCK];
+        // Where the last number lies depends on how many there are.
+        let numbers = &mut numbers[..block.len() / FLOAT];
+        coded.add(number, numbers);
+        for (bytes, number) in block.chunks_exact_mut(FLOAT).zip(numbers) {
+            bytes.copy_from_slice(&number.to_le_bytes());
+        }
+    }
+    let meta = TensorMeta { dtype: DType::Float32, shape: vec![coded.len() as u64] };
+    Ok(Payload { meta, bytes: bytes.into() })
+}
+
+#[cfg(test)]
+#[path = "compression_tests.rs"]
+mod tests;

@@ -1,0 +1,178 @@
+//! Sums of tensors that came as bytes, along the tree over a batch's microbatches.
+//!
+//! Block by block: what is added then lies in the processor's cache, and each tensor is read once.
+
+use bytes::Bytes;
+use layerspec::DType;
+use link::memory::pool::Pool;
+use link::Payload;
+use pipeline::message::Failure;
+use pipeline::replicas::{Node, Tree};
+use pipeline::TensorMeta;
+use std::convert::Infallible;
+use std::ops::Range;
+
+/// Bytes of a block. The sum and two terms fit in the first cache.
+const BLOCK: usize = 8 << 10;
+const FLOAT: usize = size_of::<f32>();
+
+/// How a sum is taken.
+enum Plan {
+    /// A term, by its place.
+    Term(usize),
+    /// The left one and then the right one.
+    Both(Box<Plan>, Box<Plan>),
+}
+
+/// The sums of the slices, one for each place. Terms of shape `[0]` count for nothing, and where no other are, so is the
+/// sum.
+///
+/// # Errors
+/// What came is not the float32 slices of all microbatches, as many and as long for each node.
+pub(crate) fn sum(microbatches: u32, sums: &[(Node, Vec<Payload>)], pool: &Pool) -> Result<Vec<Payload>, Failure> {
+    check_whole(microbatches, sums.iter().map(|(node, _)| *node).collect())?;
+    let places = sums.first().map_or(0, |(_, slices)| slices.len());
+    if let Some((node, slices)) = sums.iter().find(|(_, slices)| slices.len() != places) {
+        return Err(wrong(format!("{} slices of {node:?} instead of {places}", slices.len())));
+    }
+    (0..places).map(|place| sum_of_place(microbatches, sums, place, pool)).collect()
+}
+
+/// Whether the nodes are all microbatches, each once.
+fn check_whole(microbatches: u32, mut nodes: Vec<Node>) -> Result<(), Failure> {
+    let range = |node: &Node| node.leaves(microbatches);
+    if let Some(node) = nodes.iter().find(|node| node.level > u32::BITS) {
+        return Err(wrong(format!("{node:?} is in no tree")));
+    }
+    nodes.sort_by_key(|node| range(node).start);
+    let next = nodes.iter().try_fold(0, |next, node| (range(node).start == next).then_some(range(node).end));
+    match next == Some(microbatches) && microbatches > 0 && nodes.iter().all(|node| !range(node).is_empty()) {
+        true => Ok(()),
+        false => Err(wrong(format!("{nodes:?} are not {microbatches} microbatches"))),
+    }
+}
+
+fn sum_of_place(
+    microbatches: u32,
+    sums: &[(Node, Vec<Payload>)],
+    place: usize,
+    pool: &Pool,
+) -> Result<Payload, Failure> {
+    let mut tree = Tree::new(microbatches);
+    let mut terms: Vec<&Payload> = Vec::new();
+    for (node, slices) in sums {
+        let slice = &slices[place];
+        check(slice)?;
+        let leaf = (slice.meta.shape != [0]).then(|| {
+            terms.push(slice);
+            Plan::Term(terms.len() - 1)
+        });
+        let Ok(()) = tree.put(*node, leaf, |left, right| Ok::<_, Infallible>(joined(left, right)));
+    }
+    let root = tree.into_root().ok_or_else(|| wrong("a tree that is not whole"))?;
+    let Some((first, plan)) = terms.first().zip(root) else {
+        return Ok(Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: Bytes::new() });
+    };
+    if let Some(other) = terms.iter().find(|term| term.meta != first.meta) {
+        return Err(wrong(format!("slices of {} and of {}", first.meta, other.meta)));
+    }
+    let bytes = match &plan {
+        Plan::Term(only) => terms[*only].bytes.clone(),
+        Plan::Both(..) => {
+            let terms: Vec<&[u8]> = terms.iter().map(|term| &term.bytes[..]).collect();
+            let mut buffer = pool.get(first.bytes.len());
+            fill(&plan, &terms, buffer.as_mut());
+            buffer.freeze()
+        }
+    };
+    Ok(Payload { meta: first.meta.clone(), bytes })
+}
+
+fn check(slice: &Payload) -> Result<(), Failure> {
+    let bytes = slice.meta.byte_len().and_then(|len| usize::try_from(len).ok());
+    if slice.meta.dtype != DType::Float32 || slice.meta.shape.len() != 1 || bytes != Some(slice.bytes.len()) {
+        return Err(wrong(format!("a slice of {} in {} bytes", slice.meta, slice.bytes.len())));
+    }
+    Ok(())
+}
+
+fn joined(left: Option<Plan>, right: Option<Plan>) -> Option<Plan> {
+    match (left, right) {
+        (Some(left), Some(right)) => Some(Plan::Both(Box::new(left), Box::new(right))),
+        (left, right) => left.or(right),
+    }
+}
+
+fn fill(plan: &Plan, terms: &[&[u8]], sum: &mut [u8]) {
+    let mut scratch = vec![0; BLOCK * plan.scratch()];
+    let mut from = 0;
+    for block in sum.chunks_mut(BLOCK) {
+        let place = from..from + block.len();
+        from = place.end;
+        plan.fill(terms, place, block, &mut scratch);
+    }
+}
+
+impl Plan {
+    /// How many blocks it needs beside that of the sum.
+    fn scratch(&self) -> usize {
+        match self {
+            Plan::Term(_) => 0,
+            Plan::Both(left, right) => match **right {
+                Plan::Term(_) => left.scratch(),
+                Plan::Both(..) => left.scratch().max(1 + right.scratch()),
+            },
+        }
+    }
+
+    fn fill(&self, terms: &[&[u8]], place: Range<usize>, sum: &mut [u8], scratch: &mut [u8]) {
+        let term = |number: usize| &terms[number][place.clone()];
+        match self {
+            Plan::Term(number) => sum.copy_from_slice(term(*number)),
+            Plan::Both(left, right) => match (&**left, &**right) {
+                (Plan::Term(left), Plan::Term(right)) => put_sum(sum, term(*left), term(*right)),
+                (left, Plan::Term(right)) => {
+                    left.fill(terms, place.clone(), sum, scratch);
+                    add(sum, term(*right));
+                }
+                (left, right) => {
+                    left.fill(terms, place.clone(), sum, scratch);
+                    let (block, rest) = scratch.split_at_mut(BLOCK);
+                    let block = &mut block[..sum.len()];
+                    right.fill(terms, place.clone(), block, rest);
+                    add(sum, block);
+                }
+            },
+        }
+    }
+}
+
+/// Bytes have no alignment; the compiler makes vector instructions of these loops all the same.
+fn put_sum(sum: &mut [u8], left: &[u8], right: &[u8]) {
+    for ((sum, left), right) in floats_mut(sum).zip(floats(left)).zip(floats(right)) {
+        sum.copy_from_slice(&(left + right).to_le_bytes());
+    }
+}
+
+fn add(sum: &mut [u8], term: &[u8]) {
+    for (sum, term) in floats_mut(sum).zip(floats(term)) {
+        let so_far = f32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]]);
+        sum.copy_from_slice(&(so_far + term).to_le_bytes());
+    }
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(FLOAT).map(|float| f32::from_le_bytes([float[0], float[1], float[2], float[3]]))
+}
+
+fn floats_mut(bytes: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
+    bytes.chunks_exact_mut(FLOAT)
+}
+
+fn wrong(problem: impl std::fmt::Display) -> Failure {
+    Failure::new(format!("sums of gradients: {problem}"))
+}
+
+#[cfg(test)]
+#[path = "tree_tests.rs"]
+mod tests;
