@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo test oracle bench chaos lint fmt doc fuzz millions clean
+.PHONY: help tools setup build demo check test oracle bench chaos lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,10 +13,22 @@ setup: tools ## Fetch libtorch once, 0.55 GB (kept in your cache folder), and li
 	@python3 tools/setup_libtorch.py
 
 build: setup ## Build the programs: target/release/bossman and target/release/worker
-	cargo build --release --bins
+	cargo build --release --package bossman --package worker --bins
+	@touch target/release/.all-formats
 
-demo: build ## Train digits across two workers on this machine
-	cargo run --release --quiet --bin bossman -- train examples/digits/run.yaml --local 2
+# Parquet, pictures, tokenizers and object stores take a third of the time of building. The demo needs none of them.
+demo: setup ## Train digits across two workers on this machine
+	cargo build --release --package bossman --package worker --bins $(if $(wildcard target/release/.all-formats),,--no-default-features)
+	target/release/bossman train examples/digits/run.yaml --local 2
+
+check: setup ## The quick tier, for every edit: format, lints, unit tests, golden texts, a short simulator, law 1 on one model
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- --deny warnings
+	sh tools/check_layers.sh
+	BOSSMAN_SIM_SEEDS=100 cargo test --quiet --package layerspec --package pipeline --package shm --package link --package runtime
+	cargo test --quiet --package tensor --package data --package worker --package bossman --lib
+	cargo test --quiet --package tests --test law_1 residual
+	cargo test --quiet --package tests --test writing
 
 test: setup ## Run all tests
 	cargo build --workspace --bins
@@ -30,7 +42,8 @@ oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in yo
 	"$$(python3 tools/pytorch.py)" tools/oracle.py
 	"$$(python3 tools/pytorch.py)" tools/layer_oracle.py
 
-bench: build ## Measure beside PyTorch and write docs/performance.md (half an hour on a machine that does nothing else)
+bench: setup ## Measure beside PyTorch and write docs/performance.md (half an hour on a machine that does nothing else)
+	cargo build --release --workspace --bins
 	cargo build --release --package link --example transport_bench
 	"$$(python3 tools/pytorch.py)" bench/run.py
 
@@ -57,6 +70,9 @@ fuzz: tools ## Fuzz frames, model files and join tickets for a minute each, led 
 
 millions: setup ## Give each reader of what comes from outside 10 million broken inputs, and look at time and memory
 	for test in "pipeline --test frames fuzz_frame" "layerspec --test fuzz mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done
+
+dist: build ## Pack the programs for other machines: target/dist/bossman-VERSION-MACHINE.tar.gz
+	python3 tools/make_dist.py target/release target/dist
 
 clean: ## Delete what was built; libtorch stays in your cache folder
 	cargo clean

@@ -1,0 +1,61 @@
+"""Packs the programs of `make build` into an archive that runs on other machines.
+
+usage: make_dist.py RELEASE_FOLDER OUT_FOLDER
+
+The archive holds the two programs without symbols, a script that links a libtorch, completions and
+the licences. It needs glibc 2.34 or newer and a libtorch 2.11 there.
+"""
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PROGRAMS = ["bossman", "worker"]
+SHELLS = {"bash": "bossman.bash", "zsh": "_bossman", "fish": "bossman.fish"}
+NEWEST_GLIBC = (2, 34)
+
+
+def newest_glibc(program):
+    """The newest version of glibc that a program asks for, such as (2, 34)."""
+    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", program.read_bytes())
+    return max((int(major), int(minor)) for major, minor in versions)
+
+
+def pack(release, out):
+    """Writes the archive and returns its path."""
+    version = re.search(r'^version = "(.*)"', (CHECKOUT / "Cargo.toml").read_text(), re.M)[1]
+    name = f"bossman-{version}-{platform.machine()}-{platform.system().lower()}"
+    out.mkdir(parents=True, exist_ok=True)
+    archive = out / f"{name}.tar.gz"
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / name
+        (root / "bin").mkdir(parents=True)
+        for program in PROGRAMS:
+            copy = root / "bin" / program
+            shutil.copy2(release / program, copy)
+            subprocess.run(["strip", copy], check=True)
+            if platform.system() == "Linux" and newest_glibc(copy) > NEWEST_GLIBC:
+                newest = ".".join(map(str, newest_glibc(copy)))
+                sys.exit(f"{program} asks for glibc {newest}: build it on a system with an older one")
+        (root / "completions").mkdir()
+        for shell, file in SHELLS.items():
+            text = subprocess.run([release / "bossman", "completions", shell], check=True, capture_output=True).stdout
+            (root / "completions" / file).write_bytes(text)
+        for file in ["LICENSE-APACHE", "LICENSE-MIT", "tools/dist/link_libtorch.sh", "tools/dist/README.txt"]:
+            shutil.copy2(CHECKOUT / file, root)
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(root, arcname=name)
+    return archive
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    made = pack(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
