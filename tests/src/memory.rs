@@ -4,7 +4,7 @@
 use crate::Fleet;
 use link::{Payload, Slots};
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
-use pipeline::effect::{Answer, Destination, Effect, Frame, Micros, Peer, Residuals, Summing};
+use pipeline::effect::{Answer, BossEffect, Destination, Frame, Micros, Peer, Residuals, StageEffect, Summing};
 use pipeline::ids::{Slot, Ticket, WorkerId};
 use pipeline::message::Failure;
 use pipeline::replicas::{BucketBytes, Node};
@@ -103,47 +103,49 @@ impl Memory {
         let mut answer = None;
         while let Some(effect) = self.boss.poll_effect() {
             match effect {
-                Effect::Reply { result, .. } => answer = Some(result),
-                other => self.carry_out_common(Peer::Boss, other),
+                BossEffect::Reply { result, .. } => answer = Some(result),
+                BossEffect::Send { to, slots } => self.send(Peer::Boss, to, slots),
+                BossEffect::Drop(slots) => self.free(slots),
+                other => panic!("the boss wants {other:?}"),
             }
         }
         for number in 0..self.workers.len() {
             let me = WorkerId(number as u16);
             while let Some(effect) = self.workers[number].session.poll_effect() {
                 match effect {
-                    Effect::Compute { ticket, task } => {
+                    StageEffect::Compute { ticket, task } => {
                         let task = task.try_map(|slot| self.slots.take(slot).ok_or(slot)).unwrap();
                         self.workers[number].tasks.push_back((ticket, task));
                     }
-                    Effect::Sum { ticket, summing, sums } => {
+                    StageEffect::Sum { ticket, summing, sums } => {
                         let take = |slots: Vec<Slot>| slots.into_iter().map(|s| self.slots.take(s).unwrap()).collect();
                         let sums = sums.into_iter().map(|(node, slots)| (node, take(slots))).collect();
                         self.workers[number].todo.push_back(Todo::Sum(ticket, summing, sums));
                     }
-                    Effect::Residuals(what) => self.workers[number].todo.push_back(Todo::Settle(what)),
-                    Effect::Dial { peer, .. } => {
+                    StageEffect::Residuals(what) => self.workers[number].todo.push_back(Todo::Settle(what)),
+                    StageEffect::Dial { peer, .. } => {
                         self.workers[number].session.on_link_up(NOW, peer);
                         self.workers[peer.0 as usize].session.on_link_up(NOW, me);
                     }
-                    other => self.carry_out_common(Peer::Worker(me), other),
+                    StageEffect::Send { to, slots } => self.send(Peer::Worker(me), to, slots),
+                    StageEffect::Drop(slots) => self.free(slots),
+                    other => panic!("{me} wants {other:?}"),
                 }
             }
         }
         answer
     }
 
-    fn carry_out_common(&mut self, from: Peer, effect: Effect) {
-        match effect {
-            Effect::Send { to, slots } => {
-                let tensors: Vec<Payload> = slots.into_iter().map(|slot| self.slots.take(slot).unwrap()).collect();
-                for Destination { peer: to, route, head } in to {
-                    let slots: Vec<Slot> = tensors.iter().map(|tensor| self.slots.put(tensor.clone())).collect();
-                    self.frames.push(OnItsWay { from, to, frame: Frame { route, head, slots } });
-                }
-            }
-            Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
-            other => panic!("{from} wants {other:?}"),
+    fn send(&mut self, from: Peer, to: Vec<Destination>, slots: Vec<Slot>) {
+        let tensors: Vec<Payload> = slots.into_iter().map(|slot| self.slots.take(slot).unwrap()).collect();
+        for Destination { peer: to, route, head } in to {
+            let slots: Vec<Slot> = tensors.iter().map(|tensor| self.slots.put(tensor.clone())).collect();
+            self.frames.push(OnItsWay { from, to, frame: Frame { route, head, slots } });
         }
+    }
+
+    fn free(&mut self, slots: Vec<Slot>) {
+        slots.into_iter().for_each(|slot| drop(self.slots.take(slot)));
     }
 
     /// Frames with tensors may overtake each other; control frames between two ends keep their order.

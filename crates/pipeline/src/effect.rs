@@ -55,9 +55,9 @@ pub struct Destination {
     pub head: Head,
 }
 
-/// What a session wants done. Every slot is given back in exactly one effect.
+/// What the boss's session wants done. Every slot is given back in exactly one effect.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Effect {
+pub enum BossEffect {
     /// Send the same tensors to each receiver.
     Send {
         /// The receivers.
@@ -65,98 +65,119 @@ pub enum Effect {
         /// The tensors.
         slots: Vec<Slot>,
     },
-    /// Give this to the compute thread, and its result to `on_done`, with when the work began and ended.
-    Compute {
-        /// Names the result.
-        ticket: Ticket,
-        /// The work.
-        task: Task<Slot>,
-    },
-    /// A stage session only: whatever the compute thread is given before the next [`Task::Discard`] does not wait for other
-    /// workers any more.
-    Interrupt,
-    /// Sum these gradients beside the compute thread, and give the sum of each slice to `on_summed`.
-    Sum {
-        /// Names the result.
-        ticket: Ticket,
-        /// How.
-        summing: Summing,
-        /// For each node its slices; every node has as many, those of shape `[0]` count for nothing.
-        sums: Vec<(Node, Vec<Slot>)>,
-    },
-    /// A stage session only: do this with the worker's own files, beside the compute thread, and give what comes of it to
-    /// `on_data`.
-    Data {
-        /// Names the result.
-        ticket: Ticket,
-        /// What to do.
-        task: DataTask,
-    },
-    /// A stage session only: read these after all that was asked for so far, and keep them, for they are likely to be asked for
-    /// next. What was kept before is of no use any more.
-    ReadAhead(Vec<Reading>),
-    /// What becomes of what was lost when sums were compressed, once all that was asked for before is summed.
-    Residuals(Residuals),
-    /// A stage session only: keep these tensors beyond the run, under the part's number and their names.
-    Keep {
-        /// As part of which copy.
-        copy: SnapshotId,
-        /// What is kept with the copy.
-        note: SnapshotNote,
-        /// Which part.
-        part: u32,
-        /// The tensors by name.
-        tensors: Vec<(String, Slot)>,
-    },
-    /// A stage session only: send a tensor that is kept.
-    SendSnapshot {
-        /// The receivers.
-        to: Vec<Destination>,
-        /// Of which copy.
-        copy: SnapshotId,
-        /// Of which part.
-        part: u32,
-        /// Under which name.
-        name: String,
-    },
-    /// A stage session only: let go of all copies but these.
-    RetainSnapshots(Vec<SnapshotId>),
-    /// Connect to a worker, and say how it went with `on_link_up` or `on_link_down`.
-    Dial {
-        /// Which worker.
-        peer: WorkerId,
-        /// Where it listens.
-        address: SocketAddr,
-    },
     /// Free these tensors.
     Drop(Vec<Slot>),
-    /// Close this connection: the other end broke the protocol.
+    /// Close the connection to a worker that violated the protocol.
     Hangup {
-        /// Which connection.
-        peer: Peer,
+        /// Which worker.
+        worker: WorkerId,
         /// What it did.
         reason: String,
     },
-    /// The boss session only: close the connection to this worker, which did nothing wrong and may come again.
+    /// Close the connection to a worker that is not at fault and may join again.
     Dismiss {
         /// Which worker.
         worker: WorkerId,
         /// Why, as it is told.
         reason: String,
     },
-    /// Something the user should read.
+    /// Show this text to the user.
     Notice(String),
-    /// A stage session only: how the run stands, for whoever looks.
-    Progress(Progress),
-    /// A stage session only: the boss ended the run.
-    Finish,
-    /// The boss session only: the answer to a request.
+    /// Answer a request.
     Reply {
         /// Which request.
         request: u64,
-        /// How it went.
+        /// The result.
         result: Result<Answer, Failure>,
     },
+}
+
+/// What a worker's session wants done. Every slot is given back in exactly one effect.
+#[derive(Clone, PartialEq, Debug)]
+pub enum StageEffect {
+    /// Send the same tensors to each receiver.
+    Send {
+        /// The receivers.
+        to: Vec<Destination>,
+        /// The tensors.
+        slots: Vec<Slot>,
+    },
+    /// Free these tensors.
+    Drop(Vec<Slot>),
+    /// Give a task to the compute thread. Its result goes to `on_done`, with the times at which the
+    /// work began and ended.
+    Compute {
+        /// Names the result.
+        ticket: Ticket,
+        /// The work.
+        task: Task<Slot>,
+    },
+    /// Let no task wait for other workers any more, up to the next [`Task::Discard`].
+    Interrupt,
+    /// Sum gradients beside the compute thread. The sum of each slice goes to `on_summed`.
+    Sum {
+        /// Names the result.
+        ticket: Ticket,
+        /// How to sum.
+        summing: Summing,
+        /// The slices of each node. Every node has the same number of slices. A slice of shape `[0]`
+        /// adds nothing.
+        sums: Vec<(Node, Vec<Slot>)>,
+    },
+    /// Work on the worker's own files beside the compute thread. The result goes to `on_data`.
+    Data {
+        /// Names the result.
+        ticket: Ticket,
+        /// The work.
+        task: DataTask,
+    },
+    /// Read these after everything that was asked for so far, and keep the result: the next round
+    /// probably asks for it. Drop what was read ahead before.
+    ReadAhead(Vec<Reading>),
+    /// Settle the residuals of compression, once everything asked for before is summed.
+    Residuals(Residuals),
+    /// Store part of a snapshot beyond the run.
+    StoreSnapshot {
+        /// Which snapshot.
+        copy: SnapshotId,
+        /// What is stored with the snapshot.
+        note: SnapshotNote,
+        /// The number of the part.
+        part: u32,
+        /// The tensors by name.
+        tensors: Vec<(String, Slot)>,
+    },
+    /// Send one tensor of a stored snapshot.
+    SendSnapshot {
+        /// The receivers.
+        to: Vec<Destination>,
+        /// Which snapshot.
+        copy: SnapshotId,
+        /// The number of the part.
+        part: u32,
+        /// The name of the tensor.
+        name: String,
+    },
+    /// Drop all stored snapshots but these.
+    RetainSnapshots(Vec<SnapshotId>),
+    /// Connect to a worker. The result goes to `on_link_up` or `on_link_down`.
+    Dial {
+        /// Which worker.
+        peer: WorkerId,
+        /// Where it listens.
+        address: SocketAddr,
+    },
+    /// Close the connection to a peer that violated the protocol.
+    Hangup {
+        /// Which connection.
+        peer: Peer,
+        /// What it did.
+        reason: String,
+    },
+    /// Show how the run stands to the worker's user.
+    Progress(Progress),
+    /// End: the boss ended the run.
+    Finish,
 }
 
 /// How gradients are summed beside the compute thread.

@@ -94,7 +94,7 @@ pub enum Task<T> {
     },
     /// The same by a collective operation among the stage's replicas, of which each has this task: what the microbatches of
     /// each came to is summed. It waits for the others, and fails where it is
-    /// [interrupted](crate::effect::Effect::Interrupt).
+    /// [interrupted](crate::effect::StageEffect::Interrupt).
     AllReduce {
         /// Which stage.
         stage: StageId,

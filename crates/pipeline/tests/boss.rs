@@ -4,7 +4,7 @@
 
 use layerspec::LayerGraph;
 use pipeline::boss::{BossSession, Request, RunRequest, Setup};
-use pipeline::effect::{Answer, Effect, Frame, Micros, Peer};
+use pipeline::effect::{Answer, BossEffect, Frame, Micros};
 use pipeline::frame::Route;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, WorkerId};
 use pipeline::message::{Failure, Head, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span};
@@ -24,7 +24,7 @@ fn plan(workers: usize) -> Plan {
 
 struct Boss {
     session: BossSession,
-    effects: Vec<Effect>,
+    effects: Vec<BossEffect>,
     requests: u64,
     command: u64,
     now: u64,
@@ -68,7 +68,7 @@ impl Boss {
 
     fn drain(&mut self) {
         while let Some(effect) = self.session.poll_effect() {
-            if let Effect::Send { to, .. } = &effect {
+            if let BossEffect::Send { to, .. } = &effect {
                 if let Some(Head::Command { id, .. }) = to.first().map(|to| &to.head) {
                     self.command = *id;
                 }
@@ -79,10 +79,10 @@ impl Boss {
 
     /// The reply to the last request, if there is one.
     fn answered(&mut self) -> Option<Result<Answer, Failure>> {
-        let is_reply = |e: &Effect| matches!(e, Effect::Reply { request, .. } if *request == self.requests);
+        let is_reply = |e: &BossEffect| matches!(e, BossEffect::Reply { request, .. } if *request == self.requests);
         let at = self.effects.iter().position(is_reply)?;
         match self.effects.remove(at) {
-            Effect::Reply { result, .. } => Some(result),
+            BossEffect::Reply { result, .. } => Some(result),
             _ => None,
         }
     }
@@ -99,7 +99,7 @@ impl Boss {
     /// Why it hung up on this worker; the driver then tells it that the worker is lost.
     fn hangup(&mut self, worker: u16) -> String {
         let mut reasons = self.effects.drain(..).filter_map(|e| match e {
-            Effect::Hangup { peer, reason } if peer == Peer::Worker(WorkerId(worker)) => Some(reason),
+            BossEffect::Hangup { worker: of, reason } if of == WorkerId(worker) => Some(reason),
             _ => None,
         });
         let reason = reasons.next().expect("a hangup");
@@ -251,7 +251,9 @@ fn the_norm_is_that_of_all_stages_and_reaches_all_workers() {
     boss.hear(1, norms(id, 1, 64.0), &[]);
     boss.hear(0, norms(id, 0, 36.0), &[]);
     let told = boss.effects.iter().find_map(|e| match e {
-        Effect::Send { to, .. } => to.iter().any(|to| matches!(to.head, Head::TotalNorm { .. })).then(|| to.clone()),
+        BossEffect::Send { to, .. } => {
+            to.iter().any(|to| matches!(to.head, Head::TotalNorm { .. })).then(|| to.clone())
+        }
         _ => None,
     });
     let told = told.expect("the norm");
@@ -336,10 +338,11 @@ fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
     boss.ask(Request::SendState { stage: None, optimizer: false });
     let head = Head::State { id: boss.command, name: "0.weight".into() };
     boss.hear(2, head.clone(), &[11]);
-    let unasked = |e: &Effect| matches!(e, Effect::Hangup { peer: Peer::Worker(WorkerId(2)), reason } if reason.contains("unasked"));
+    let unasked =
+        |e: &BossEffect| matches!(e, BossEffect::Hangup { worker: WorkerId(2), reason } if reason.contains("unasked"));
     assert!(boss.effects.iter().any(unasked), "{:?}", boss.effects);
     boss.hear(0, head, &[12]);
-    let honest = |e: &Effect| matches!(e, Effect::Hangup { peer: Peer::Worker(WorkerId(0)), .. });
+    let honest = |e: &BossEffect| matches!(e, BossEffect::Hangup { worker: WorkerId(0), .. });
     assert!(!boss.effects.iter().any(honest), "{:?}", boss.effects);
 
     // Nothing goes through the boss to who does not wait for it: to others, or to itself.
@@ -352,6 +355,6 @@ fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
         boss.effects.clear();
         boss.session.on_frame(Micros(0), WorkerId(2), Frame { route, head, slots: vec![Slot(13)] });
         boss.drain();
-        assert_eq!(boss.effects, [Effect::Drop(vec![Slot(13)])]);
+        assert_eq!(boss.effects, [BossEffect::Drop(vec![Slot(13)])]);
     }
 }

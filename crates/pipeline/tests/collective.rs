@@ -4,7 +4,7 @@
 
 use layerspec::LayerGraph;
 use pipeline::boss::{BossSession, Request, Setup};
-use pipeline::effect::{Effect, Frame, Micros, Peer};
+use pipeline::effect::{BossEffect, Destination, Frame, Micros, Peer, StageEffect};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, Round, RoundUpdate};
 use pipeline::replicas::{BucketBytes, MicrobatchAssignment, ShardId, UniqueId, WorkerGroups};
@@ -32,7 +32,7 @@ fn id(byte: u8) -> UniqueId {
 }
 
 /// What a session wants, and of the compute thread.
-type Wanted = (Vec<Effect>, Vec<(Ticket, Task<Slot>)>);
+type Wanted = (Vec<StageEffect>, Vec<(Ticket, Task<Slot>)>);
 
 /// A worker with its stages.
 struct Worker(StageSession);
@@ -68,14 +68,14 @@ impl Worker {
         let (mut effects, mut tasks) = (Vec::new(), Vec::new());
         while let Some(effect) = self.0.poll_effect() {
             match effect {
-                Effect::Compute { ticket, task } => tasks.push((ticket, task)),
+                StageEffect::Compute { ticket, task } => tasks.push((ticket, task)),
                 other => effects.push(other),
             }
         }
         (effects, tasks)
     }
 
-    fn done(&mut self, tasks: Vec<(Ticket, Task<Slot>)>, outcome: &Outcome<Slot>) -> Vec<Effect> {
+    fn done(&mut self, tasks: Vec<(Ticket, Task<Slot>)>, outcome: &Outcome<Slot>) -> Vec<StageEffect> {
         for (ticket, _) in tasks {
             self.0.on_done(NOW, ticket, Ok(outcome.clone()), (NOW, NOW));
         }
@@ -105,17 +105,25 @@ impl Worker {
     }
 }
 
-fn heads(effects: &[Effect]) -> Vec<Head> {
+fn heads(effects: &[StageEffect]) -> Vec<Head> {
     let sent = effects.iter().filter_map(|effect| match effect {
-        Effect::Send { to, .. } => Some(to.iter().map(|to| to.head.clone())),
+        StageEffect::Send { to, .. } => Some(to),
         _ => None,
     });
-    sent.flatten().collect()
+    sent.flatten().map(|to: &Destination| to.head.clone()).collect()
 }
 
-fn refused(effects: &[Effect]) -> &str {
+fn boss_heads(effects: &[BossEffect]) -> Vec<Head> {
+    let sent = effects.iter().filter_map(|effect| match effect {
+        BossEffect::Send { to, .. } => Some(to),
+        _ => None,
+    });
+    sent.flatten().map(|to: &Destination| to.head.clone()).collect()
+}
+
+fn refused(effects: &[StageEffect]) -> &str {
     match effects {
-        [Effect::Hangup { peer: Peer::Boss, reason }] => reason,
+        [StageEffect::Hangup { peer: Peer::Boss, reason }] => reason,
         other => panic!("{other:?}"),
     }
 }
@@ -153,7 +161,7 @@ fn gradients_do_not_travel_in_frames_and_who_waits_is_called_off() {
     let sum = Task::AllReduce { stage: STAGE, batch: BATCH, statistics: Vec::new() };
     assert_eq!(tasks[0].1, sum, "it waits for no frame, though it took no microbatch");
     let (effects, cleared) = worker.told(Head::Abort { id: 3, batch: Some(BATCH), gradients: true });
-    assert!(effects.contains(&Effect::Interrupt), "{effects:?}");
+    assert!(effects.contains(&StageEffect::Interrupt), "{effects:?}");
     assert_eq!(cleared[0].1, Task::Discard { batch: BATCH, gradients: true });
     for (ticket, _) in tasks {
         worker.0.on_done(NOW, ticket, Err(Failure::new("called off")), (NOW, NOW));
@@ -167,11 +175,11 @@ fn nothing_is_called_off_where_nobody_waits() {
     let mut worker = Worker::new(WorkerId(0));
     worker.hear(2, Command::Digest);
     let (effects, _) = worker.told(Head::Abort { id: 2, batch: None, gradients: false });
-    assert!(!effects.contains(&Effect::Interrupt), "{effects:?}");
+    assert!(!effects.contains(&StageEffect::Interrupt), "{effects:?}");
     let mut worker = Worker::new(WorkerId(0));
     worker.hear(2, Command::Communicate(vec![(STAGE, id(1))]));
     let (effects, _) = worker.told(Head::Abort { id: 2, batch: None, gradients: false });
-    assert!(effects.contains(&Effect::Interrupt), "{effects:?}");
+    assert!(effects.contains(&StageEffect::Interrupt), "{effects:?}");
 }
 
 #[test]
@@ -199,15 +207,15 @@ fn the_boss_brings_ids_to_whom_they_are_for_and_takes_none_from_others() {
         session.on_frame(NOW, WorkerId(worker), Frame { route: None, head, slots: Vec::new() });
     };
     let mut session = boss();
-    let sent = heads(&effects(&mut session));
+    let sent = boss_heads(&effects(&mut session));
     assert!(matches!(sent[..], [Head::Command { id: 2, body: Command::MakeIds }]), "only the first replica is asked");
     ids(&mut session, 0, vec![(STAGE, id(5))]);
     answer(&mut session, 0, 2);
     let replied = effects(&mut session);
-    let [Effect::Reply { request: 2, result: Ok(made) }] = &replied[..] else { panic!("{replied:?}") };
+    let [BossEffect::Reply { request: 2, result: Ok(made) }] = &replied[..] else { panic!("{replied:?}") };
     assert_eq!(made.unique_ids, [(STAGE, id(5))]);
     session.on_request(NOW, 3, Request::Communicate(made.unique_ids.clone()));
-    let sent: Vec<usize> = heads(&effects(&mut session))
+    let sent: Vec<usize> = boss_heads(&effects(&mut session))
         .into_iter()
         .map(|head| match head {
             Head::Command { body: Command::Communicate(ids), .. } => ids.len(),
@@ -220,8 +228,7 @@ fn the_boss_brings_ids_to_whom_they_are_for_and_takes_none_from_others() {
         let mut session = boss();
         effects(&mut session);
         ids(&mut session, worker, wrong);
-        let hangup =
-            |effect: &Effect| matches!(effect, Effect::Hangup { reason, .. } if reason.contains("nobody asked"));
+        let hangup = |effect: &BossEffect| matches!(effect, BossEffect::Hangup { reason, .. } if reason.contains("nobody asked"));
         assert!(effects(&mut session).iter().any(hangup));
     }
 }
@@ -231,6 +238,6 @@ fn answer(session: &mut BossSession, worker: u16, id: u64) {
     session.on_frame(NOW, WorkerId(worker), Frame { route: None, head, slots: Vec::new() });
 }
 
-fn effects(session: &mut BossSession) -> Vec<Effect> {
+fn effects(session: &mut BossSession) -> Vec<BossEffect> {
     std::iter::from_fn(|| session.poll_effect()).collect()
 }

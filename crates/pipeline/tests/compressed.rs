@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use layerspec::LayerGraph;
-use pipeline::effect::{Effect, Frame, Micros, Part, Peer, Residuals, Summing};
+use pipeline::effect::{Frame, Micros, Part, Peer, Residuals, StageEffect, Summing};
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundUpdate};
 use pipeline::replicas::{nodes, BucketBytes, Compress, MicrobatchAssignment, Node, WorkerGroups};
@@ -44,7 +44,7 @@ impl Replica {
         };
         replica.command(1, Command::Assign(Box::new(assignment)));
         replica.session.on_link_up(NOW, OTHER);
-        assert!(matches!(replica.work()[..], [Effect::Dial { .. }, Effect::Send { .. }]));
+        assert!(matches!(replica.work()[..], [StageEffect::Dial { .. }, StageEffect::Send { .. }]));
         let actions = [Action::Reduce { stage: STAGE }, Action::OptimStep { stage: STAGE }];
         let round = Round {
             batch: BATCH,
@@ -93,11 +93,11 @@ impl Replica {
     }
 
     /// What it wants; the compute thread does its work at once, and what it sends itself arrives.
-    fn work(&mut self) -> Vec<Effect> {
+    fn work(&mut self) -> Vec<StageEffect> {
         let mut wanted = Vec::new();
         while let Some(effect) = self.session.poll_effect() {
             match effect {
-                Effect::Compute { ticket, .. } => self.session.on_done(NOW, ticket, Ok(Outcome::Done), (NOW, NOW)),
+                StageEffect::Compute { ticket, .. } => self.session.on_done(NOW, ticket, Ok(Outcome::Done), (NOW, NOW)),
                 other => wanted.push(other),
             }
         }
@@ -111,15 +111,15 @@ impl Replica {
 }
 
 /// The sum that is asked for, and of how many nodes.
-fn asked(effects: &[Effect]) -> (Ticket, u16, usize) {
-    let [Effect::Sum { ticket, summing, sums }] = effects else { panic!("{effects:?}") };
+fn asked(effects: &[StageEffect]) -> (Ticket, u16, usize) {
+    let [StageEffect::Sum { ticket, summing, sums }] = effects else { panic!("{effects:?}") };
     let Summing::Compressed(FORM, Part { stage: STAGE, bucket: 0, replica }) = *summing else { panic!("{summing:?}") };
     (*ticket, replica, sums.len())
 }
 
 /// To whom something is sent, and what.
-fn sent(effects: &[Effect]) -> Vec<(Peer, Head)> {
-    let [Effect::Send { to, .. }] = effects else { panic!("{effects:?}") };
+fn sent(effects: &[StageEffect]) -> Vec<(Peer, Head)> {
+    let [StageEffect::Send { to, .. }] = effects else { panic!("{effects:?}") };
     to.iter().map(|to| (to.peer, to.head.clone())).collect()
 }
 
@@ -153,10 +153,10 @@ fn exchanged(update: bool) -> Replica {
 fn what_was_lost_is_kept_with_the_step() {
     let mut replica = exchanged(true);
     let effects = replica.work();
-    assert_eq!(effects[0], Effect::Residuals(Residuals::Keep));
+    assert_eq!(effects[0], StageEffect::Residuals(Residuals::Keep));
     assert!(matches!(sent(&effects[1..])[..], [(Peer::Boss, Head::Done { id: 2, .. })]));
     replica.command(3, Command::SetOptimizer(pipeline::OptimizerSpec::adam(0.1)));
-    assert_eq!(replica.work()[0], Effect::Residuals(Residuals::Forget));
+    assert_eq!(replica.work()[0], StageEffect::Residuals(Residuals::Forget));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn what_was_lost_in_a_void_step_is_forgotten() {
     let (ticket, ..) = asked(&replica.work());
     replica.hear(Peer::Boss, Head::Abort { id: 2, batch: Some(BATCH), gradients: true });
     let effects = replica.work();
-    assert!(effects.contains(&Effect::Residuals(Residuals::Restore)), "{effects:?}");
+    assert!(effects.contains(&StageEffect::Residuals(Residuals::Restore)), "{effects:?}");
     replica.summed(ticket);
-    assert!(matches!(replica.work()[..], [Effect::Drop(_)]), "a sum that nobody wants any more");
+    assert!(matches!(replica.work()[..], [StageEffect::Drop(_)]), "a sum that nobody wants any more");
 }

@@ -4,7 +4,7 @@
 
 use layerspec::LayerGraph;
 use pipeline::boss::{BossSession, Keeping, Request, Setup};
-use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
+use pipeline::effect::{BossEffect, Destination, Frame, Micros, Peer, StageEffect};
 use pipeline::frame::Route;
 use pipeline::ids::{Slot, StageId, Ticket, WorkerId};
 use pipeline::kept::{Give, Keep, PeerSnapshot, Recall, SnapshotId, SnapshotNote};
@@ -53,23 +53,23 @@ fn assigned(plan: Plan, worker: WorkerId, kept: Vec<PeerSnapshot>) -> StageSessi
     session
 }
 
-fn drain(session: &mut StageSession) -> Vec<Effect> {
+fn drain(session: &mut StageSession) -> Vec<StageEffect> {
     std::iter::from_fn(|| session.poll_effect()).collect()
 }
 
-fn tell(session: &mut StageSession, id: u64, body: Command) -> Vec<Effect> {
+fn tell(session: &mut StageSession, id: u64, body: Command) -> Vec<StageEffect> {
     hear(session, Peer::Boss, Head::Command { id, body }, &[])
 }
 
-fn hear(session: &mut StageSession, from: Peer, head: Head, slots: &[u64]) -> Vec<Effect> {
+fn hear(session: &mut StageSession, from: Peer, head: Head, slots: &[u64]) -> Vec<StageEffect> {
     let slots = slots.iter().map(|slot| Slot(*slot)).collect();
     session.on_frame(NOW, from, Frame { route: None, head, slots });
     drain(session)
 }
 
-fn ticket(effects: &[Effect]) -> Ticket {
+fn ticket(effects: &[StageEffect]) -> Ticket {
     let found = effects.iter().find_map(|effect| match effect {
-        Effect::Compute { ticket, .. } => Some(*ticket),
+        StageEffect::Compute { ticket, .. } => Some(*ticket),
         _ => None,
     });
     found.expect("something to compute")
@@ -90,13 +90,13 @@ fn tensor(slot: u64) -> (String, Slot) {
     ("w".into(), Slot(slot))
 }
 
-fn refused(effects: &[Effect], by: Peer) -> bool {
-    effects.iter().any(|effect| matches!(effect, Effect::Hangup { peer, .. } if *peer == by))
+fn refused(effects: &[StageEffect], by: Peer) -> bool {
+    effects.iter().any(|effect| matches!(effect, StageEffect::Hangup { peer, .. } if *peer == by))
 }
 
-fn said(effects: &[Effect]) -> Vec<&Head> {
+fn said(effects: &[StageEffect]) -> Vec<&Head> {
     let to = effects.iter().filter_map(|effect| match effect {
-        Effect::Send { to, .. } => Some(to),
+        StageEffect::Send { to, .. } => Some(to),
         _ => None,
     });
     to.flatten().filter(|to| to.peer == Peer::Boss && to.route.is_none()).map(|to| &to.head).collect()
@@ -106,7 +106,7 @@ fn said(effects: &[Effect]) -> Vec<&Head> {
 fn what_is_copied_here_goes_to_the_neighbour_and_to_this_worker_which_keeps_it() {
     let mut session = second_of_three(Vec::new());
     let effects = tell(&mut session, 2, keep(7, None));
-    assert_eq!(effects[0], Effect::RetainSnapshots(vec![copy(7)]));
+    assert_eq!(effects[0], StageEffect::RetainSnapshots(vec![copy(7)]));
     let copied = Ok(Outcome::State { tensors: vec![tensor(10)] });
     session.on_done(NOW, ticket(&effects), copied, (NOW, NOW));
     let effects = drain(&mut session);
@@ -115,10 +115,10 @@ fn what_is_copied_here_goes_to_the_neighbour_and_to_this_worker_which_keeps_it()
     // Nothing says that this worker has a link to it.
     let route = Some(Route { from: WorkerId(1), to: WorkerId(2) });
     let neighbour = Destination { peer: Peer::Boss, route, head: head.clone() };
-    assert_eq!(effects[0], Effect::Send { to: vec![myself, neighbour], slots: vec![Slot(10)] });
+    assert_eq!(effects[0], StageEffect::Send { to: vec![myself, neighbour], slots: vec![Slot(10)] });
     assert!(matches!(said(&effects)[..], [Head::Done { id: 2, sent: 0, .. }]), "{effects:?}");
     let effects = hear(&mut session, ME, head, &[11]);
-    let kept = Effect::Keep { copy: copy(7), note: note(), part: 1, tensors: vec![tensor(11)] };
+    let kept = StageEffect::StoreSnapshot { copy: copy(7), note: note(), part: 1, tensors: vec![tensor(11)] };
     assert_eq!(effects[0], kept);
     assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 1 }]);
 }
@@ -131,12 +131,15 @@ fn a_replica_makes_the_copy_that_it_keeps_itself() {
     let keep = Keep { copy: copy(7), note: note(), last: None, stage: None, give, take: BTreeMap::new() };
     let effects = tell(&mut session, 2, Command::Keep(Box::new(keep)));
     let task = Task::Snapshot { parameters: vec![StageId(1)], optimizer: vec![StageId(1)] };
-    assert!(effects.iter().any(|e| matches!(e, Effect::Compute { task: made, .. } if *made == task)), "{effects:?}");
+    assert!(
+        effects.iter().any(|e| matches!(e, StageEffect::Compute { task: made, .. } if *made == task)),
+        "{effects:?}"
+    );
     session.on_done(NOW, ticket(&effects), Ok(Outcome::State { tensors: vec![tensor(10)] }), (NOW, NOW));
     let effects = drain(&mut session);
     let (me, head) = (Peer::Worker(WorkerId(3)), keeping(2, 1, "w", 1));
     let to_itself = vec![Destination { peer: me, route: None, head: head.clone() }];
-    assert_eq!(effects[0], Effect::Send { to: to_itself, slots: vec![Slot(10)] });
+    assert_eq!(effects[0], StageEffect::Send { to: to_itself, slots: vec![Slot(10)] });
     let effects = hear(&mut session, me, head, &[11]);
     assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 1 }]);
 }
@@ -165,7 +168,7 @@ fn all_done(boss: &mut BossSession, id: u64) {
 type Asked = (Option<Give>, Vec<(u32, WorkerId)>);
 
 fn asked(plan: Plan, neighbours: BTreeMap<WorkerId, WorkerId>) -> Vec<Asked> {
-    let Some(Effect::Send { to, .. }) = keeping_boss(plan, neighbours).poll_effect() else {
+    let Some(BossEffect::Send { to, .. }) = keeping_boss(plan, neighbours).poll_effect() else {
         panic!("nothing is asked");
     };
     let keep = |to: Destination| match to.head {
@@ -214,7 +217,7 @@ fn a_copy_is_whole_where_the_owner_of_a_part_is_lost_that_its_replica_still_make
             boss.on_frame(NOW, late, Frame { route: None, head, slots: Vec::new() });
         }
         let reply = std::iter::from_fn(|| boss.poll_effect()).find_map(|effect| match effect {
-            Effect::Reply { request: 2, result } => Some(result),
+            BossEffect::Reply { request: 2, result } => Some(result),
             _ => None,
         });
         assert_eq!(reply.map(|result| result.is_ok()), Some(is_whole), "{lost} is lost, {late} is late");
@@ -239,14 +242,17 @@ fn a_part_that_comes_before_its_command_is_kept_with_it() {
     assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "b", 2), &[11]), []);
     let effects = tell(&mut session, 2, keep(7, None));
     let tensors = vec![tensor(10), ("b".into(), Slot(11))];
-    let kept = Effect::Keep { copy: copy(7), note: note(), part: 0, tensors };
+    let kept = StageEffect::StoreSnapshot { copy: copy(7), note: note(), part: 0, tensors };
     assert!(effects.contains(&kept), "{effects:?}");
     assert_eq!(said(&effects), [&Head::Kept { id: 2, part: 0 }]);
     // A part of which there is nothing.
     let mut session = second_of_three(Vec::new());
     tell(&mut session, 2, keep(7, None));
     let effects = hear(&mut session, OTHER, keeping(2, 0, "", 0), &[]);
-    assert!(matches!(&effects[0], Effect::Keep { part: 0, tensors, .. } if tensors.is_empty()), "{effects:?}");
+    assert!(
+        matches!(&effects[0], StageEffect::StoreSnapshot { part: 0, tensors, .. } if tensors.is_empty()),
+        "{effects:?}"
+    );
 }
 
 #[test]
@@ -260,7 +266,7 @@ fn what_others_send_to_be_kept_is_what_the_boss_said() {
                 effects.extend(tell(&mut session, 2, keep(7, None)));
             }
             assert!(refused(&effects, from), "part {part} of {from}: {effects:?}");
-            assert!(effects.contains(&Effect::Drop(vec![Slot(10)])), "{effects:?}");
+            assert!(effects.contains(&StageEffect::Drop(vec![Slot(10)])), "{effects:?}");
         }
     }
     for more in [keeping(2, 0, "v", 1), keeping(2, 0, "v", 3)] {
@@ -280,13 +286,13 @@ fn what_belongs_to_a_copy_that_was_cancelled_or_is_over_is_let_go() {
     let abort = Head::Abort { id: 2, batch: None, gradients: false };
     drain(&mut session);
     let effects = hear(&mut session, Peer::Boss, abort, &[]);
-    assert!(effects.contains(&Effect::Drop(vec![Slot(10)])), "{effects:?}");
+    assert!(effects.contains(&StageEffect::Drop(vec![Slot(10)])), "{effects:?}");
     assert_eq!(said(&effects), [&Head::Aborted { id: 2, stepped: false }]);
-    assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "x", 2), &[11]), [Effect::Drop(vec![Slot(11)])]);
+    assert_eq!(hear(&mut session, OTHER, keeping(2, 0, "x", 2), &[11]), [StageEffect::Drop(vec![Slot(11)])]);
     // The next lets go of whatever came for the one before, and keeps what is whole.
     let effects = tell(&mut session, 4, keep(9, Some(5)));
-    assert_eq!(effects[0], Effect::RetainSnapshots(vec![copy(5), copy(9)]));
-    assert_eq!(hear(&mut session, OTHER, keeping(3, 0, "w", 1), &[12]), [Effect::Drop(vec![Slot(12)])]);
+    assert_eq!(effects[0], StageEffect::RetainSnapshots(vec![copy(5), copy(9)]));
+    assert_eq!(hear(&mut session, OTHER, keeping(3, 0, "w", 1), &[12]), [StageEffect::Drop(vec![Slot(12)])]);
 }
 
 #[test]
@@ -296,7 +302,7 @@ fn a_copy_that_fails_is_cleared_up_at_the_compute_thread() {
     session.on_done(NOW, ticket(&effects), Err(Failure::new("out of memory")), (NOW, NOW));
     assert!(matches!(said(&drain(&mut session))[..], [Head::Failed { id: 2, .. }]));
     let effects = hear(&mut session, Peer::Boss, Head::Abort { id: 2, batch: None, gradients: false }, &[]);
-    assert!(matches!(&effects[..], [Effect::Compute { task: Task::Discard { .. }, .. }]), "{effects:?}");
+    assert!(matches!(&effects[..], [StageEffect::Compute { task: Task::Discard { .. }, .. }]), "{effects:?}");
 }
 
 #[test]
@@ -316,7 +322,11 @@ fn a_part_that_comes_from_elsewhere_or_twice_costs_its_sender_alone() {
     assert_eq!(refusals.count(), 1000 - 64);
     let refusals = (0..1000).filter(|n| refused(&hear(&mut session, OTHER, keeping(2, 1 + n, "w", 0), &[]), OTHER));
     assert_eq!(refusals.count(), 1000 - 64);
-    assert_eq!(hear(&mut session, OTHER, keeping(1, 0, "w", 1), &[9]), [Effect::Drop(vec![Slot(9)])], "long answered");
+    assert_eq!(
+        hear(&mut session, OTHER, keeping(1, 0, "w", 1), &[9]),
+        [StageEffect::Drop(vec![Slot(9)])],
+        "long answered"
+    );
 }
 
 fn kept(run: u64, parts: &[(u32, &str)]) -> PeerSnapshot {
@@ -339,7 +349,7 @@ fn what_is_kept_is_told_and_given_out() {
     let route = Some(Route { from: WorkerId(1), to: WorkerId(0) });
     let away = Destination { peer: Peer::Boss, route, head: weight("0.weight", 0) };
     let here = Destination { peer: ME, route: None, head: weight("1.weight", 1) };
-    let given = |to: Destination, part, name: &str| Effect::SendSnapshot {
+    let given = |to: Destination, part, name: &str| StageEffect::SendSnapshot {
         to: vec![to],
         copy: copy(7),
         part,
@@ -348,7 +358,10 @@ fn what_is_kept_is_told_and_given_out() {
     assert_eq!(effects, [given(away, 0, "0.weight"), given(here, 1, "1.weight")]);
     assert_eq!(hear(&mut session, ME, weight("1.weight", 1), &[10]), []);
     let effects = hear(&mut session, Peer::Worker(WorkerId(2)), weight("1.bias", 1), &[11]);
-    assert!(matches!(&effects[..], [Effect::Compute { task: Task::Load { optimizer: true, .. }, .. }]), "{effects:?}");
+    assert!(
+        matches!(&effects[..], [StageEffect::Compute { task: Task::Load { optimizer: true, .. }, .. }]),
+        "{effects:?}"
+    );
 }
 
 #[test]
@@ -374,7 +387,7 @@ fn what_is_not_kept_cannot_be_given_out() {
     assert_eq!(hear(&mut session, Peer::Boss, weight(), &[11]), []);
     let bias = Head::Weight { id: 2, name: "1.weight".into(), stage: StageId(1) };
     let effects = hear(&mut session, Peer::Boss, bias, &[12]);
-    let [Effect::Compute { task: Task::Load { tensors, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let [StageEffect::Compute { task: Task::Load { tensors, .. }, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(tensors.iter().map(|(_, slot)| slot.0).collect::<Vec<_>>(), [11, 12]);
     // Nor does a copy come from any but who keeps it.
     let mut session = second_of_three(Vec::new());
@@ -405,9 +418,9 @@ fn a_run_that_trains_lets_go_of_what_others_left() {
     let both = || vec![kept(5, &[(0, "w")]), kept(6, &[(0, "w")])];
     let mut session = second_of_three(both());
     let effects = tell(&mut session, 2, Command::Run(Box::new(round.clone())));
-    assert_eq!(effects[0], Effect::RetainSnapshots(Vec::new()));
+    assert_eq!(effects[0], StageEffect::RetainSnapshots(Vec::new()));
     let mut session = second_of_three(both());
     tell(&mut session, 2, Command::Copies { run: 6 });
     let effects = tell(&mut session, 3, Command::Run(Box::new(round)));
-    assert_eq!(effects[0], Effect::RetainSnapshots(vec![SnapshotId { run: 6, ..copy(7) }]));
+    assert_eq!(effects[0], StageEffect::RetainSnapshots(vec![SnapshotId { run: 6, ..copy(7) }]));
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
 
 use layerspec::{LayerGraph, ValueId};
-use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
+use pipeline::effect::{Destination, Frame, Micros, Peer, StageEffect};
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{Assignment, ChangeMembership, Command, Head, LinkReport};
 use pipeline::replicas::{BucketBytes, WorkerGroups};
@@ -18,8 +18,8 @@ fn drain(session: &mut StageSession) -> (Vec<Head>, Vec<Ticket>) {
     let (mut said, mut tickets) = (Vec::new(), Vec::new());
     while let Some(effect) = session.poll_effect() {
         match effect {
-            Effect::Send { to, .. } => said.extend(to.into_iter().map(|to| to.head)),
-            Effect::Compute { ticket, .. } => tickets.push(ticket),
+            StageEffect::Send { to, .. } => said.extend(to.into_iter().map(|to| to.head)),
+            StageEffect::Compute { ticket, .. } => tickets.push(ticket),
             other => panic!("{other:?}"),
         }
     }
@@ -77,7 +77,7 @@ fn second_of_five() -> StageSession {
     let mut session = StageSession::new();
     tell(&mut session, Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) });
     let built = effects(&mut session).into_iter().find_map(|effect| match effect {
-        Effect::Compute { ticket, .. } => Some(ticket),
+        StageEffect::Compute { ticket, .. } => Some(ticket),
         _ => None,
     });
     session.on_done(NOW, built.expect("a stage to build"), Ok(Outcome::Done), (NOW, NOW));
@@ -89,7 +89,7 @@ fn tell(session: &mut StageSession, head: Head) {
     session.on_frame(NOW, Peer::Boss, Frame { route: None, head, slots: Vec::new() });
 }
 
-fn effects(session: &mut StageSession) -> Vec<Effect> {
+fn effects(session: &mut StageSession) -> Vec<StageEffect> {
     std::iter::from_fn(|| session.poll_effect()).collect()
 }
 
@@ -98,12 +98,12 @@ fn weight(name: &str, stage: u16) -> Head {
 }
 
 /// What comes of a weight from there.
-fn weigh(session: &mut StageSession, from: Peer, head: Head, slot: u64) -> Vec<Effect> {
+fn weigh(session: &mut StageSession, from: Peer, head: Head, slot: u64) -> Vec<StageEffect> {
     session.on_frame(NOW, from, Frame { route: None, head, slots: vec![Slot(slot)] });
     effects(session)
 }
 
-fn load(session: &mut StageSession, tensors: u32) -> Vec<Effect> {
+fn load(session: &mut StageSession, tensors: u32) -> Vec<StageEffect> {
     tell(session, Head::Command { id: 2, body: Command::LoadState { tensors, optimizer: false } });
     effects(session)
 }
@@ -119,7 +119,7 @@ fn weights_are_passed_on_once_their_command_is_here_and_loaded_when_all_are() {
             let peer = Peer::Worker(WorkerId(worker));
             Destination { peer, route: None, head: weight(name, 0) }
         });
-        Effect::Send { to: to.to_vec(), slots: vec![Slot(slot)] }
+        StageEffect::Send { to: to.to_vec(), slots: vec![Slot(slot)] }
     };
     assert_eq!(weigh(&mut session, GIVER, weight("0.weight", 0), 10), [], "a link may have broken before");
     assert_eq!(load(&mut session, 2), [passed_on("0.weight", 10)]);
@@ -130,12 +130,12 @@ fn weights_are_passed_on_once_their_command_is_here_and_loaded_when_all_are() {
         "one is still on its way from this worker to itself"
     );
     let loads = weigh(&mut session, ME, weight("0.weight", 0), 11);
-    let [Effect::Compute { task: Task::Load { tensors, optimizer: false }, .. }] = loads.as_slice() else {
+    let [StageEffect::Compute { task: Task::Load { tensors, optimizer: false }, .. }] = loads.as_slice() else {
         panic!("{loads:?}")
     };
     assert_eq!(tensors.as_slice(), [("0.bias".into(), Slot(21)), ("0.weight".into(), Slot(11))]);
     let more = weigh(&mut session, GIVER, weight("0.weight", 0), 12);
-    assert!(matches!(&more[..], [Effect::Drop(_), Effect::Hangup { peer: GIVER, .. }]), "{more:?}");
+    assert!(matches!(&more[..], [StageEffect::Drop(_), StageEffect::Hangup { peer: GIVER, .. }]), "{more:?}");
 }
 
 #[test]
@@ -147,8 +147,11 @@ fn weights_come_from_one_replica_alone() {
         (GIVER, 1, "sent weights of stage 1, which is not here"),
     ];
     for (from, stage, why) in cases {
-        let hangup = Effect::Hangup { peer: from, reason: why.into() };
-        assert_eq!(weigh(&mut session, from, weight("0.weight", stage), 10), [Effect::Drop(vec![Slot(10)]), hangup]);
+        let hangup = StageEffect::Hangup { peer: from, reason: why.into() };
+        assert_eq!(
+            weigh(&mut session, from, weight("0.weight", stage), 10),
+            [StageEffect::Drop(vec![Slot(10)]), hangup]
+        );
     }
     // Nobody has it keep what no command will want.
     for command in 2..100 {
@@ -165,13 +168,13 @@ fn more_weights_than_there_are_fail_the_command_and_are_let_go() {
         assert_eq!(weigh(&mut session, GIVER, weight(name, 0), slot), []);
     }
     let said = load(&mut session, 1);
-    let [Effect::Send { to, .. }] = said.as_slice() else { panic!("{said:?}") };
+    let [StageEffect::Send { to, .. }] = said.as_slice() else { panic!("{said:?}") };
     assert!(matches!(&to[0].head, Head::Failed { id: 2, failure } if failure.message.contains("2 tensors came")));
     tell(&mut session, Head::Abort { id: 2, batch: None, gradients: false });
     let cleared = effects(&mut session);
-    assert_eq!(cleared[0], Effect::Drop(vec![Slot(10), Slot(20)]));
+    assert_eq!(cleared[0], StageEffect::Drop(vec![Slot(10), Slot(20)]));
     // What is late goes nowhere.
-    assert_eq!(weigh(&mut session, GIVER, weight("0.bias", 0), 30), [Effect::Drop(vec![Slot(30)])]);
+    assert_eq!(weigh(&mut session, GIVER, weight("0.bias", 0), 30), [StageEffect::Drop(vec![Slot(30)])]);
 }
 
 #[test]
@@ -179,19 +182,19 @@ fn what_comes_twice_counts_once() {
     let mut session = second_of_five();
     assert_eq!(weigh(&mut session, GIVER, weight("0.weight", 0), 10), []);
     let twice = "sent the same tensor to be loaded twice".to_string();
-    let refused = [Effect::Drop(vec![Slot(20)]), Effect::Hangup { peer: GIVER, reason: twice }];
+    let refused = [StageEffect::Drop(vec![Slot(20)]), StageEffect::Hangup { peer: GIVER, reason: twice }];
     assert_eq!(weigh(&mut session, GIVER, weight("0.weight", 0), 20), refused);
     let command = Head::Command { id: 2, body: Command::Digest };
     tell(&mut session, command.clone());
-    assert!(matches!(effects(&mut session).as_slice(), [Effect::Compute { .. }]));
+    assert!(matches!(effects(&mut session).as_slice(), [StageEffect::Compute { .. }]));
     tell(&mut session, command);
     let reason = "sent a command twice, or out of order".to_string();
-    assert_eq!(effects(&mut session), [Effect::Hangup { peer: Peer::Boss, reason }]);
+    assert_eq!(effects(&mut session), [StageEffect::Hangup { peer: Peer::Boss, reason }]);
     // It is cleared up once, and so what comes next is not taken for the second time.
     let abort = Head::Abort { id: 2, batch: None, gradients: false };
     tell(&mut session, abort.clone());
     let cleared = effects(&mut session);
-    let clears = |effect: &&Effect| matches!(effect, Effect::Compute { task: Task::Discard { .. }, .. });
+    let clears = |effect: &&StageEffect| matches!(effect, StageEffect::Compute { task: Task::Discard { .. }, .. });
     assert_eq!(cleared.iter().filter(clears).count(), 1);
     tell(&mut session, abort);
     assert_eq!(effects(&mut session), []);
@@ -205,11 +208,12 @@ fn tensors_of_a_cancelled_batch_are_nobody_s_fault() {
     let gradient = |batch| Head::Gradient { key: key(batch), value: ValueId(1), from: None, to: StageId(0) };
     tell(&mut session, Head::Abort { id: 2, batch: Some(7), gradients: true });
     let cleared = effects(&mut session);
-    let clears = |effect: &Effect| matches!(effect, Effect::Compute { task: Task::Discard { batch: 7, .. }, .. });
+    let clears =
+        |effect: &StageEffect| matches!(effect, StageEffect::Compute { task: Task::Discard { batch: 7, .. }, .. });
     assert!(cleared.iter().any(clears), "{cleared:?}");
-    assert_eq!(weigh(&mut session, left, gradient(7), 10), [Effect::Drop(vec![Slot(10)])]);
+    assert_eq!(weigh(&mut session, left, gradient(7), 10), [StageEffect::Drop(vec![Slot(10)])]);
     let of_another = weigh(&mut session, left, gradient(8), 20);
-    assert!(matches!(&of_another[..], [.., Effect::Hangup { peer, .. }] if *peer == left), "{of_another:?}");
+    assert!(matches!(&of_another[..], [.., StageEffect::Hangup { peer, .. }] if *peer == left), "{of_another:?}");
 }
 
 /// A worker of nobody knows what, which says much of what is to come; and one of whom that is awaited.
@@ -217,8 +221,8 @@ fn tensors_of_a_cancelled_batch_are_nobody_s_fault() {
 fn who_sends_ahead_without_end_takes_no_room_from_others() {
     let (hostile, honest) = (Peer::Worker(WorkerId(9)), GIVER);
     let mut session = second_of_five();
-    let hung_up = |effects: &[Effect], on: Peer| {
-        let of = |effect: &Effect| matches!(effect, Effect::Hangup { peer, .. } if *peer == on);
+    let hung_up = |effects: &[StageEffect], on: Peer| {
+        let of = |effect: &StageEffect| matches!(effect, StageEffect::Hangup { peer, .. } if *peer == on);
         effects.iter().any(of)
     };
     let sums = |batch| Head::Reduced { batch, stage: StageId(0), bucket: 0 };
@@ -241,8 +245,8 @@ fn who_sends_ahead_without_end_takes_no_room_from_others() {
     tell(&mut session, Head::Command { id: 2, body: Command::ChangeMembership(Box::new(change_membership)) });
     let effects = effects(&mut session);
     assert!(hung_up(&effects, hostile) && !hung_up(&effects, honest), "{effects:?}");
-    let takes = |effect: &Effect| {
-        let Effect::Compute { task: Task::Load { tensors, .. }, .. } = effect else { return false };
+    let takes = |effect: &StageEffect| {
+        let StageEffect::Compute { task: Task::Load { tensors, .. }, .. } = effect else { return false };
         tensors.iter().map(|(_, slot)| *slot).eq([Slot(4000)])
     };
     assert!(effects.iter().any(takes), "{effects:?}");

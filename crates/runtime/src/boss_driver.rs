@@ -10,7 +10,7 @@ use link::trust::listener::{Admission, Admitted};
 use link::{LinkError, Listener};
 use link::{Payload, Slots};
 use pipeline::boss::{BossSession, Request, Setup};
-use pipeline::effect::{Answer, Destination, Effect, Frame, Peer};
+use pipeline::effect::{Answer, BossEffect, Destination, Frame, Peer};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, Progress};
 use pipeline::replicas::BucketBytes;
@@ -328,32 +328,18 @@ impl Driver {
     fn carry_out(&mut self) {
         while let Some(effect) = self.session.poll_effect() {
             match effect {
-                Effect::Send { to, slots } => {
+                BossEffect::Send { to, slots } => {
                     if let Err(reason) = outgoing::take(&self.slots, &slots).and_then(|t| self.send(&to, &t)) {
                         self.unsent(&to, &reason);
                     }
                 }
-                Effect::Reply { request, result } => self.reply(request, result),
-                Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
-                Effect::Hangup { peer: Peer::Worker(worker), reason } => {
+                BossEffect::Reply { request, result } => self.reply(request, result),
+                BossEffect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
+                BossEffect::Hangup { worker, reason } => {
                     self.hang_up(worker, &format!("it broke the protocol: it {reason}"), BROKE_PROTOCOL);
                 }
-                Effect::Dismiss { worker, reason } => self.hang_up(worker, &reason, BROKE_PROTOCOL),
-                Effect::Notice(text) => (self.notice)(text),
-                // A boss computes nothing, dials nobody and has no boss.
-                Effect::Compute { .. }
-                | Effect::Sum { .. }
-                | Effect::Data { .. }
-                | Effect::ReadAhead(_)
-                | Effect::Interrupt
-                | Effect::Residuals(_)
-                | Effect::Keep { .. }
-                | Effect::SendSnapshot { .. }
-                | Effect::RetainSnapshots(_)
-                | Effect::Dial { .. }
-                | Effect::Hangup { .. }
-                | Effect::Progress(_)
-                | Effect::Finish => {}
+                BossEffect::Dismiss { worker, reason } => self.hang_up(worker, &reason, BROKE_PROTOCOL),
+                BossEffect::Notice(text) => (self.notice)(text),
             }
         }
     }

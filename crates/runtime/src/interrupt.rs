@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 /// Raised by the driver where a step is cancelled or the run has ended, looked at by whatever waits on the compute thread for
-/// others, and lowered there once what was given to it before is over ([`pipeline::effect::Effect::Interrupt`]).
+/// others, and lowered there once what was given to it before is over ([`pipeline::effect::StageEffect::Interrupt`]).
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 

@@ -16,7 +16,7 @@ use link::Ticket;
 use link::Transport;
 use link::{Carrier, PathReport};
 use link::{Payload, Slots};
-use pipeline::effect::{Destination, Effect, Frame, Micros, Peer};
+use pipeline::effect::{Destination, Frame, Micros, Peer, StageEffect};
 use pipeline::ids::{Slot, WorkerId};
 use pipeline::message::{LinkReport, Progress};
 use pipeline::replicas::Node;
@@ -133,12 +133,12 @@ impl Driver {
     fn carry_out(&mut self) -> ControlFlow<Result<(), LinkError>> {
         while let Some(effect) = self.session.poll_effect() {
             match effect {
-                Effect::Send { to, slots } => {
+                StageEffect::Send { to, slots } => {
                     if let Err(reason) = outgoing::take(&self.slots, &slots).and_then(|t| self.send(&to, t)) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
-                Effect::Compute { ticket, task } => {
+                StageEffect::Compute { ticket, task } => {
                     let slots = &self.slots;
                     match task.try_map(|slot| slots.take(slot).ok_or(slot)) {
                         Ok(task) => self.compute.give(ticket, task),
@@ -148,54 +148,51 @@ impl Driver {
                         }
                     }
                 }
-                Effect::Interrupt => self.compute.interrupt(),
-                Effect::Sum { ticket, summing, sums } => {
+                StageEffect::Interrupt => self.compute.interrupt(),
+                StageEffect::Sum { ticket, summing, sums } => {
                     let take = |(node, slots): (Node, Vec<Slot>)| Ok((node, outgoing::take(&self.slots, &slots)?));
                     let given = sums.into_iter().map(take).collect::<Result<_, String>>();
                     if let Err(reason) = given.and_then(|sums| self.sums.give(ticket, summing, sums)) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
-                Effect::Data { ticket, task } => {
+                StageEffect::Data { ticket, task } => {
                     if let Err(reason) = self.samples.give(ticket, task) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
-                Effect::ReadAhead(readings) => {
+                StageEffect::ReadAhead(readings) => {
                     if let Err(reason) = self.samples.read_ahead(readings) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
-                Effect::Keep { copy, note, part, tensors } => {
+                StageEffect::StoreSnapshot { copy, note, part, tensors } => {
                     let (names, slots): (Vec<String>, Vec<Slot>) = tensors.into_iter().unzip();
                     match outgoing::take(&self.slots, &slots) {
                         Ok(tensors) => self.kept.put((copy, part), note, names.into_iter().zip(tensors).collect()),
                         Err(reason) => return ControlFlow::Break(Err(broken("this worker", reason))),
                     }
                 }
-                Effect::SendSnapshot { to, copy, part, name } => {
+                StageEffect::SendSnapshot { to, copy, part, name } => {
                     let kept = self.kept.get((copy, part), &name).ok_or_else(|| format!("`{name}` is not kept"));
                     if let Err(reason) = kept.and_then(|tensor| self.send(&to, vec![tensor])) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
-                Effect::RetainSnapshots(copies) => self.kept.keep_only(&copies),
-                Effect::Residuals(residuals) => self.sums.settle(residuals),
-                Effect::Dial { peer, address } => self.dial(peer, address),
-                Effect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
-                Effect::Hangup { peer: Peer::Boss, reason } => {
+                StageEffect::RetainSnapshots(copies) => self.kept.keep_only(&copies),
+                StageEffect::Residuals(residuals) => self.sums.settle(residuals),
+                StageEffect::Dial { peer, address } => self.dial(peer, address),
+                StageEffect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
+                StageEffect::Hangup { peer: Peer::Boss, reason } => {
                     return ControlFlow::Break(Err(broken("the boss", reason)));
                 }
-                Effect::Hangup { peer: Peer::Worker(peer), reason } => {
+                StageEffect::Hangup { peer: Peer::Worker(peer), reason } => {
                     if let Some(connection) = self.peers.get(&peer) {
                         connection.close(BROKE_PROTOCOL, &reason);
                     }
                 }
-                Effect::Finish => return ControlFlow::Break(Ok(())),
-                // Nobody may read it any more, and work goes on.
-                Effect::Notice(text) => drop(writeln!(std::io::stderr(), "{text}")),
-                Effect::Progress(progress) => say(&progress),
-                Effect::Reply { .. } | Effect::Dismiss { .. } => {} // only a boss's session does that
+                StageEffect::Finish => return ControlFlow::Break(Ok(())),
+                StageEffect::Progress(progress) => say(&progress),
             }
         }
         ControlFlow::Continue(())

@@ -17,12 +17,12 @@ pub fn sum(microbatches: u32, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Paylo
 pub struct Sums(sums::Sums);
 
 impl Sums {
-    /// Carries out an [`Effect::Sum`](pipeline::effect::Effect::Sum).
+    /// Carries out an [`StageEffect::Sum`](pipeline::effect::StageEffect::Sum).
     pub fn take(&mut self, summing: Summing, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
         self.0.take(summing, sums)
     }
 
-    /// Carries out an [`Effect::Residuals`](pipeline::effect::Effect::Residuals).
+    /// Carries out an [`StageEffect::Residuals`](pipeline::effect::StageEffect::Residuals).
     pub fn settle(&mut self, what: Residuals) {
         self.0.settle(what);
     }

@@ -1,7 +1,7 @@
 //! Copies of parameters that travel to the boss while the next request is carried out.
 
 use super::{BossSession, Job, Phase, Work};
-use crate::effect::{Destination, Effect, Micros, Peer};
+use crate::effect::{BossEffect, Destination, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Failure, Head};
 
@@ -31,7 +31,7 @@ impl BossSession {
         }
         if copies.is_complete() {
             if let Some((request, copies)) = self.copies.remove(&id) {
-                self.effects.push_back(Effect::Reply { request, result: Ok(copies.into_answer()) });
+                self.effects.push_back(BossEffect::Reply { request, result: Ok(copies.into_answer()) });
             }
         }
     }
@@ -65,8 +65,8 @@ impl BossSession {
                 head: Head::Abort { id, batch: None, gradients: false },
             };
             let to = self.living().into_iter().map(abort).collect();
-            self.effects.push_back(Effect::Send { to, slots: Vec::new() });
+            self.effects.push_back(BossEffect::Send { to, slots: Vec::new() });
         }
-        self.effects.push_back(Effect::Reply { request, result: Err(failure) });
+        self.effects.push_back(BossEffect::Reply { request, result: Err(failure) });
     }
 }

@@ -10,7 +10,7 @@
 
 use super::request::{assignment, round, send_files};
 use super::{command, BossSession, Job, MembershipChange, Phase, Prepare, Request, RunRequest};
-use crate::effect::{Destination, Effect, Peer};
+use crate::effect::{BossEffect, Destination, Peer};
 use crate::ids::{StageId, WorkerId};
 use crate::message::{ChangeMembership, Command, Failure, Head, PeerAddress, Progress};
 use crate::plan::{Plan, StageSpec};
@@ -75,7 +75,7 @@ impl BossSession {
         if self.alive(worker) {
             let head = Head::Progress(progress);
             let to = vec![Destination { peer: Peer::Worker(worker), route: None, head }];
-            self.effects.push_back(Effect::Send { to, slots: Vec::new() });
+            self.effects.push_back(BossEffect::Send { to, slots: Vec::new() });
         }
     }
 
@@ -144,7 +144,7 @@ impl BossSession {
         commands.extend(data.chain([Command::Measure(Vec::new())]));
         let commands: Vec<_> = commands.into_iter().map(|body| command(worker, next(), body)).collect();
         let last = self.next_id - 1;
-        sends.extend(commands.into_iter().map(|to| Effect::Send { to: vec![to], slots: Vec::new() }));
+        sends.extend(commands.into_iter().map(|to| BossEffect::Send { to: vec![to], slots: Vec::new() }));
         self.effects.extend(sends);
         self.preparing.insert(worker, Preparing { request: number, last });
     }
@@ -160,7 +160,7 @@ impl BossSession {
             Head::Done { id, .. } => {
                 if self.preparing.get(&from).is_some_and(|preparing| preparing.last == *id) {
                     if let Some(Preparing { request, .. }) = self.preparing.remove(&from) {
-                        self.effects.push_back(Effect::Reply { request, result: Ok(Default::default()) });
+                        self.effects.push_back(BossEffect::Reply { request, result: Ok(Default::default()) });
                     }
                 }
                 self.answered_by(from, *id);
@@ -168,7 +168,7 @@ impl BossSession {
             Head::Failed { failure, .. } => match self.preparing.remove(&from) {
                 Some(Preparing { request, .. }) => {
                     let result = Err(failure.clone().on(from));
-                    self.effects.push_back(Effect::Reply { request, result });
+                    self.effects.push_back(BossEffect::Reply { request, result });
                 }
                 None => self.dismiss(from, &format!("it could not follow: {}", failure.message)),
             },
@@ -190,14 +190,14 @@ impl BossSession {
 
     /// Closes the connection to a worker, which may come again. The driver then tells that it is lost.
     fn dismiss(&mut self, worker: WorkerId, reason: &str) {
-        self.effects.push_back(Effect::Dismiss { worker, reason: reason.into() });
+        self.effects.push_back(BossEffect::Dismiss { worker, reason: reason.into() });
     }
 
     /// A worker is lost that may have been made ready or followed, or have guided such a one.
     pub(super) fn lost_apart(&mut self, worker: WorkerId, reason: &str) {
         if let Some(Preparing { request, .. }) = self.preparing.remove(&worker) {
             let result = Err(self.lost_failure(worker, reason));
-            self.effects.push_back(Effect::Reply { request, result });
+            self.effects.push_back(BossEffect::Reply { request, result });
         }
         self.followers.remove(&worker);
         self.awaited.remove(&worker);
@@ -249,7 +249,7 @@ impl BossSession {
     }
 
     /// The frames with which workers go on with the same stages among others.
-    pub(super) fn change_membership(&mut self, id: u64, membership_change: &MembershipChange) -> Vec<Effect> {
+    pub(super) fn change_membership(&mut self, id: u64, membership_change: &MembershipChange) -> Vec<BossEffect> {
         let MembershipChange { plan, followers } = membership_change;
         self.setup.plan = plan.clone();
         let all = Plan { stage_placement: plan.stage_placement.joined_by(followers), ..plan.clone() };
@@ -281,7 +281,7 @@ impl BossSession {
         };
         let told = plan.stage_placement.members().into_iter().chain(followers.keys().copied());
         let to = told.map(|worker| command(worker, id, Command::ChangeMembership(Box::new(change_membership(worker)))));
-        let sends = vec![Effect::Send { to: to.collect(), slots: Vec::new() }];
+        let sends = vec![BossEffect::Send { to: to.collect(), slots: Vec::new() }];
         self.followers.retain(|worker, _| followers.contains_key(worker));
         for (worker, guide) in followers {
             let unanswered = BTreeSet::new();
@@ -294,7 +294,7 @@ impl BossSession {
     }
 
     /// What followers are sent of a request: of a round that trains, the end.
-    pub(super) fn for_followers(&mut self, id: u64, request: &Request) -> Vec<Effect> {
+    pub(super) fn for_followers(&mut self, id: u64, request: &Request) -> Vec<BossEffect> {
         let body = |guide: WorkerId| match request {
             Request::Run(run) => end_of(run, guide).map(|round| Command::Run(Box::new(round))),
             Request::SetOptimizer(optimizer) => Some(Command::SetOptimizer(*optimizer)),
@@ -315,7 +315,7 @@ impl BossSession {
         if to.is_empty() {
             return Vec::new();
         }
-        vec![Effect::Send { to, slots: Vec::new() }]
+        vec![BossEffect::Send { to, slots: Vec::new() }]
     }
 
     /// For each follower how many commands it has still to carry out.
@@ -324,11 +324,11 @@ impl BossSession {
     }
 
     /// Everybody who is here hears of the end.
-    pub(super) fn stop(&mut self) -> Vec<Effect> {
+    pub(super) fn stop(&mut self) -> Vec<BossEffect> {
         self.stopping = true;
         let all = (0..self.setup.addresses.len() as u16).map(WorkerId).filter(|worker| self.alive(*worker));
         let to = all.map(|w| Destination { peer: Peer::Worker(w), route: None, head: Head::Stop });
-        vec![Effect::Send { to: to.collect(), slots: Vec::new() }]
+        vec![BossEffect::Send { to: to.collect(), slots: Vec::new() }]
     }
 
     pub(super) fn lost_failure(&self, worker: WorkerId, reason: &str) -> Failure {

@@ -13,7 +13,7 @@ pub use request::{
     has_same_state, speakers, Keeping, MembershipChange, Prepare, Request, RunRequest, Setup, MOST_WAITING,
 };
 
-use crate::effect::{Answer, Destination, Effect, Frame, Micros, Peer};
+use crate::effect::{Answer, BossEffect, Destination, Frame, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Command, Failure, Head, LinkReport, Mode};
 use gathering::Gathering;
@@ -57,7 +57,7 @@ pub struct BossSession {
     followers: BTreeMap<WorkerId, Follower>,
     /// Those of them that the round at work waits for.
     awaited: BTreeSet<WorkerId>,
-    effects: VecDeque<Effect>,
+    effects: VecDeque<BossEffect>,
 }
 
 /// The request being carried out.
@@ -136,7 +136,7 @@ impl BossSession {
     }
 
     /// The next thing to do, until there is none.
-    pub fn poll_effect(&mut self) -> Option<Effect> {
+    pub fn poll_effect(&mut self) -> Option<BossEffect> {
         self.effects.pop_front()
     }
 
@@ -145,7 +145,7 @@ impl BossSession {
         None
     }
 
-    /// The user wants something. The answer is an [`Effect::Reply`] with the same number.
+    /// The user wants something. The answer is an [`BossEffect::Reply`] with the same number.
     pub fn on_request(&mut self, now: Micros, number: u64, request: Request) {
         self.waiting.push_back((number, request));
         self.next_request(now);
@@ -178,7 +178,7 @@ impl BossSession {
             }
             let relays = self.relays(from, route.to, &head);
             let to = vec![Destination { peer: Peer::Worker(route.to), route: Some(route), head }];
-            self.effects.push_back(if relays { Effect::Send { to, slots } } else { Effect::Drop(slots) });
+            self.effects.push_back(if relays { BossEffect::Send { to, slots } } else { BossEffect::Drop(slots) });
             return;
         }
         // It was on its way when its worker was given up. What was for another worker has gone on: that one may wait for it.
@@ -252,7 +252,7 @@ impl BossSession {
                 let slots = request.into_slots();
                 self.drop_slots(slots);
                 let failure = Failure { refused: true, ..failure };
-                self.effects.push_back(Effect::Reply { request: number, result: Err(failure) });
+                self.effects.push_back(BossEffect::Reply { request: number, result: Err(failure) });
                 continue;
             }
             self.start(now, number, request);
@@ -325,11 +325,11 @@ impl BossSession {
             Request::Links => {
                 let links = self.links.iter().map(|((worker, peer), report)| (*worker, *peer, *report)).collect();
                 let result = Ok(Answer { links, ..Answer::default() });
-                return self.effects.push_back(Effect::Reply { request: number, result });
+                return self.effects.push_back(BossEffect::Reply { request: number, result });
             }
             Request::Use(plan) => {
                 (self.setup.plan, self.distributed) = (*plan, false);
-                return self.effects.push_back(Effect::Reply { request: number, result: Ok(Answer::default()) });
+                return self.effects.push_back(BossEffect::Reply { request: number, result: Ok(Answer::default()) });
             }
             Request::Prepare(prepare) => return self.prepare(number, *prepare),
             _ => {}
@@ -414,7 +414,7 @@ impl BossSession {
                     route: None,
                     head: Head::TotalNorm { id, norm },
                 });
-                self.effects.push_back(Effect::Send { to: to.collect(), slots: Vec::new() });
+                self.effects.push_back(BossEffect::Send { to: to.collect(), slots: Vec::new() });
             }
             Err(reason) => self.refuse(from, slots, &reason),
         }
@@ -470,7 +470,7 @@ impl BossSession {
         self.half_loaded &= !matches!(work, Work::Loading | Work::Distributing);
         self.distributed |= work == Work::Distributing;
         let answer = Answer { behind: self.behind(), ..gathering.into_answer() };
-        self.effects.push_back(Effect::Reply { request, result: Ok(answer) });
+        self.effects.push_back(BossEffect::Reply { request, result: Ok(answer) });
     }
 
     /// Ends the request at work with an error, everywhere.
@@ -496,8 +496,8 @@ impl BossSession {
         if self.cancelled.len() > REMEMBERED {
             self.cancelled.pop_first();
         }
-        self.effects.push_back(Effect::Send { to, slots: Vec::new() });
-        self.effects.push_back(Effect::Reply { request: job.request, result: Err(failure) });
+        self.effects.push_back(BossEffect::Send { to, slots: Vec::new() });
+        self.effects.push_back(BossEffect::Reply { request: job.request, result: Err(failure) });
         self.drop_slots(slots);
         self.finish();
     }
@@ -538,11 +538,11 @@ impl BossSession {
         }
         let relay = |to, peer| Destination { peer: Peer::Worker(to), route: None, head: Head::UseRelay { peer } };
         let to = vec![relay(from, peer), relay(peer, from)];
-        self.effects.push_back(Effect::Send { to, slots: Vec::new() });
+        self.effects.push_back(BossEffect::Send { to, slots: Vec::new() });
         // Another distribution of the model finds the same.
         if self.told.insert((from.min(peer), from.max(peer))) {
             let notice = format!("{from} and {peer} cannot reach each other ({reason}); the boss relays between them");
-            self.effects.push_back(Effect::Notice(notice));
+            self.effects.push_back(BossEffect::Notice(notice));
         }
         if was_up {
             self.copies_broken();
@@ -556,12 +556,12 @@ impl BossSession {
 
     fn refuse(&mut self, from: WorkerId, slots: Vec<Slot>, reason: &str) {
         self.drop_slots(slots);
-        self.effects.push_back(Effect::Hangup { peer: Peer::Worker(from), reason: reason.to_string() });
+        self.effects.push_back(BossEffect::Hangup { worker: from, reason: reason.to_string() });
     }
 
     fn drop_slots(&mut self, slots: Vec<Slot>) {
         if !slots.is_empty() {
-            self.effects.push_back(Effect::Drop(slots));
+            self.effects.push_back(BossEffect::Drop(slots));
         }
     }
 }

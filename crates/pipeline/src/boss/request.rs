@@ -2,7 +2,7 @@
 
 use super::command;
 use crate::cached::Cached;
-use crate::effect::{Destination, Effect, Peer};
+use crate::effect::{BossEffect, Destination, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId, WorkerId};
 use crate::kept::{Give, Keep, Recall, Recalled, SnapshotId, SnapshotNote};
 use crate::message::{Assignment, Command, Head, Mode, PeerAddress, Reduction, Round, RoundLoss, RoundUpdate};
@@ -321,12 +321,12 @@ impl Request {
     }
 
     /// The frames that carry it out.
-    pub(super) fn sends(self, id: u64, setup: &Setup) -> Vec<Effect> {
+    pub(super) fn sends(self, id: u64, setup: &Setup) -> Vec<BossEffect> {
         let plan = &setup.plan;
         let workers = plan.stage_placement.members().into_iter();
         let to_all = |body: &dyn Fn(WorkerId) -> Command| {
             let to = workers.clone().map(|w| command(w, id, body(w))).collect();
-            Effect::Send { to, slots: Vec::new() }
+            BossEffect::Send { to, slots: Vec::new() }
         };
         match self {
             Request::Distribute => {
@@ -369,7 +369,7 @@ impl Request {
             Request::MakeIds => {
                 let makers = id_makers(plan).into_keys();
                 let to = makers.map(|w| command(w, id, Command::MakeIds)).collect();
-                vec![Effect::Send { to, slots: Vec::new() }]
+                vec![BossEffect::Send { to, slots: Vec::new() }]
             }
             Request::Communicate(ids) => {
                 let of = |w| ids.iter().filter(|(stage, _)| plan.stage_placement.has(*stage, w)).cloned().collect();
@@ -385,11 +385,11 @@ impl Request {
             Request::SendState { stage, optimizer } => {
                 let body = Command::SendState { stage, optimizer };
                 let to = speakers(plan, stage, optimizer).into_iter().map(|w| command(w, id, body.clone())).collect();
-                vec![Effect::Send { to, slots: Vec::new() }]
+                vec![BossEffect::Send { to, slots: Vec::new() }]
             }
             Request::OpenData(spec) => {
                 let to = readers(plan).into_iter().map(|w| command(w, id, Command::OpenData(spec.clone()))).collect();
-                vec![Effect::Send { to, slots: Vec::new() }]
+                vec![BossEffect::Send { to, slots: Vec::new() }]
             }
             Request::Run(run) => {
                 let readers = readers(plan);
@@ -405,9 +405,9 @@ impl Request {
                     Some(first) => {
                         let head = Head::Weight { id, name, stage };
                         let to = vec![Destination { peer: Peer::Worker(first), route: None, head }];
-                        Effect::Send { to, slots: vec![slot] }
+                        BossEffect::Send { to, slots: vec![slot] }
                     }
-                    None => Effect::Drop(vec![slot]),
+                    None => BossEffect::Drop(vec![slot]),
                 }));
                 sends
             }
@@ -417,14 +417,14 @@ impl Request {
 }
 
 /// The frames that bring workers the files that layers are made from.
-pub(super) fn send_files(id: u64, files: Vec<(String, Slot)>, workers: &[WorkerId]) -> Vec<Effect> {
+pub(super) fn send_files(id: u64, files: Vec<(String, Slot)>, workers: &[WorkerId]) -> Vec<BossEffect> {
     let count = files.len() as u32;
     let commands = workers.iter().map(|w| command(*w, id, Command::TakeFiles { files: count })).collect();
-    let mut sends = vec![Effect::Send { to: commands, slots: Vec::new() }];
+    let mut sends = vec![BossEffect::Send { to: commands, slots: Vec::new() }];
     sends.extend(files.into_iter().map(|(name, slot)| {
         let head = Head::File { id, name };
         let to = |w: &WorkerId| Destination { peer: Peer::Worker(*w), route: None, head: head.clone() };
-        Effect::Send { to: workers.iter().map(to).collect(), slots: vec![slot] }
+        BossEffect::Send { to: workers.iter().map(to).collect(), slots: vec![slot] }
     }));
     sends
 }
@@ -491,7 +491,7 @@ pub(super) fn round(run: &RunRequest, worker: WorkerId, reads: bool) -> Round {
 
 /// The frames that bring a round its tensors: inputs to the stages that use them, targets to the
 /// stage that computes the loss, gradients to the stages that made the outputs.
-fn tensors(run: RunRequest, plan: &Plan) -> Vec<Effect> {
+fn tensors(run: RunRequest, plan: &Plan) -> Vec<BossEffect> {
     let batch = run.batch;
     let microbatch_order = MicrobatchOrder::new(&run.microbatch_assignment, &plan.stage_placement, run.microbatches);
     let microbatch_assignment = run.microbatch_assignment;
@@ -502,9 +502,9 @@ fn tensors(run: RunRequest, plan: &Plan) -> Vec<Effect> {
         });
         let to: Vec<_> = to.collect();
         if to.is_empty() {
-            Effect::Drop(slots)
+            BossEffect::Drop(slots)
         } else {
-            Effect::Send { to, slots }
+            BossEffect::Send { to, slots }
         }
     };
     let users = |value: ValueId| {

@@ -1,7 +1,7 @@
 //! Stages stay where they are, and those who share them change: workers join, and take the state of those who are here.
 
 use super::{Job, Purpose, ReplicaGroup, StageSession};
-use crate::effect::{Effect, Micros, Peer, Residuals};
+use crate::effect::{Micros, Peer, Residuals, StageEffect};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{ChangeMembership, Head};
 use crate::task::Task;
@@ -98,7 +98,7 @@ impl StageSession {
         for (name, slot) in tensors {
             let head = Head::ReplicaState { id, name, of };
             let to = followers.iter().map(|follower| self.links.to(*follower, head.clone())).collect();
-            self.effects.push_back(Effect::Send { to, slots: vec![slot] });
+            self.effects.push_back(StageEffect::Send { to, slots: vec![slot] });
         }
     }
 

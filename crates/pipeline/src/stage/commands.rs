@@ -3,7 +3,7 @@
 use super::change_membership::ReplicaState;
 use super::loading::Arriving;
 use super::{Job, Purpose, ReplicaGroup, StageSession};
-use crate::effect::{Effect, Micros, Peer, Residuals};
+use crate::effect::{Micros, Peer, Residuals, StageEffect};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Assignment, Command, Head, PeerAddress};
 use crate::task::Task;
@@ -146,7 +146,7 @@ impl StageSession {
 
     pub(super) fn open_links(&mut self, now: Micros, worker: WorkerId, peers: &[PeerAddress]) {
         let opening = self.links.open(now, worker, peers);
-        let dials = opening.dial.into_iter().map(|(peer, address)| Effect::Dial { peer, address });
+        let dials = opening.dial.into_iter().map(|(peer, address)| StageEffect::Dial { peer, address });
         self.effects.extend(dials);
         for peer in opening.unreachable {
             let reason = "one of them makes no direct connections".to_string();

@@ -5,7 +5,7 @@
 //! everywhere at once, and what comes next begins with new communicators.
 
 use super::{Job, Purpose, StageSession};
-use crate::effect::{Effect, Peer};
+use crate::effect::{Peer, StageEffect};
 use crate::ids::StageId;
 use crate::message::Round;
 use crate::replicas::{ShardId, UniqueId};
@@ -50,7 +50,7 @@ impl StageSession {
             _ => false,
         };
         if waits {
-            self.effects.push_back(Effect::Interrupt);
+            self.effects.push_back(StageEffect::Interrupt);
         }
     }
 

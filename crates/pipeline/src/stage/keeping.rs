@@ -3,7 +3,7 @@
 //! A part is kept once all of it is here and the boss has said that it comes. What was copied here takes the same way.
 
 use super::{Job, Purpose, StageSession};
-use crate::effect::{Effect, Peer};
+use crate::effect::{Peer, StageEffect};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::kept::{Give, Keep, PeerSnapshot, Recall, SnapshotId};
 use crate::message::{Failure, Head};
@@ -55,7 +55,7 @@ impl StageSession {
             self.keeps_for = Some(copy.run);
             let wanted: Vec<SnapshotId> = keep.last.into_iter().chain([copy]).collect();
             self.kept.retain(|kept| wanted.contains(&kept.copy));
-            self.effects.push_back(Effect::RetainSnapshots(wanted));
+            self.effects.push_back(StageEffect::RetainSnapshots(wanted));
         }
         let (stage, give) = (keep.stage, keep.give);
         self.keeping.entry(id).or_default().command = Some(keep);
@@ -89,7 +89,7 @@ impl StageSession {
             let head = Head::Keeping { id, part, name, of };
             let mut to = vec![self.links.to(me, head.clone())];
             to.extend(neighbour.filter(|other| *other != me).map(|other| self.links.reach(other, head)));
-            self.effects.push_back(Effect::Send { to, slots });
+            self.effects.push_back(StageEffect::Send { to, slots });
         };
         if tensors.is_empty() {
             send(String::new(), Vec::new());
@@ -159,7 +159,12 @@ impl StageSession {
         }
         for ((part, _), Part { tensors, .. }) in whole {
             self.note_kept(&keep, part, &tensors);
-            self.effects.push_back(Effect::Keep { copy: keep.copy, note: keep.note.clone(), part, tensors });
+            self.effects.push_back(StageEffect::StoreSnapshot {
+                copy: keep.copy,
+                note: keep.note.clone(),
+                part,
+                tensors,
+            });
             self.tell_boss(Head::Kept { id, part });
         }
     }
@@ -199,7 +204,7 @@ impl StageSession {
     pub(super) fn forget_other_runs(&mut self) {
         if self.kept.iter().any(|kept| Some(kept.copy.run) != self.keeps_for) {
             self.kept.retain(|kept| Some(kept.copy.run) == self.keeps_for);
-            self.effects.push_back(Effect::RetainSnapshots(self.kept.iter().map(|kept| kept.copy).collect()));
+            self.effects.push_back(StageEffect::RetainSnapshots(self.kept.iter().map(|kept| kept.copy).collect()));
         }
     }
 
@@ -251,7 +256,7 @@ impl StageSession {
             }
             false => vec![self.links.reach(first, head)],
         };
-        self.effects.push_back(Effect::SendSnapshot { to, copy, part, name });
+        self.effects.push_back(StageEffect::SendSnapshot { to, copy, part, name });
         Ok(())
     }
 }

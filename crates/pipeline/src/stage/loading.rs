@@ -4,7 +4,7 @@
 //! link that has broken before.
 
 use super::{Job, StageSession};
-use crate::effect::{Effect, Peer};
+use crate::effect::{Peer, StageEffect};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Failure, Head};
 use std::collections::BTreeSet;
@@ -93,7 +93,7 @@ impl StageSession {
         let head = Head::Weight { id, name, stage };
         let takers = takers.into_iter().chain([me]);
         let to = takers.map(|worker| self.links.to(worker, head.clone())).collect();
-        self.effects.push_back(Effect::Send { to, slots });
+        self.effects.push_back(StageEffect::Send { to, slots });
     }
 
     /// A file that layers are made from.

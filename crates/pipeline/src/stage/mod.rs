@@ -20,7 +20,7 @@ mod reducing;
 mod results;
 mod round;
 
-use crate::effect::{Destination, Effect, Frame, Micros, Peer, Residuals};
+use crate::effect::{Destination, Frame, Micros, Peer, Residuals, StageEffect};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::kept::{PeerSnapshot, SnapshotId};
 use crate::message::{Failure, Head, LinkReport, Round, Span, MAX_MICROBATCHES};
@@ -91,7 +91,7 @@ pub struct StageSession {
     /// When something happened last, and when the command at work arrived.
     now: Micros,
     received: Micros,
-    effects: VecDeque<Effect>,
+    effects: VecDeque<StageEffect>,
 }
 
 /// The command being carried out.
@@ -170,7 +170,7 @@ impl StageSession {
     }
 
     /// The next thing to do, until there is none.
-    pub fn poll_effect(&mut self) -> Option<Effect> {
+    pub fn poll_effect(&mut self) -> Option<StageEffect> {
         self.effects.pop_front()
     }
 
@@ -261,10 +261,10 @@ impl StageSession {
             }
             Head::Abort { id, batch, gradients } => self.abort(id, batch, gradients),
             Head::TotalNorm { id, norm } => self.total_norm(id, norm),
-            Head::Progress(progress) => self.effects.push_back(Effect::Progress(progress)),
+            Head::Progress(progress) => self.effects.push_back(StageEffect::Progress(progress)),
             Head::Stop => {
                 self.let_go_of_all();
-                self.effects.push_back(Effect::Finish);
+                self.effects.push_back(StageEffect::Finish);
             }
             Head::File { id, name } => self.file(id, name, slots),
             other => self.refuse(Peer::Boss, slots, format!("sent what only a worker may send: {}", name_of(&other))),
@@ -467,7 +467,7 @@ impl StageSession {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         self.tasks.insert(ticket, purpose);
-        self.effects.push_back(Effect::Compute { ticket, task });
+        self.effects.push_back(StageEffect::Compute { ticket, task });
     }
 
     fn tell_boss(&mut self, head: Head) {
@@ -476,18 +476,18 @@ impl StageSession {
 
     fn send_boss(&mut self, head: Head, slots: Vec<Slot>) {
         let to = vec![Destination { peer: Peer::Boss, route: None, head }];
-        self.effects.push_back(Effect::Send { to, slots });
+        self.effects.push_back(StageEffect::Send { to, slots });
     }
 
     fn drop_slots(&mut self, slots: Vec<Slot>) {
         if !slots.is_empty() {
-            self.effects.push_back(Effect::Drop(slots));
+            self.effects.push_back(StageEffect::Drop(slots));
         }
     }
 
     fn refuse(&mut self, from: Peer, slots: Vec<Slot>, reason: String) {
         self.drop_slots(slots);
-        self.effects.push_back(Effect::Hangup { peer: from, reason });
+        self.effects.push_back(StageEffect::Hangup { peer: from, reason });
     }
 }
 

@@ -3,7 +3,7 @@
 use super::inbox::Item;
 use super::needs::loss_output;
 use super::{Job, StageSession};
-use crate::effect::{Effect, Micros};
+use crate::effect::{Micros, StageEffect};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket};
 use crate::message::{Failure, Round};
 use crate::plan::StageSpec;
@@ -104,7 +104,7 @@ impl StageSession {
             self.ask(Asked { id, what }, task);
         }
         if !ahead.is_empty() {
-            self.effects.push_back(Effect::ReadAhead(ahead));
+            self.effects.push_back(StageEffect::ReadAhead(ahead));
         }
     }
 
@@ -112,7 +112,7 @@ impl StageSession {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         self.reads.insert(ticket, asked);
-        self.effects.push_back(Effect::Data { ticket, task });
+        self.effects.push_back(StageEffect::Data { ticket, task });
     }
 
     /// Data was opened, or a microbatch read: a tensor for each column that was asked for.

@@ -17,7 +17,7 @@
 
 use super::inbox::Item;
 use super::{Job, StageSession};
-use crate::effect::{Destination, Effect, Micros, Part, Peer, Residuals, Summing};
+use crate::effect::{Destination, Micros, Part, Peer, Residuals, StageEffect, Summing};
 use crate::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use crate::message::{Failure, Head, Mode, Reduction, Round, MAX_MICROBATCHES};
 use crate::plan::StageSpec;
@@ -344,7 +344,7 @@ impl StageSession {
                             self.put_own(key, stage, Item::Sum { bucket, node, replica }, slots);
                         } else {
                             let to = self.links.to(workers[replica], Head::Sum { batch, stage, bucket, node });
-                            self.effects.push_back(Effect::Send { to: vec![to], slots });
+                            self.effects.push_back(StageEffect::Send { to: vec![to], slots });
                         }
                     }
                 }
@@ -359,7 +359,7 @@ impl StageSession {
                 let visit = running.shared(stage);
                 let head = Head::Updated { batch, stage, bucket, visit };
                 let to = group.others().map(|(_, worker)| self.links.to(worker, head.clone())).collect();
-                self.effects.push_back(Effect::Send { to, slots: slices });
+                self.effects.push_back(StageEffect::Send { to, slots: slices });
             }
             HandedOut::Statistics { stage, tensors } => {
                 let Some(group) = self.groups.get(&stage).filter(|group| group.statistics) else {
@@ -367,7 +367,7 @@ impl StageSession {
                 };
                 let others = group.others().map(|(_, worker)| worker).chain(group.followers.iter().copied());
                 let to = others.map(|worker| self.links.to(worker, Head::Statistics { batch, stage })).collect();
-                self.effects.push_back(Effect::Send { to, slots: tensors });
+                self.effects.push_back(StageEffect::Send { to, slots: tensors });
             }
             HandedOut::Health(layers) => self.tell_boss(Head::Health { id, layers }),
         }
@@ -432,17 +432,17 @@ impl StageSession {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         self.sums.insert(ticket, Asked { id: running.id, stage, bucket, replica, node });
-        self.effects.push_back(Effect::Sum { ticket, summing, sums });
+        self.effects.push_back(StageEffect::Sum { ticket, summing, sums });
     }
 
     /// Says what becomes of what was lost when sums were compressed.
     pub(super) fn residuals(&mut self, what: Residuals) {
         if !self.groups.is_empty() {
-            self.effects.push_back(Effect::Residuals(what));
+            self.effects.push_back(StageEffect::Residuals(what));
         }
     }
 
-    /// What [`Effect::Sum`] asked for is summed.
+    /// What [`StageEffect::Sum`] asked for is summed.
     pub fn on_summed(&mut self, now: Micros, ticket: Ticket, result: Result<Vec<Slot>, Failure>) {
         self.now = now;
         let Some(Asked { id, stage, bucket, replica, node }) = self.sums.remove(&ticket) else { return };
@@ -466,7 +466,7 @@ impl StageSession {
                             self.links.to(*worker, Head::Sum { batch, stage, bucket, node: *node })
                         });
                     match to {
-                        Some(to) => self.effects.push_back(Effect::Send { to: vec![to], slots }),
+                        Some(to) => self.effects.push_back(StageEffect::Send { to: vec![to], slots }),
                         None => self.drop_slots(slots),
                     }
                     return self.advance();
@@ -485,7 +485,7 @@ impl StageSession {
                     false => self.links.to(*worker, head.clone()),
                 });
                 let to = to.collect();
-                self.effects.push_back(Effect::Send { to, slots });
+                self.effects.push_back(StageEffect::Send { to, slots });
                 self.advance();
             }
         }

@@ -1,7 +1,7 @@
 //! What becomes of a task's result: tensors go to whoever uses them, the rest to the boss.
 
 use super::{Job, StageSession};
-use crate::effect::{Destination, Effect, Peer};
+use crate::effect::{Destination, Peer, StageEffect};
 use crate::ids::{MicrobatchKey, Slot, StageId};
 use crate::message::Head;
 use crate::plan::{StageOutput, StageSpec};
@@ -100,7 +100,13 @@ impl StageSession {
             .map(|worker| self.links.to(worker, head))
     }
 
-    fn forward_done(&self, spec: &StageSpec, key: MicrobatchKey, outputs: Vec<Slot>, to_boss: bool) -> Vec<Effect> {
+    fn forward_done(
+        &self,
+        spec: &StageSpec,
+        key: MicrobatchKey,
+        outputs: Vec<Slot>,
+        to_boss: bool,
+    ) -> Vec<StageEffect> {
         let leaving = spec.outputs.iter().filter(|o| !o.to.is_empty() || (to_boss && o.model_output.is_some()));
         let gone = leaving.zip(outputs).map(|(output, slot)| {
             let value = output.value;
@@ -115,7 +121,7 @@ impl StageSession {
         gone.collect()
     }
 
-    fn backward_done(&self, spec: &StageSpec, key: MicrobatchKey, grads: Vec<Vec<Slot>>) -> Vec<Effect> {
+    fn backward_done(&self, spec: &StageSpec, key: MicrobatchKey, grads: Vec<Vec<Slot>>) -> Vec<StageEffect> {
         let gone = spec.inputs.iter().zip(grads).map(|(input, slots)| {
             let maker = input.from.filter(|_| input.needs_grad);
             let head = |to| Head::Gradient { key, value: input.value, from: Some(spec.stage), to };
@@ -126,10 +132,10 @@ impl StageSession {
     }
 }
 
-fn send(to: impl IntoIterator<Item = Destination>, slots: Vec<Slot>) -> Effect {
+fn send(to: impl IntoIterator<Item = Destination>, slots: Vec<Slot>) -> StageEffect {
     let to: Vec<_> = to.into_iter().collect();
     match to.is_empty() {
-        true => Effect::Drop(slots),
-        false => Effect::Send { to, slots },
+        true => StageEffect::Drop(slots),
+        false => StageEffect::Send { to, slots },
     }
 }

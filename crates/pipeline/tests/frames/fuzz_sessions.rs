@@ -4,7 +4,7 @@
 use crate::fuzz;
 use crate::heads::{self, envelope, head, node, stage, worker, BUCKETS, GRAPH, KINDS, PLAN};
 use pipeline::boss::{BossSession, Keeping, Request, RunRequest, Setup};
-use pipeline::effect::{Effect, Frame, Micros, Peer};
+use pipeline::effect::{BossEffect, Frame, Micros, Peer, StageEffect};
 use pipeline::frame::Envelope;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use pipeline::kept::Recalled;
@@ -199,8 +199,8 @@ impl StageDriver {
             let Some(effect) = self.session.poll_effect() else { break };
             assert!(count < MOST_EFFECTS, "effects without end: {effect:?}");
             match effect {
-                Effect::Send { slots, .. } | Effect::Drop(slots) => self.slots.give_up(&slots),
-                Effect::Compute { ticket, task } => {
+                StageEffect::Send { slots, .. } | StageEffect::Drop(slots) => self.slots.give_up(&slots),
+                StageEffect::Compute { ticket, task } => {
                     let taken = task.try_map(|slot| {
                         self.slots.give_up(&[slot]);
                         Ok::<_, std::convert::Infallible>(slot)
@@ -208,11 +208,11 @@ impl StageDriver {
                     let Ok(task) = taken;
                     self.tasks.push((ticket, task));
                 }
-                Effect::Sum { ticket, sums, .. } => {
+                StageEffect::Sum { ticket, sums, .. } => {
                     sums.iter().for_each(|(_, slots)| self.slots.give_up(slots));
                     self.sums.push((ticket, sums.first().map_or(0, |(_, slots)| slots.len())));
                 }
-                Effect::Data { ticket, task } => {
+                StageEffect::Data { ticket, task } => {
                     let columns = match task {
                         DataTask::Open(_) => 0,
                         DataTask::Read(reading) => {
@@ -222,25 +222,22 @@ impl StageDriver {
                     };
                     self.reads.push((ticket, columns));
                 }
-                Effect::ReadAhead(readings) => {
+                StageEffect::ReadAhead(readings) => {
                     let whole = |reading: &Reading| reading.part.end <= reading.batch.len();
                     assert!(readings.iter().all(whole), "{readings:?}");
                 }
-                Effect::Keep { tensors, .. } => {
+                StageEffect::StoreSnapshot { tensors, .. } => {
                     self.kept += 1;
                     tensors.iter().for_each(|(_, slot)| self.slots.give_up(&[*slot]));
                 }
-                Effect::Residuals(_)
-                | Effect::SendSnapshot { .. }
-                | Effect::RetainSnapshots(_)
-                | Effect::Interrupt
-                | Effect::Dial { .. }
-                | Effect::Hangup { .. }
-                | Effect::Progress(_)
-                | Effect::Finish => {}
-                Effect::Notice(_) | Effect::Reply { .. } | Effect::Dismiss { .. } => {
-                    panic!("a worker wants {effect:?}")
-                }
+                StageEffect::Residuals(_)
+                | StageEffect::SendSnapshot { .. }
+                | StageEffect::RetainSnapshots(_)
+                | StageEffect::Interrupt
+                | StageEffect::Dial { .. }
+                | StageEffect::Hangup { .. }
+                | StageEffect::Progress(_)
+                | StageEffect::Finish => {}
             }
         }
     }
@@ -438,14 +435,14 @@ impl BossDriver {
             let Some(effect) = self.session.poll_effect() else { break };
             assert!(count < MOST_EFFECTS + self.requests as usize, "effects without end: {effect:?}");
             match effect {
-                Effect::Send { to, slots } => {
+                BossEffect::Send { to, slots } => {
                     if let Some(Head::Command { id, .. }) = to.first().map(|to| &to.head) {
                         self.command = *id;
                     }
                     self.slots.give_up(&slots);
                 }
-                Effect::Drop(slots) => self.slots.give_up(&slots),
-                Effect::Reply { request, result } => {
+                BossEffect::Drop(slots) => self.slots.give_up(&slots),
+                BossEffect::Reply { request, result } => {
                     assert!(request <= self.requests && self.replied.insert(request), "a second reply to {request}");
                     if let Ok(answer) = result {
                         self.succeeded += 1;
@@ -454,19 +451,7 @@ impl BossDriver {
                         self.slots.give_up(&slots);
                     }
                 }
-                Effect::Notice(_) | Effect::Hangup { .. } | Effect::Dismiss { .. } => {}
-                Effect::Compute { .. }
-                | Effect::Interrupt
-                | Effect::Sum { .. }
-                | Effect::Data { .. }
-                | Effect::ReadAhead(_)
-                | Effect::Residuals(_)
-                | Effect::Keep { .. }
-                | Effect::SendSnapshot { .. }
-                | Effect::RetainSnapshots(_)
-                | Effect::Dial { .. }
-                | Effect::Progress(_)
-                | Effect::Finish => panic!("the boss wants {effect:?}"),
+                BossEffect::Notice(_) | BossEffect::Hangup { .. } | BossEffect::Dismiss { .. } => {}
             }
         }
     }

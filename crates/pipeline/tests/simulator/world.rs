@@ -26,7 +26,7 @@ use crate::{
 };
 use layerspec::DType;
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
-use pipeline::effect::{Destination, Effect, Frame, Peer, Summing, WorkerSpan};
+use pipeline::effect::{BossEffect, Destination, Frame, Peer, StageEffect, Summing, WorkerSpan};
 use pipeline::frame::{decode, encode, head_len, Envelope, Route};
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::kept::PeerSnapshot;
@@ -366,18 +366,18 @@ impl World {
     fn drain_boss(&mut self) {
         while let Some(effect) = self.boss.poll_effect() {
             match effect {
-                Effect::Send { to, slots } => {
+                BossEffect::Send { to, slots } => {
                     let tensors = self.boss_slots.give_up_all(slots);
                     self.send(Peer::Boss, to, tensors);
                 }
-                Effect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
-                Effect::Notice(text) => {
+                BossEffect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
+                BossEffect::Notice(text) => {
                     // With what follows a worker in a notice: worker 1 is not worker 10.
                     let names = |lost: &WorkerId| text.contains(&format!("{lost} "));
                     assert!(!self.lost.iter().any(names), "old news: {text}");
                     self.notices.push(text);
                 }
-                Effect::Reply { request, result } => {
+                BossEffect::Reply { request, result } => {
                     let result = result.map(|answer| self.answered(answer));
                     // A copy comes while other requests are carried out.
                     let beside = self.beside.remove(&request);
@@ -389,24 +389,12 @@ impl World {
                     assert!(request <= self.requests, "a reply to no request");
                     assert!(self.replies.insert(request, replied).is_none(), "a second reply to request {request}");
                 }
-                Effect::Hangup { peer, reason } => self.boss_hangs_up(peer, &reason),
-                Effect::Dismiss { worker, .. } => {
+                BossEffect::Hangup { worker, reason } => self.boss_hangs_up(Peer::Worker(worker), &reason),
+                BossEffect::Dismiss { worker, .. } => {
                     self.leave(worker);
                     self.churn.iter_mut().for_each(|churn| churn.gone.push(worker));
                     self.boss.on_lost(self.network.time(), worker, "it was dismissed");
                 }
-                Effect::Compute { .. }
-                | Effect::Sum { .. }
-                | Effect::Data { .. }
-                | Effect::ReadAhead(_)
-                | Effect::Interrupt
-                | Effect::Residuals(_)
-                | Effect::Keep { .. }
-                | Effect::SendSnapshot { .. }
-                | Effect::RetainSnapshots(_)
-                | Effect::Dial { .. }
-                | Effect::Progress(_)
-                | Effect::Finish => panic!("the boss wants {effect:?}"),
             }
         }
         assert!(self.boss.poll_timeout().is_none());
@@ -416,11 +404,11 @@ impl World {
         while let Some(effect) = self.workers[id.0 as usize].session.poll_effect() {
             let worker = &mut self.workers[id.0 as usize];
             match effect {
-                Effect::Send { to, slots } => {
+                StageEffect::Send { to, slots } => {
                     let tensors = worker.slots.give_up_all(slots);
                     self.send(Peer::Worker(id), to, tensors);
                 }
-                Effect::Compute { ticket, task } => {
+                StageEffect::Compute { ticket, task } => {
                     let Ok(task) = task.try_map(|slot| Ok::<_, std::convert::Infallible>(worker.slots.give_up(slot)));
                     worker.tasks.push_back((ticket, task));
                     if worker.tasks.len() == 1 {
@@ -428,17 +416,17 @@ impl World {
                         self.network.compute(id, &worker.tasks[0].1);
                     }
                 }
-                Effect::Sum { ticket, summing, sums } => {
+                StageEffect::Sum { ticket, summing, sums } => {
                     let Summing::Tree(microbatches) = summing else { panic!("{id} compresses: {summing:?}") };
                     let sums = sums.into_iter().map(|(node, slots)| (node, worker.slots.give_up_all(slots)));
                     let sums = sum_slices(microbatches, sums.collect());
                     self.network.sum(id, ticket, sums);
                 }
-                Effect::Data { ticket, task: DataTask::Open(spec) } => {
+                StageEffect::Data { ticket, task: DataTask::Open(spec) } => {
                     worker.data = Some(spec);
                     self.network.read(id, ticket, Ok(Vec::new()));
                 }
-                Effect::Data { ticket, task: DataTask::Read(reading) } => {
+                StageEffect::Data { ticket, task: DataTask::Read(reading) } => {
                     let data = worker.data.as_ref().unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
                     let microbatch = (reading.batch[reading.part.start] % 1000) as u32;
                     self.ahead.1 += u64::from(worker.ahead_of_time.contains(&reading));
@@ -448,31 +436,29 @@ impl World {
                     };
                     self.network.read(id, ticket, result);
                 }
-                Effect::ReadAhead(readings) => {
+                StageEffect::ReadAhead(readings) => {
                     let data = worker.data.as_ref().unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
                     readings.iter().for_each(|reading| drop(crate::calls::read(data, reading)));
                     self.ahead.0 += readings.len() as u64;
                     worker.ahead_of_time = readings;
                 }
-                Effect::Keep { copy, note, part, tensors } => {
+                StageEffect::StoreSnapshot { copy, note, part, tensors } => {
                     let take = |(name, slot)| (name, worker.slots.give_up(slot));
                     worker.kept.put(copy, note, part, tensors.into_iter().map(take).collect());
                 }
-                Effect::SendSnapshot { to, copy, part, name } => {
+                StageEffect::SendSnapshot { to, copy, part, name } => {
                     let tensor = worker.kept.get(copy, part, &name);
                     self.send(Peer::Worker(id), to, vec![tensor]);
                 }
-                Effect::RetainSnapshots(copies) => worker.kept.keep_only(&copies),
-                Effect::Interrupt => self.interrupt(id),
+                StageEffect::RetainSnapshots(copies) => worker.kept.keep_only(&copies),
+                StageEffect::Interrupt => self.interrupt(id),
                 // Nothing is compressed here, so nothing is lost.
-                Effect::Residuals(_) => {}
-                Effect::Dial { peer, .. } => self.network.dial(id, peer),
-                Effect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
-                Effect::Finish => (worker.alive, worker.finished) = (false, true),
-                Effect::Hangup { peer, reason } => self.hang_up(id, peer, &reason),
-                Effect::Notice(_) | Effect::Reply { .. } | Effect::Dismiss { .. } | Effect::Progress(_) => {
-                    panic!("{id} wants {effect:?}")
-                }
+                StageEffect::Residuals(_) => {}
+                StageEffect::Dial { peer, .. } => self.network.dial(id, peer),
+                StageEffect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
+                StageEffect::Finish => (worker.alive, worker.finished) = (false, true),
+                StageEffect::Hangup { peer, reason } => self.hang_up(id, peer, &reason),
+                StageEffect::Progress(_) => panic!("{id} wants {effect:?}"),
             }
         }
     }

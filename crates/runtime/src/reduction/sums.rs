@@ -16,7 +16,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Sums the slices of each node, as [`Effect::Sum`](pipeline::effect::Effect::Sum) says.
+    /// Sums the slices of each node, as [`StageEffect::Sum`](pipeline::effect::StageEffect::Sum) says.
     pub(crate) fn take(&mut self, summing: Summing, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
         let pool = &Pool::of_process();
         match summing {
@@ -29,7 +29,7 @@ impl Sums {
         }
     }
 
-    /// As [`Effect::Residuals`](pipeline::effect::Effect::Residuals) says.
+    /// As [`StageEffect::Residuals`](pipeline::effect::StageEffect::Residuals) says.
     pub(crate) fn settle(&mut self, what: What) {
         self.residuals.settle(what);
     }
