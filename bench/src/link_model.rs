@@ -15,13 +15,13 @@ pub struct Link {
     queue: Duration,
     /// When the line is free again.
     free: Instant,
-    trouble: Trouble,
+    impairment: Impairment,
     dice: Dice,
 }
 
 /// What may happen to a link while it is in use, as a line of text.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Trouble {
+pub enum Impairment {
     /// `clear`: none.
     None,
     /// `loss 0.05`: that share of the packets is lost.
@@ -32,20 +32,20 @@ pub enum Trouble {
     Mbit(f64),
 }
 
-impl FromStr for Trouble {
+impl FromStr for Impairment {
     type Err = String;
 
     fn from_str(line: &str) -> Result<Self, String> {
         let number = |text: &str| text.parse::<f64>().map_err(|e| format!("`{line}`: {e}"));
         match line.split_whitespace().collect::<Vec<_>>()[..] {
-            ["clear"] => Ok(Trouble::None),
-            ["cut"] => Ok(Trouble::Cut),
+            ["clear"] => Ok(Impairment::None),
+            ["cut"] => Ok(Impairment::Cut),
             ["loss", share] => match number(share)? {
-                share if (0.0..=1.0).contains(&share) => Ok(Trouble::Loss(share)),
+                share if (0.0..=1.0).contains(&share) => Ok(Impairment::Loss(share)),
                 _ => Err(format!("`{line}`: expected a share from 0 to 1")),
             },
             ["mbit", rate] => match number(rate)? {
-                rate if rate > 0.0 && rate.is_finite() => Ok(Trouble::Mbit(rate)),
+                rate if rate > 0.0 && rate.is_finite() => Ok(Impairment::Mbit(rate)),
                 _ => Err(format!("`{line}`: expected a rate above 0")),
             },
             _ => Err(format!("`{line}`: expected `loss SHARE`, `cut`, `mbit RATE` or `clear`")),
@@ -71,7 +71,7 @@ impl Dice {
 impl Link {
     /// A link with nothing on its way.
     pub fn new(delay: Duration, bits_per_second: f64, queue: Duration, now: Instant) -> Self {
-        Link { delay, bits_per_second, queue, free: now, trouble: Trouble::None, dice: Dice(0) }
+        Link { delay, bits_per_second, queue, free: now, impairment: Impairment::None, dice: Dice(0) }
     }
 
     /// The same, which draws the packets that it loses from this seed.
@@ -82,22 +82,22 @@ impl Link {
 
     /// The one in the other direction: alike, but what it loses is drawn anew.
     #[must_use]
-    pub fn other_way(self) -> Self {
+    pub fn reversed(self) -> Self {
         Link { dice: Dice(!self.dice.0), ..self }
     }
 
     /// From now on it has this trouble, in place of the one before.
-    pub fn trouble(&mut self, trouble: Trouble) {
-        self.trouble = trouble;
+    pub fn impairment(&mut self, impairment: Impairment) {
+        self.impairment = impairment;
     }
 
     /// When a packet of so many bytes that is handed over now comes out; None where it is dropped.
     pub fn send(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
-        let (lost, rate) = match self.trouble {
-            Trouble::None => (false, self.bits_per_second),
-            Trouble::Loss(share) => (self.dice.roll() < share, self.bits_per_second),
-            Trouble::Cut => (true, self.bits_per_second),
-            Trouble::Mbit(rate) => (false, rate * 1e6),
+        let (lost, rate) = match self.impairment {
+            Impairment::None => (false, self.bits_per_second),
+            Impairment::Loss(share) => (self.dice.roll() < share, self.bits_per_second),
+            Impairment::Cut => (true, self.bits_per_second),
+            Impairment::Mbit(rate) => (false, rate * 1e6),
         };
         let begins = self.free.max(now);
         if lost || begins - now > self.queue {
@@ -138,9 +138,9 @@ mod tests {
     fn a_link_has_the_rate_it_was_given_while_it_is_given() {
         let start = Instant::now();
         let mut link = Link::new(Duration::ZERO, 1e6, 100 * MS, start);
-        link.trouble(Trouble::Mbit(0.5));
+        link.impairment(Impairment::Mbit(0.5));
         assert_eq!(link.send(start, 125), Some(start + 2 * MS));
-        link.trouble(Trouble::None);
+        link.impairment(Impairment::None);
         assert_eq!(link.send(start, 125), Some(start + 3 * MS));
     }
 
@@ -148,9 +148,9 @@ mod tests {
     fn a_cut_link_loses_all_and_what_it_loses_takes_no_time() {
         let start = Instant::now();
         let mut link = Link::new(Duration::ZERO, 1e6, 100 * MS, start);
-        link.trouble(Trouble::Cut);
+        link.impairment(Impairment::Cut);
         assert_eq!((0..9).filter_map(|_| link.send(start, 125)).count(), 0);
-        link.trouble(Trouble::None);
+        link.impairment(Impairment::None);
         assert_eq!(link.send(start, 125), Some(start + MS));
     }
 
@@ -159,7 +159,7 @@ mod tests {
         let start = Instant::now();
         let arrived = |seed| {
             let mut link = Link::new(Duration::ZERO, 1e12, 100 * MS, start).seed(seed);
-            link.trouble(Trouble::Loss(0.2));
+            link.impairment(Impairment::Loss(0.2));
             (0..10_000).map(|_| link.send(start, 125).is_some()).collect::<Vec<_>>()
         };
         let lost = arrived(7).iter().filter(|here| !**here).count();
@@ -170,11 +170,11 @@ mod tests {
 
     #[test]
     fn troubles_are_read_and_others_refused() {
-        let read = |line: &str| line.parse::<Trouble>();
-        assert_eq!(read("clear"), Ok(Trouble::None));
-        assert_eq!(read("cut\n"), Ok(Trouble::Cut));
-        assert_eq!(read("loss 0.05"), Ok(Trouble::Loss(0.05)));
-        assert_eq!(read("mbit 1"), Ok(Trouble::Mbit(1.0)));
+        let read = |line: &str| line.parse::<Impairment>();
+        assert_eq!(read("clear"), Ok(Impairment::None));
+        assert_eq!(read("cut\n"), Ok(Impairment::Cut));
+        assert_eq!(read("loss 0.05"), Ok(Impairment::Loss(0.05)));
+        assert_eq!(read("mbit 1"), Ok(Impairment::Mbit(1.0)));
         for wrong in ["", "loss", "loss 5", "loss NaN", "mbit 0", "mbit inf", "cut 1", "rain"] {
             assert!(read(wrong).unwrap_err().starts_with(&format!("`{wrong}`: ")));
         }

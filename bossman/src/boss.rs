@@ -501,7 +501,7 @@ impl BossMan {
     /// Sends every worker the files that layers are made from.
     async fn send_files(&self) -> Result<(), BossManError> {
         let files = self.file_payloads().into_iter();
-        let files: Vec<_> = files.map(|(hash, payload)| (hash, self.handle.slots.put(payload))).collect();
+        let files: Vec<_> = files.map(|(hash, payload)| (hash, self.handle.slots.insert(payload))).collect();
         match files.is_empty() {
             true => Ok(()),
             false => self.call(Request::SendFiles(files)).await.map(drop),

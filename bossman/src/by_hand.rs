@@ -258,13 +258,10 @@ impl BossMan {
         let mut run = self.gathering(run)?;
         let sums = self.plan.layout().reduction(self.settings.reduction());
         run.actions.iter_mut().zip(sums).for_each(|(actions, sums)| actions.extend(sums));
-        let grads = self
-            .model
-            .graph()
-            .outputs()
-            .iter()
-            .zip(payloads)
-            .map(|(value, payload)| (0, *value, payload.into_iter().map(|p| self.handle.slots.put(p)).collect()));
+        let grads =
+            self.model.graph().outputs().iter().zip(payloads).map(|(value, payload)| {
+                (0, *value, payload.into_iter().map(|p| self.handle.slots.insert(p)).collect())
+            });
         run.grads = Some(grads.collect());
         // Known before the wait: where this future is dropped the workers carry on.
         let before = std::mem::replace(&mut self.gathered.by_hand, true);
@@ -314,7 +311,7 @@ impl BossMan {
     ) -> Result<Vec<Tensor>, BossManError> {
         let mut tensors = Vec::new();
         for (_, value, slot) in outputs {
-            let payload = self.handle.slots.take(slot);
+            let payload = self.handle.slots.remove(slot);
             let payload = payload.ok_or_else(|| BossManError::Usage(format!("{slot} is empty; please report it")))?;
             let tensor = from_payload(&payload)?;
             // Received memory may be shared with the network layer; the user may write to theirs.

@@ -199,7 +199,7 @@ impl BossMan {
         let grads = run.grads.into_iter().flatten().flat_map(|(.., slots)| slots);
         let inputs = run.inputs.into_iter().map(|(.., slot)| slot);
         let all = inputs.chain(run.targets.into_iter().map(|(_, slot)| slot)).chain(grads);
-        all.for_each(|slot| drop(self.handle.slots.take(slot)));
+        all.for_each(|slot| drop(self.handle.slots.remove(slot)));
     }
 }
 

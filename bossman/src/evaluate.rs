@@ -104,7 +104,7 @@ impl BossMan {
             run.outputs = outputs;
             // Each is a mean of its own.
             run.loss = Some(RoundLoss { spec, weights: vec![1.0; targets.len()] });
-            let targets = in_turn(targets).map(|(index, (_, payload))| (index, self.handle.slots.put(payload)));
+            let targets = in_turn(targets).map(|(index, (_, payload))| (index, self.handle.slots.insert(payload)));
             run.targets = targets.collect();
             run.samples = of_whole_batches(samples)?;
             let Answer { losses, outputs, .. } = self.run(self.gathering(run)?).await?;

@@ -1,7 +1,7 @@
 //! Text from a language model, token by token, across the workers.
 
 use crate::boss::BossMan;
-use crate::data::{Text, Tokens};
+use crate::data::{LoadedTokenizer, Text};
 use crate::sampling::{Sampler, Sampling};
 use crate::{BossManError, Model};
 use layerspec::{Dim, LayerId};
@@ -32,7 +32,7 @@ pub struct Generated {
 /// A language model at work. Every worker keeps the keys and values of the positions so far, so each token takes one position
 /// through the stages. Where a layer must see the whole sequence, all of it goes through each time.
 pub struct Generator {
-    tokens: Tokens,
+    tokens: LoadedTokenizer,
     /// The token after which nothing follows.
     end: Option<u32>,
     /// The layers that go on from what workers remember; or why some layer cannot.
@@ -73,8 +73,8 @@ impl Generator {
             );
             return Err(BossManError::Usage(problem));
         }
-        let tokens = Tokens::load(&text.tokenizer)?;
-        let end = text.eos.as_ref().map(|name| tokens.special("eos", name)).transpose()?;
+        let tokens = LoadedTokenizer::load(&text.tokenizer)?;
+        let end = text.eos.as_ref().map(|name| tokens.special_token("eos", name)).transpose()?;
         let growing = graph.growing(&[*input]).map_err(|needs| needs.to_string());
         let most = usize::try_from(text.sequence_length).unwrap_or(usize::MAX);
         Ok(Generator { tokens, end, growing, most })

@@ -267,7 +267,7 @@ impl BossMan {
         run.samples = prepared.samples_to_read.clone();
         run.inputs = self.hold_all(prepared.inputs.iter().filter(|(index, ..)| taken(*index)).cloned().collect());
         let targets = prepared.targets.iter().filter(|(index, _)| taken(*index));
-        run.targets = targets.map(|(index, payload)| (*index, self.handle.slots.put(payload.clone()))).collect();
+        run.targets = targets.map(|(index, payload)| (*index, self.handle.slots.insert(payload.clone()))).collect();
         self.run(self.gathering(run)?).await?;
         self.call(Request::Discard { batch }).await.map(drop)
     }

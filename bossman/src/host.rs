@@ -265,13 +265,13 @@ impl Host {
             // Local workers that do not come end, and that is seen.
             if let Some(again) = again.as_ref().filter(|_| here_local == self.local) {
                 let until = if here >= again.left { last_came + FOR_ANOTHER } else { began + FOR_ALL };
-                match again.enough(here).filter(|_| listener.is_without_gaps()) {
+                match again.enough(here).filter(|_| listener.is_contiguous()) {
                     _ if Instant::now() < until => look_at = Some(until),
                     Some(enough) => {
                         count = enough;
                         break;
                     }
-                    None if !asked && listener.is_without_gaps() => {
+                    None if !asked && listener.is_contiguous() => {
                         asked = true;
                         let all = self.workers;
                         say(format!("recovery: {here} of {all} workers are left, which is too few; waiting for more"));
@@ -301,12 +301,12 @@ impl Host {
                 }
                 ListenerEvent::Left { worker, reason } => {
                     if again.is_some() {
-                        listener.close_up();
+                        listener.ask_to_rejoin();
                     }
                     format!("{worker} left ({reason})")
                 }
-                ListenerEvent::TurnedAway { .. } if strangers == STRANGERS_SHOWN => continue,
-                ListenerEvent::TurnedAway { address, reason } => {
+                ListenerEvent::Rejected { .. } if strangers == STRANGERS_SHOWN => continue,
+                ListenerEvent::Rejected { address, reason } => {
                     strangers += 1;
                     format!("turned away {}: {reason}", address.ip())
                 }

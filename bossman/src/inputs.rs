@@ -1,6 +1,6 @@
 //! The user's tensors, checked against the model's inputs and cut into microbatches.
 
-use crate::data::{Contents, Numbers};
+use crate::data::{Contents, SampleIndices};
 use crate::payload::to_payload;
 use crate::BossManError;
 use crate::{Batch, Variables};
@@ -26,13 +26,13 @@ impl Inputs {
     pub(crate) fn of(graph: &LayerGraph, batch: &Batch) -> Result<Self, BossManError> {
         match batch.contents() {
             Contents::Tensors { x, variables, .. } => Self::check(graph, x, variables),
-            Contents::Numbers(numbers) => Self::read(graph, numbers),
+            Contents::Indices(numbers) => Self::read(graph, numbers),
         }
     }
 
     /// Samples that workers read. That their dtypes fit was seen when the data was opened.
-    fn read(graph: &LayerGraph, numbers: &Numbers) -> Result<Self, BossManError> {
-        let Numbers { data, batch, next, .. } = numbers;
+    fn read(graph: &LayerGraph, numbers: &SampleIndices) -> Result<Self, BossManError> {
+        let SampleIndices { data, batch, next, .. } = numbers;
         let unplaced = || BossManError::Usage("these samples are no worker's; see Dataset::for_workers".into());
         let mut bindings = Bindings::new();
         for (id, sizes) in graph.inputs().iter().zip(data.sizes(batch)?) {

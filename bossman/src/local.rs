@@ -102,7 +102,7 @@ impl LocalWorkers {
             while let Some((process, how)) = exits.recv().await {
                 let mine = |w: &WorkerInfo| w.process == process && w.host == host;
                 if let Some(worker) = handle.workers().iter().position(mine) {
-                    handle.lost(WorkerId(worker as u16), &how);
+                    handle.report_lost(WorkerId(worker as u16), &how);
                 }
             }
         });

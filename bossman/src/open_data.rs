@@ -41,7 +41,7 @@ impl BossMan {
 
     /// Notes the data set that a batch is of, where workers read it.
     pub(crate) fn noted(&mut self, batch: &Batch) -> Result<(), BossManError> {
-        let Contents::Numbers(numbers) = batch.contents() else { return Ok(()) };
+        let Contents::Indices(numbers) = batch.contents() else { return Ok(()) };
         numbers.data.spec(self.model.graph()).map_or(Ok(()), |spec| self.note(spec))
     }
 

@@ -344,9 +344,9 @@ impl BossMan {
     /// Closes the connections. A worker that is not fit for its part does not come again.
     fn leave(&mut self, error: &BossManError, batch: u64) {
         if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
-            self.handle.send_away(*worker, message);
+            self.handle.evict(*worker, message);
         }
-        self.handle.leave();
+        self.handle.disconnect_all();
         self.local = Processes::default();
         if let Some(replay) = &mut self.replay {
             let lost = Failure { passing: true, ..Failure::new(error.to_string()) };
@@ -363,7 +363,7 @@ impl BossMan {
         let mut boss = builder.build(self.host.clone().wait_again(again).await?)?;
         let restored = self.restored(&mut boss, replay, batch).await;
         if let Err(BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. })) = &restored {
-            boss.handle.send_away(*worker, message);
+            boss.handle.evict(*worker, message);
         }
         restored.map(|()| boss)
     }

@@ -81,7 +81,7 @@ impl BossMan {
         tensors: &mut BTreeMap<String, Tensor>,
     ) -> Result<(), BossManError> {
         for (name, slot) in self.call(Request::SendState { stage, optimizer: false }).await?.state {
-            if let Some(payload) = self.handle.slots.take(slot) {
+            if let Some(payload) = self.handle.slots.remove(slot) {
                 tensors.insert(name, from_payload(&payload)?);
             }
         }
@@ -109,7 +109,7 @@ impl BossMan {
         let payloads = self.refuse_in_pool("load_state_dict").and_then(|()| self.place(weights));
         async move {
             let hold =
-                |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.put(payload));
+                |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.insert(payload));
             let tensors = payloads?.into_iter().map(hold).collect();
             self.loaded = true;
             self.lose_track();

@@ -165,7 +165,7 @@ impl BossMan {
         run.loss = Some(RoundLoss { spec, weights });
         run.samples = samples_to_read.clone();
         run.inputs = self.hold_all(inputs.clone());
-        let hold = |(index, payload): &(u32, Payload)| (*index, self.handle.slots.put(payload.clone()));
+        let hold = |(index, payload): &(u32, Payload)| (*index, self.handle.slots.insert(payload.clone()));
         run.targets = targets.iter().map(hold).collect();
         // Known before the wait: where this future is dropped the workers carry on.
         self.gathered = if updates { Gathered::default() } else { gathered };
@@ -265,7 +265,7 @@ impl BossMan {
     }
 
     pub(crate) fn hold_all(&self, payloads: Vec<(u32, ValueId, Payload)>) -> Vec<(u32, ValueId, Slot)> {
-        payloads.into_iter().map(|(index, value, payload)| (index, value, self.handle.slots.put(payload))).collect()
+        payloads.into_iter().map(|(index, value, payload)| (index, value, self.handle.slots.insert(payload))).collect()
     }
 }
 

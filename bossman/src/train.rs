@@ -281,7 +281,7 @@ impl<'a> Training<'a> {
     fn leave(&mut self, error: &BossManError) {
         let Some(handle) = self.handle.take() else { return };
         if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
-            handle.send_away(*worker, message);
+            handle.evict(*worker, message);
         }
     }
 
@@ -338,7 +338,7 @@ impl<'a> Training<'a> {
         let seed = (!settings.no_shuffle).then_some(file.seed);
         let per_epoch = self.train.samples().div_ceil(file.batch_size);
         let batches = Batches::after(self.train.clone(), file.batch_size, seed, done);
-        let mut batches = batches.grouped_by_length(file.group_by_length).ahead()?;
+        let mut batches = batches.grouped_by_length(file.group_by_length).prefetch()?;
         let mut next = None;
         let mut best = None;
         let mut progress = Progress::start(steps, done, settings.quiet);

@@ -1,7 +1,7 @@
 //! Texts from texts by an encoder and a decoder, as translations: greedy, or by beam search.
 
 use crate::boss::BossMan;
-use crate::data::{Role, TextPairs, Tokens};
+use crate::data::{LoadedTokenizer, Role, TextPairs};
 use crate::generate::last_logits;
 use crate::sampling::no_numbers;
 use crate::{BossManError, Model};
@@ -52,8 +52,8 @@ impl Default for Search {
 
 /// A model of pairs at work. Workers keep keys and values of the tokens so far, and what the encoder made.
 pub struct Translator {
-    source: Tokens,
-    target: Option<Tokens>,
+    source: LoadedTokenizer,
+    target: Option<LoadedTokenizer>,
     /// Begin and end of a translation; end and padding of a source.
     bos: u32,
     eos: u32,
@@ -91,12 +91,12 @@ impl Translator {
         let grows = |role: &Role| matches!(role, Role::Target | Role::TargetPadding);
         let grown = graph.inputs().iter().zip(&roles).filter(|(_, role)| grows(role)).map(|(id, _)| *id);
         let growing = graph.growing(&grown.collect::<Vec<_>>()).map_err(|needs| needs.to_string());
-        let source = Tokens::load(&texts.tokenizer)?;
-        let target = texts.target_tokenizer.as_ref().map(Tokens::load).transpose()?;
-        let [bos, eos, pad] = &texts.marks;
+        let source = LoadedTokenizer::load(&texts.tokenizer)?;
+        let target = texts.target_tokenizer.as_ref().map(LoadedTokenizer::load).transpose()?;
+        let [bos, eos, pad] = &texts.special_tokens;
         let into = target.as_ref().unwrap_or(&source);
-        let (bos, last) = (into.special("bos", bos)?, into.special("eos", eos)?);
-        let (source_eos, source_pad) = (source.special("eos", eos)?, source.special("pad", pad)?);
+        let (bos, last) = (into.special_token("bos", bos)?, into.special_token("eos", eos)?);
+        let (source_eos, source_pad) = (source.special_token("eos", eos)?, source.special_token("pad", pad)?);
         let most = texts.max_length.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
         Ok(Translator { source, target, bos, eos: last, source_eos, source_pad, roles, growing, most })
     }

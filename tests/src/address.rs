@@ -23,13 +23,13 @@ impl Address {
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
         let port = socket.local_addr().unwrap().port().to_string();
         let address = Address { port, boss: Arc::default() };
-        address.goes_to(boss);
+        address.points_to(boss);
         tokio::spawn(carry(socket, address.boss.clone()));
         address
     }
 
     /// From now on it is that of the boss on this port.
-    pub fn goes_to(&self, boss: &str) {
+    pub fn points_to(&self, boss: &str) {
         self.boss.store(boss.parse().unwrap(), Ordering::Relaxed);
     }
 }

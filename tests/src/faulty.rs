@@ -1,6 +1,6 @@
 //! A worker in the test's own process, with one fault.
 
-use crate::programs::{Listening, SOON};
+use crate::programs::{BossAddress, TIMEOUT};
 use link::{LinkError, Payload, WorkerInfo};
 use pipeline::message::Failure;
 use pipeline::task::{HandedOut, Outcome, Task};
@@ -64,7 +64,7 @@ impl runtime::Compute for Faulty {
 
 /// Joins as soon as there is a place, and works until the boss or the worker has enough of it. The fault strikes after so many
 /// updates of stages.
-pub async fn work_badly(at: &Listening, (fault, after): (Fault, u32), over: mpsc::Receiver<()>) -> LinkError {
+pub async fn run_faulty_worker(at: &BossAddress, (fault, after): (Fault, u32), over: mpsc::Receiver<()>) -> LinkError {
     let (ticket, boss) = (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
     let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
@@ -72,12 +72,12 @@ pub async fn work_badly(at: &Listening, (fault, after): (Fault, u32), over: mpsc
         loop {
             match link::join(&endpoint, boss, &ticket, info.clone()).await {
                 Ok(membership) => break membership,
-                Err(error) => assert!(error.may_pass(), "{error}"),
+                Err(error) => assert!(error.is_transient(), "{error}"),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let membership = tokio::time::timeout(SOON, joined).await.unwrap();
+    let membership = tokio::time::timeout(TIMEOUT, joined).await.unwrap();
     let compute = ComputeThread::start(move || {
         tensor::threads::set_count(1);
         Faulty { compute: StageCompute::new(Device::Cpu), updates: 0, fault, after, over }

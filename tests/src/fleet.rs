@@ -14,7 +14,7 @@ use tch::Tensor;
 use tensor::payload;
 
 /// Workers that carry out requests.
-pub trait Fleet {
+pub trait TestCluster {
     /// Carries out one request.
     fn call(&mut self, request: Request) -> Result<Answer, Failure>;
 
@@ -23,51 +23,57 @@ pub trait Fleet {
 }
 
 /// Trains a case on workers that a plan was made for.
-pub fn train(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32, fleet: &mut impl Fleet) -> Training {
-    fleet.call(Request::Distribute).unwrap();
-    fleet.call(Request::SetOptimizer(case.optimizer)).unwrap();
+pub fn train(
+    case: &Case,
+    plan: &Plan,
+    kind: ScheduleKind,
+    microbatches: u32,
+    cluster: &mut impl TestCluster,
+) -> Training {
+    cluster.call(Request::Distribute).unwrap();
+    cluster.call(Request::SetOptimizer(case.optimizer)).unwrap();
     if case.steps.reduction.is_collective() {
-        find_replicas(fleet);
+        find_replicas(cluster);
     }
     let losses: Vec<f32> = (0..STEPS)
         .map(|step| {
-            let run = step_request(case, plan, kind, microbatches, step, fleet.slots());
-            let answer = fleet.call(Request::Run(Box::new(run))).unwrap();
+            let run = step_request(case, plan, kind, microbatches, step, cluster.slots());
+            let answer = cluster.call(Request::Run(Box::new(run))).unwrap();
             assert_eq!(answer.losses.len(), microbatches as usize);
             answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap()
         })
         .collect();
-    left(plan, fleet, &losses)
+    outputs(plan, cluster, &losses)
 }
 
 /// Has replicas find each other, to sum gradients among themselves.
-pub fn find_replicas(fleet: &mut impl Fleet) {
-    let ids = fleet.call(Request::MakeIds).unwrap().unique_ids;
-    fleet.call(Request::Communicate(ids)).unwrap();
+pub fn find_replicas(cluster: &mut impl TestCluster) {
+    let ids = cluster.call(Request::MakeIds).unwrap().unique_ids;
+    cluster.call(Request::Communicate(ids)).unwrap();
 }
 
 /// What a training leaves that had these losses.
-pub fn left(plan: &Plan, fleet: &mut impl Fleet, losses: &[f32]) -> Training {
-    let state: Vec<(String, Slot)> = plan.stages.iter().flat_map(|spec| state_of(plan, fleet, spec.stage)).collect();
-    let weights: Vec<_> = state.into_iter().map(|(name, slot)| (name, take(fleet.slots(), slot))).collect();
-    assert!(fleet.slots().is_empty(), "tensors were left behind");
+pub fn outputs(plan: &Plan, cluster: &mut impl TestCluster, losses: &[f32]) -> Training {
+    let state: Vec<(String, Slot)> = plan.stages.iter().flat_map(|spec| state_of(plan, cluster, spec.stage)).collect();
+    let weights: Vec<_> = state.into_iter().map(|(name, slot)| (name, take(cluster.slots(), slot))).collect();
+    assert!(cluster.slots().is_empty(), "tensors were left behind");
     Training::new(losses, weights.iter().map(|(name, tensor)| (name.as_str(), tensor)))
 }
 
 /// The parameters and buffers of a stage, gathered where no replica has all.
-fn state_of(plan: &Plan, fleet: &mut impl Fleet, stage: StageId) -> Vec<(String, Slot)> {
+fn state_of(plan: &Plan, cluster: &mut impl TestCluster, stage: StageId) -> Vec<(String, Slot)> {
     let mut batch = 1_000_000 + 2 * u64::from(stage.0);
-    let mut all_do = |fleet: &mut _, actions: Vec<Vec<Action>>| {
+    let mut all_do = |cluster: &mut _, actions: Vec<Vec<Action>>| {
         batch += 1;
         let run = RunRequest::of(batch, actions, Reduction::Tree);
-        Fleet::call(fleet, Request::Run(Box::new(run))).unwrap();
+        TestCluster::call(cluster, Request::Run(Box::new(run))).unwrap();
     };
     let Some([gather, let_go]) = plan.layout().whole(stage) else {
-        return fleet.call(Request::SendState { stage: Some(stage), optimizer: false }).unwrap().state;
+        return cluster.call(Request::SendState { stage: Some(stage), optimizer: false }).unwrap().state;
     };
-    all_do(fleet, gather);
-    let state = fleet.call(Request::SendState { stage: Some(stage), optimizer: false }).unwrap().state;
-    all_do(fleet, let_go);
+    all_do(cluster, gather);
+    let state = cluster.call(Request::SendState { stage: Some(stage), optimizer: false }).unwrap().state;
+    all_do(cluster, let_go);
     state
 }
 
@@ -135,11 +141,11 @@ pub fn step_request(
 pub fn put(slots: &Slots, tensor: &Tensor) -> Slot {
     let shape = tensor.size().into_iter().map(i64::unsigned_abs).collect();
     let meta = TensorMeta { dtype: tensor::dtype_of(tensor).unwrap(), shape };
-    slots.put(Payload { meta, bytes: payload::to_bytes(tensor).unwrap() })
+    slots.insert(Payload { meta, bytes: payload::to_bytes(tensor).unwrap() })
 }
 
 fn take(slots: &Slots, slot: Slot) -> Tensor {
-    let Payload { meta, bytes } = slots.take(slot).unwrap();
+    let Payload { meta, bytes } = slots.remove(slot).unwrap();
     let shape: Vec<i64> = meta.shape.iter().map(|size| size.cast_signed()).collect();
     payload::from_bytes(meta.dtype, &shape, bytes).unwrap()
 }

@@ -1,6 +1,6 @@
 //! A caller that holds the ticket, joins as a worker does, and keeps to nothing.
 
-use link::testing::{dial, dial_worker, next_frame, take_place};
+use link::testing::{dial, dial_worker, join_raw, next_frame};
 use link::{LinkError, Ticket, WorkerInfo};
 use pipeline::frame::{encode, Envelope, Route};
 use pipeline::ids::WorkerId;
@@ -13,36 +13,36 @@ use std::net::SocketAddr;
 const PROMISED: u64 = 1 << 30;
 
 /// One with a place in a run.
-pub struct Hostile {
+pub struct MaliciousWorker {
     /// Its number.
     pub worker: WorkerId,
     run: u64,
     ticket: Ticket,
     endpoint: Endpoint,
     /// To the boss.
-    pub boss: Line,
+    pub boss: RawConnection,
 }
 
 /// A connection of it.
-pub struct Line {
+pub struct RawConnection {
     /// The connection.
     pub quic: Connection,
     /// Its ordered stream.
     pub control: (SendStream, RecvStream),
 }
 
-impl Hostile {
+impl MaliciousWorker {
     /// Joins the boss at this address; who comes again with the same `process` is known there.
     pub async fn join(at: SocketAddr, ticket: &Ticket, process: u32) -> Self {
         let endpoint = link::worker_endpoint(ticket, at).unwrap();
         let quic = dial(&endpoint, at, ticket).await.unwrap();
         let info = WorkerInfo { process, ..WorkerInfo::default() };
-        let (worker, run, control) = take_place(&quic, info).await.unwrap();
-        Hostile { worker, run, ticket: ticket.clone(), endpoint, boss: Line { quic, control } }
+        let (worker, run, control) = join_raw(&quic, info).await.unwrap();
+        MaliciousWorker { worker, run, ticket: ticket.clone(), endpoint, boss: RawConnection { quic, control } }
     }
 
     /// The other workers, as it is told of them once it is to take part.
-    pub async fn told(&mut self) -> Vec<(WorkerId, SocketAddr)> {
+    pub async fn peer_addresses(&mut self) -> Vec<(WorkerId, SocketAddr)> {
         loop {
             let Envelope { head, .. } = next_frame(&mut self.boss.control.1).await.unwrap();
             if let Head::Command { body: Command::Assign(assignment), .. } = head {
@@ -52,25 +52,25 @@ impl Hostile {
     }
 
     /// Dials a worker as this one of its run.
-    pub async fn call(&self, at: SocketAddr, me: WorkerId) -> Result<Line, LinkError> {
+    pub async fn call(&self, at: SocketAddr, me: WorkerId) -> Result<RawConnection, LinkError> {
         self.call_of_run(at, me, self.run).await
     }
 
     /// The same, as one of this run.
-    pub async fn call_of_run(&self, at: SocketAddr, me: WorkerId, run: u64) -> Result<Line, LinkError> {
+    pub async fn call_of_run(&self, at: SocketAddr, me: WorkerId, run: u64) -> Result<RawConnection, LinkError> {
         let (quic, control) = dial_worker(&self.endpoint, at, &self.ticket, me, run).await?;
-        Ok(Line { quic, control })
+        Ok(RawConnection { quic, control })
     }
 }
 
-impl Line {
+impl RawConnection {
     /// Says something on the ordered stream; false where it is closed.
-    pub async fn say(&mut self, bytes: &[u8]) -> bool {
+    pub async fn send_bytes(&mut self, bytes: &[u8]) -> bool {
         self.control.0.write_all(bytes).await.is_ok()
     }
 
     /// Begins as many streams as may be at a time, each with the head of a huge tensor and hardly more; keeps them open.
-    pub async fn promise(&self, head: &Head, streams: usize) -> Vec<SendStream> {
+    pub async fn open_unfinished_streams(&self, head: &Head, streams: usize) -> Vec<SendStream> {
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![PROMISED] };
         let bytes = [frame(None, head.clone(), vec![meta]), vec![1; 100]].concat();
         let mut open = Vec::new();

@@ -18,10 +18,10 @@ pub mod strangers;
 mod training;
 
 pub use case::{Case, Steps};
-pub use fleet::{find_replicas, left, put, step_request, train, Fleet};
-pub use memory::Memory;
+pub use fleet::{find_replicas, outputs, put, step_request, train, TestCluster};
+pub use memory::InMemoryCluster;
 pub use reference::one_process;
-pub use sockets::{Reach, Sockets};
+pub use sockets::{Connectivity, SocketCluster};
 pub use training::Training;
 
 /// Training steps in every comparison.

@@ -1,7 +1,7 @@
 //! A boss and its workers in one thread, without sockets: both sessions and the real compute, frames
 //! handed over in an order drawn from a seed.
 
-use crate::Fleet;
+use crate::TestCluster;
 use link::{Payload, Slots};
 use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
 use pipeline::effect::{Answer, BossEffect, Destination, Frame, Micros, Peer, Residuals, StageEffect, Summing};
@@ -11,7 +11,7 @@ use pipeline::replicas::{BucketBytes, Node};
 use pipeline::stage::StageSession;
 use pipeline::task::Task;
 use pipeline::Plan;
-use runtime::testing::Sums;
+use runtime::testing::Reducer;
 use runtime::Compute;
 use std::collections::VecDeque;
 use tch::Device;
@@ -21,12 +21,12 @@ use worker::StageCompute;
 const NOW: Micros = Micros(0);
 
 /// Workers in memory.
-pub struct Memory {
+pub struct InMemoryCluster {
     boss: BossSession,
     workers: Vec<Worker>,
     slots: Slots,
     /// Frames on their way, oldest first.
-    frames: Vec<OnItsWay>,
+    frames: Vec<InFlightFrame>,
     next_request: u64,
     /// Sums that were taken.
     summed: u64,
@@ -37,24 +37,24 @@ struct Worker {
     session: StageSession,
     compute: StageCompute,
     tasks: VecDeque<(Ticket, Task<Payload>)>,
-    todo: VecDeque<Todo>,
-    sums: Sums,
+    todo: VecDeque<Job>,
+    sums: Reducer,
 }
 
 /// What a sum thread is asked for.
-enum Todo {
+enum Job {
     Sum(Ticket, Summing, Vec<(Node, Vec<Payload>)>),
     Settle(Residuals),
 }
 
-struct OnItsWay {
+struct InFlightFrame {
     from: Peer,
     to: Peer,
     frame: Frame,
 }
 
 /// What happens next.
-enum Next {
+enum NextEvent {
     /// The frame at this place arrives.
     Arrives(usize),
     /// This worker's oldest task is done.
@@ -63,7 +63,7 @@ enum Next {
     Summed(usize),
 }
 
-impl Memory {
+impl InMemoryCluster {
     /// Workers for a plan; frames and results come in an order drawn from `order`.
     pub fn new(plan: Plan, seed: u64, order: u64) -> Self {
         let count = plan.workers();
@@ -73,9 +73,9 @@ impl Memory {
             compute: StageCompute::new(Device::Cpu),
             tasks: VecDeque::new(),
             todo: VecDeque::new(),
-            sums: Sums::default(),
+            sums: Reducer::default(),
         };
-        Memory {
+        InMemoryCluster {
             boss: BossSession::new(Setup {
                 plan,
                 seed,
@@ -99,7 +99,7 @@ impl Memory {
     }
 
     /// Does what the sessions want, until they want nothing more.
-    fn carry_out(&mut self) -> Option<Result<Answer, Failure>> {
+    fn execute_effects(&mut self) -> Option<Result<Answer, Failure>> {
         let mut answer = None;
         while let Some(effect) = self.boss.poll_effect() {
             match effect {
@@ -114,15 +114,16 @@ impl Memory {
             while let Some(effect) = self.workers[number].session.poll_effect() {
                 match effect {
                     StageEffect::Compute { ticket, task } => {
-                        let task = task.try_map(|slot| self.slots.take(slot).ok_or(slot)).unwrap();
+                        let task = task.try_map(|slot| self.slots.remove(slot).ok_or(slot)).unwrap();
                         self.workers[number].tasks.push_back((ticket, task));
                     }
                     StageEffect::Sum { ticket, summing, sums } => {
-                        let take = |slots: Vec<Slot>| slots.into_iter().map(|s| self.slots.take(s).unwrap()).collect();
+                        let take =
+                            |slots: Vec<Slot>| slots.into_iter().map(|s| self.slots.remove(s).unwrap()).collect();
                         let sums = sums.into_iter().map(|(node, slots)| (node, take(slots))).collect();
-                        self.workers[number].todo.push_back(Todo::Sum(ticket, summing, sums));
+                        self.workers[number].todo.push_back(Job::Sum(ticket, summing, sums));
                     }
-                    StageEffect::Residuals(what) => self.workers[number].todo.push_back(Todo::Settle(what)),
+                    StageEffect::Residuals(what) => self.workers[number].todo.push_back(Job::Settle(what)),
                     StageEffect::Dial { peer, .. } => {
                         self.workers[number].session.on_link_up(NOW, peer);
                         self.workers[peer.0 as usize].session.on_link_up(NOW, me);
@@ -137,59 +138,60 @@ impl Memory {
     }
 
     fn send(&mut self, from: Peer, to: Vec<Destination>, slots: Vec<Slot>) {
-        let tensors: Vec<Payload> = slots.into_iter().map(|slot| self.slots.take(slot).unwrap()).collect();
+        let tensors: Vec<Payload> = slots.into_iter().map(|slot| self.slots.remove(slot).unwrap()).collect();
         for Destination { peer: to, route, head } in to {
-            let slots: Vec<Slot> = tensors.iter().map(|tensor| self.slots.put(tensor.clone())).collect();
-            self.frames.push(OnItsWay { from, to, frame: Frame { route, head, slots } });
+            let slots: Vec<Slot> = tensors.iter().map(|tensor| self.slots.insert(tensor.clone())).collect();
+            self.frames.push(InFlightFrame { from, to, frame: Frame { route, head, slots } });
         }
     }
 
     fn free(&mut self, slots: Vec<Slot>) {
-        slots.into_iter().for_each(|slot| drop(self.slots.take(slot)));
+        slots.into_iter().for_each(|slot| drop(self.slots.remove(slot)));
     }
 
     /// Frames with tensors may overtake each other; control frames between two ends keep their order.
-    fn possible(&self) -> Vec<Next> {
+    fn possible(&self) -> Vec<NextEvent> {
         let first_of_its_lane = |place: &usize| {
             let it = &self.frames[*place];
-            let same = |other: &OnItsWay| !other.frame.head.is_data() && (other.from, other.to) == (it.from, it.to);
+            let same =
+                |other: &InFlightFrame| !other.frame.head.is_data() && (other.from, other.to) == (it.from, it.to);
             it.frame.head.is_data() || !self.frames[..*place].iter().any(same)
         };
-        let arrivals = (0..self.frames.len()).filter(first_of_its_lane).map(Next::Arrives);
+        let arrivals = (0..self.frames.len()).filter(first_of_its_lane).map(NextEvent::Arrives);
         let busy = (0..self.workers.len()).filter(|w| !self.workers[*w].tasks.is_empty());
         let summing = (0..self.workers.len()).filter(|w| !self.workers[*w].todo.is_empty());
-        arrivals.chain(busy.map(Next::Computed)).chain(summing.map(Next::Summed)).collect()
+        arrivals.chain(busy.map(NextEvent::Computed)).chain(summing.map(NextEvent::Summed)).collect()
     }
 
-    fn happen(&mut self, next: Next) {
+    fn apply_event(&mut self, next: NextEvent) {
         match next {
-            Next::Arrives(place) => {
-                let OnItsWay { from, to, frame } = self.frames.remove(place);
+            NextEvent::Arrives(place) => {
+                let InFlightFrame { from, to, frame } = self.frames.remove(place);
                 match (to, from) {
                     (Peer::Worker(to), _) => self.workers[to.0 as usize].session.on_frame(NOW, from, frame),
                     (Peer::Boss, Peer::Worker(from)) => self.boss.on_frame(NOW, from, frame),
                     (Peer::Boss, Peer::Boss) => panic!("the boss sent itself {frame:?}"),
                 }
             }
-            Next::Computed(number) => {
+            NextEvent::Computed(number) => {
                 let worker = &mut self.workers[number];
                 let (ticket, task) = worker.tasks.pop_front().unwrap();
                 let mut handed = Vec::new();
                 let result = worker.compute.run(task, &mut |sums| handed.push(sums));
-                let result = result.map(|outcome| outcome.map(|tensor| self.slots.put(tensor)));
+                let result = result.map(|outcome| outcome.map(|tensor| self.slots.insert(tensor)));
                 for sums in handed {
-                    worker.session.on_handed_out(NOW, sums.map(|tensor| self.slots.put(tensor)));
+                    worker.session.on_handed_out(NOW, sums.map(|tensor| self.slots.insert(tensor)));
                 }
                 worker.session.on_done(NOW, ticket, result, (NOW, NOW));
             }
-            Next::Summed(number) => {
+            NextEvent::Summed(number) => {
                 let worker = &mut self.workers[number];
                 match worker.todo.pop_front().unwrap() {
-                    Todo::Settle(what) => worker.sums.settle(what),
-                    Todo::Sum(ticket, summing, sums) => {
+                    Job::Settle(what) => worker.sums.settle(what),
+                    Job::Sum(ticket, summing, sums) => {
                         self.summed += 1;
-                        let result = worker.sums.take(summing, &sums);
-                        let result = result.map(|sums| sums.into_iter().map(|sum| self.slots.put(sum)).collect());
+                        let result = worker.sums.reduce(summing, &sums);
+                        let result = result.map(|sums| sums.into_iter().map(|sum| self.slots.insert(sum)).collect());
                         worker.session.on_summed(NOW, ticket, result);
                     }
                 }
@@ -204,18 +206,18 @@ impl Memory {
     }
 }
 
-impl Fleet for Memory {
+impl TestCluster for InMemoryCluster {
     fn call(&mut self, request: Request) -> Result<Answer, Failure> {
         self.next_request += 1;
         self.boss.on_request(NOW, self.next_request, request);
         loop {
-            if let Some(answer) = self.carry_out() {
+            if let Some(answer) = self.execute_effects() {
                 return answer;
             }
             let mut possible = self.possible();
             assert!(!possible.is_empty(), "everybody waits: a deadlock");
             let next = possible.swap_remove(self.draw(possible.len()));
-            self.happen(next);
+            self.apply_event(next);
         }
     }
 

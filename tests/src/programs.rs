@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
 /// How long to wait for what should come soon, on a machine that has much else to do.
-pub const SOON: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One of our programs; the test fails, and says why, where it was not built.
 pub fn program(name: &str) -> PathBuf {
@@ -22,13 +22,13 @@ pub fn program(name: &str) -> PathBuf {
 }
 
 /// A folder of its own for a test: its keys, its files. Programs started in one find each other.
-pub struct Place(tempfile::TempDir);
+pub struct TestFolder(tempfile::TempDir);
 
-impl Place {
+impl TestFolder {
     /// An empty one.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        Place(tempfile::tempdir().unwrap())
+        TestFolder(tempfile::tempdir().unwrap())
     }
 
     /// A file in it.
@@ -105,13 +105,13 @@ impl Place {
     }
 
     /// Starts a boss for this many workers that join by hand, and waits until it listens.
-    pub async fn boss(&self, run: &Path, workers: usize, more: &[&str]) -> (Process, Listening) {
+    pub async fn boss(&self, run: &Path, workers: usize, more: &[&str]) -> (Process, BossAddress) {
         let workers = workers.to_string();
         let arguments = [&["train", run.to_str().unwrap(), "--workers", &workers, "--port", "0"], more].concat();
         let mut boss = self.start("bossman", &arguments);
         let line = boss.line("MODEL_TICKET=").await;
         let word = |key: &str| line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string();
-        (boss, Listening { port: word("MODEL_PORT="), ticket: word("MODEL_TICKET=") })
+        (boss, BossAddress { port: word("MODEL_PORT="), ticket: word("MODEL_TICKET=") })
     }
 
     /// Starts a worker for a boss on this port.
@@ -129,16 +129,16 @@ pub struct Run {
 }
 
 /// Trains a case with a boss and workers started one by one, each with one compute thread.
-pub async fn by_hand(case: &Case, workers: usize, more: &str, flags: &[&str]) -> Run {
-    let place = Place::new();
+pub async fn train_in_processes(case: &Case, workers: usize, more: &str, flags: &[&str]) -> Run {
+    let place = TestFolder::new();
     let run = place.short_run(case, more);
     let (metrics, weights) = (place.file("metrics.jsonl"), place.file("weights.safetensors"));
     let outcome = ["--metrics", metrics.to_str().unwrap(), "--save", weights.to_str().unwrap()];
     let (boss, at) = place.boss(&run, workers, &[&outcome[..], &["--no-shuffle"]].concat()).await;
     let workers: Vec<_> = (0..workers).map(|_| place.worker(&at.port, flags)).collect();
-    let ended = boss.end().await.well();
+    let ended = boss.end().await.expect_success();
     for worker in workers {
-        worker.end().await.well();
+        worker.end().await.expect_success();
     }
     let metrics = std::fs::read_to_string(metrics).unwrap();
     let training = Training::of_files(&metrics, &bossman::StateDict::load(weights).unwrap());
@@ -146,7 +146,7 @@ pub async fn by_hand(case: &Case, workers: usize, more: &str, flags: &[&str]) ->
 }
 
 /// What a boss prints for those who want to join.
-pub struct Listening {
+pub struct BossAddress {
     /// Its UDP port.
     pub port: String,
     /// Its ticket.
@@ -188,7 +188,7 @@ impl Process {
 
     /// Waits for a line with this text, on either stream.
     pub async fn line(&mut self, text: &str) -> String {
-        self.line_within(SOON, text).await
+        self.line_within(TIMEOUT, text).await
     }
 
     /// The same, with another time limit.
@@ -211,7 +211,7 @@ impl Process {
 
     /// Waits until it has ended, and every process that it started and that shares its output too.
     pub async fn end(self) -> Ended {
-        self.end_within(SOON).await
+        self.end_within(TIMEOUT).await
     }
 
     /// The same, with another time limit.
@@ -251,7 +251,7 @@ impl Process {
 impl Ended {
     /// Asserts that it ended well.
     #[track_caller]
-    pub fn well(self) -> Self {
+    pub fn expect_success(self) -> Self {
         assert!(self.status.success(), "{}\n{}\n{}", self.status, self.output.join("\n"), self.errors.join("\n"));
         self
     }

@@ -1,6 +1,6 @@
 //! A boss and its workers in one process, over real QUIC on the loopback interface.
 
-use crate::Fleet;
+use crate::TestCluster;
 use link::{Identity, Listener, ListenerEvent, Slots, Transport, WorkerInfo};
 use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::effect::Answer;
@@ -17,7 +17,7 @@ use worker::StageCompute;
 
 /// How workers reach each other.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Reach {
+pub enum Connectivity {
     /// Through memory that they share.
     SharedMemory,
     /// Over QUIC.
@@ -27,20 +27,20 @@ pub enum Reach {
 }
 
 /// Workers behind sockets.
-pub struct Sockets {
+pub struct SocketCluster {
     handle: Handle,
     runtime: Runtime,
     _keys: tempfile::TempDir,
 }
 
-impl Sockets {
+impl SocketCluster {
     /// Workers for a plan, reached so.
-    pub fn new(plan: Plan, seed: u64, reach: Reach) -> Self {
+    pub fn new(plan: Plan, seed: u64, reach: Connectivity) -> Self {
         Self::summing_with(None, plan, seed, reach)
     }
 
     /// The same, whose compute threads sum with this library.
-    pub fn summing_with(nccl: Option<Arc<Nccl>>, plan: Plan, seed: u64, reach: Reach) -> Self {
+    pub fn summing_with(nccl: Option<Arc<Nccl>>, plan: Plan, seed: u64, reach: Connectivity) -> Self {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
         let runtime = Runtime::new().unwrap();
@@ -64,19 +64,19 @@ impl Sockets {
             )
             .unwrap()
         });
-        Sockets { handle, runtime, _keys: keys }
+        SocketCluster { handle, runtime, _keys: keys }
     }
 }
 
-async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach, nccl: Option<Arc<Nccl>>) {
+async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Connectivity, nccl: Option<Arc<Nccl>>) {
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
-    let info = WorkerInfo { direct: reach != Reach::Relayed, ..WorkerInfo::default() };
+    let info = WorkerInfo { direct: reach != Connectivity::Relayed, ..WorkerInfo::default() };
     let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
     let membership = match reach {
-        Reach::SharedMemory => membership,
-        Reach::Quic | Reach::Relayed => membership.transport(Transport::Quic),
+        Connectivity::SharedMemory => membership,
+        Connectivity::Quic | Connectivity::Relayed => membership.transport(Transport::Quic),
     };
-    let compute = ComputeThread::interruptible(|called_off| {
+    let compute = ComputeThread::start_interruptible(|called_off| {
         tensor::threads::set_count(1);
         StageCompute::new(Device::Cpu).summing_with(nccl, called_off)
     });
@@ -85,7 +85,7 @@ async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Reach, nccl: Option
         .unwrap();
 }
 
-impl Fleet for Sockets {
+impl TestCluster for SocketCluster {
     fn call(&mut self, request: Request) -> Result<Answer, Failure> {
         self.runtime.block_on(self.handle.call(request))
     }
@@ -95,7 +95,7 @@ impl Fleet for Sockets {
     }
 }
 
-impl Drop for Sockets {
+impl Drop for SocketCluster {
     fn drop(&mut self) {
         self.runtime.block_on(self.handle.stop());
     }

@@ -19,7 +19,7 @@ static CONFIG: LazyLock<ClientConfig> = LazyLock::new(|| {
 });
 
 /// Dials a boss without a ticket; why that fails.
-pub async fn accept(endpoint: &Endpoint, boss: SocketAddr) -> String {
+pub async fn dial_without_ticket(endpoint: &Endpoint, boss: SocketAddr) -> String {
     match endpoint.connect_with(CONFIG.clone(), boss, "bossman").unwrap().await {
         Err(e) => e.to_string(),
         // The client's side of the handshake may be done before the boss has said no.

@@ -34,7 +34,7 @@ async fn boss(builder: Builder, workers: usize) -> BossMan {
 }
 
 /// No test takes longer.
-fn soon(test: impl Future<Output = ()>) {
+fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(120), test).await.unwrap() });
 }
@@ -60,7 +60,7 @@ fn worst(left: &StateDict, right: &StateDict) -> f64 {
 
 #[test]
 fn batches_under_way_go_back_in_any_order() {
-    soon(async {
+    within_limit(async {
         let mut states = Vec::new();
         for order in [[0, 1, 2], [2, 0, 1]] {
             let mut boss = boss(builder(), 2).await;
@@ -86,7 +86,7 @@ fn batches_under_way_go_back_in_any_order() {
 
 #[test]
 fn more_batches_than_allowed_are_an_error_that_says_what_to_do() {
-    soon(async {
+    within_limit(async {
         let mut boss = boss(builder().in_flight(2), 2).await;
         let (first, _) = boss.forward_batch(&x(0, 4), Variables::new()).await.unwrap();
         let (second, outputs) = boss.forward_batch(&x(1, 4), Variables::new()).await.unwrap();
@@ -107,7 +107,7 @@ fn more_batches_than_allowed_are_an_error_that_says_what_to_do() {
 
 #[test]
 fn more_may_be_under_way_where_that_is_asked_for() {
-    soon(async {
+    within_limit(async {
         let mut boss = boss(builder().in_flight(12), 2).await;
         let mut ids = Vec::new();
         for number in 0..12 {
@@ -122,8 +122,8 @@ fn more_may_be_under_way_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_forgotten_batch_leaves_no_trace_in_the_gradients() {
-    soon(async {
+fn a_discarded_batch_leaves_no_gradients() {
+    within_limit(async {
         let mut states = Vec::new();
         for forgotten in [false, true] {
             let mut boss = boss(builder(), 2).await;
@@ -142,8 +142,8 @@ fn a_forgotten_batch_leaves_no_trace_in_the_gradients() {
 }
 
 #[test]
-fn gathered_steps_are_one_step_over_all_samples() {
-    soon(async {
+fn accumulated_steps_are_one_step_over_all_samples() {
+    within_limit(async {
         let mut gathered = boss(builder().accumulate(3), 2).await;
         let mut reports = Vec::new();
         for (number, samples) in [(0, 6), (1, 4), (2, 2)] {
@@ -163,8 +163,8 @@ fn gathered_steps_are_one_step_over_all_samples() {
 }
 
 #[test]
-fn the_norm_and_the_shortened_step_are_the_same_for_every_cut() {
-    soon(async {
+fn the_norm_and_the_clipped_step_are_the_same_for_every_cut() {
+    within_limit(async {
         let mut found: Vec<Found> = Vec::new();
         for cuts in [vec![], vec!["1"], vec!["3"], vec!["2", "3"]] {
             let cut = Cuts::At(cuts.iter().map(ToString::to_string).collect());
@@ -186,8 +186,8 @@ fn the_norm_and_the_shortened_step_are_the_same_for_every_cut() {
 }
 
 #[test]
-fn by_hand_gradients_are_shortened_too() {
-    soon(async {
+fn manual_gradients_are_clipped_too() {
+    within_limit(async {
         let mut moved = Vec::new();
         for limit in [1e-3, 2e-3] {
             let mut boss = boss(builder().clip_grad_norm(limit), 2).await;
@@ -210,7 +210,7 @@ fn by_hand_gradients_are_shortened_too() {
 
 #[test]
 fn the_learning_rate_follows_its_schedule_update_by_update() {
-    soon(async {
+    within_limit(async {
         let warmup = Warmup { steps: 2, start_factor: 0.5 };
         let schedule = LrSchedule { warmup, decay: LrDecay::Step { step_size: 2, gamma: 0.1 } };
         let mut boss = boss(builder().lr_schedule(schedule).accumulate(2), 1).await;
@@ -226,8 +226,8 @@ fn the_learning_rate_follows_its_schedule_update_by_update() {
 }
 
 #[test]
-fn gradients_gathered_by_hand_outlive_the_choice_of_a_schedule() {
-    soon(async {
+fn accumulated_gradients_outlive_the_choice_of_a_schedule() {
+    within_limit(async {
         let mut states = Vec::new();
         for schedule in [None, Some(ScheduleKind::OneFOneB)] {
             let mut boss = boss(builder().schedule(schedule), 2).await;
@@ -243,7 +243,7 @@ fn gradients_gathered_by_hand_outlive_the_choice_of_a_schedule() {
 
 #[test]
 fn a_limit_that_no_norm_can_have_is_refused() {
-    soon(async {
+    within_limit(async {
         for limit in [-1.0, f64::NAN] {
             let workers = BossMan::setup_local(1).await.unwrap();
             let error = builder().clip_grad_norm(limit).build(workers).err().unwrap().to_string();
@@ -254,7 +254,7 @@ fn a_limit_that_no_norm_can_have_is_refused() {
 
 #[test]
 fn a_batch_goes_back_also_in_evaluation_mode() {
-    soon(async {
+    within_limit(async {
         let mut boss = boss(builder(), 2).await;
         // More than may be under way at a time.
         for number in 0..10 {
@@ -269,8 +269,8 @@ fn a_batch_goes_back_also_in_evaluation_mode() {
 }
 
 #[test]
-fn a_step_that_is_refused_leaves_what_was_gathered() {
-    soon(async {
+fn a_refused_step_leaves_the_accumulated_gradients() {
+    within_limit(async {
         let mut states = Vec::new();
         for forgetful in [false, true] {
             let workers = BossMan::setup_local(2).await.unwrap();
@@ -294,8 +294,8 @@ fn a_step_that_is_refused_leaves_what_was_gathered() {
 }
 
 #[test]
-fn an_update_by_hand_takes_what_steps_have_gathered() {
-    soon(async {
+fn a_manual_update_uses_the_accumulated_gradients() {
+    within_limit(async {
         let mut states = Vec::new();
         for accumulate in [1, 2] {
             let mut boss = boss(builder().accumulate(accumulate), 2).await;
@@ -326,7 +326,7 @@ layers:
   - Linear: {in_features: 4, out_features: 5, bias: false}
     share: embed
 ";
-    soon(async {
+    within_limit(async {
         let cuts = Cuts::At(vec!["middle".into()]);
         let builder = BossMan::builder(Model::from_yaml(TIED).unwrap()).cuts(cuts).seed(3);
         let mut boss = boss(builder, 2).await;

@@ -20,10 +20,10 @@ use std::sync::{mpsc, Arc, LazyLock};
 use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 use tensor::nccl::Nccl;
-use tests::programs::{free_port, Place};
+use tests::programs::{free_port, TestFolder};
 use tests::{
-    find_replicas, left, one_process, put, step_request, train, Case, Fleet, Memory, Reach, Sockets, Steps, Training,
-    STEPS,
+    find_replicas, one_process, outputs, put, step_request, train, Case, Connectivity, InMemoryCluster, SocketCluster,
+    Steps, TestCluster, Training, STEPS,
 };
 use tokio::sync::Notify;
 use worker::StageCompute;
@@ -39,13 +39,13 @@ fn plan(case: &Case, replicas: &[u16], placement: Placement) -> Plan {
     Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), placement).unwrap()
 }
 
-fn fleet(plan: &Plan, case: &Case) -> Sockets {
-    Sockets::summing_with(Some(NCCL.clone()), plan.clone(), case.seed, Reach::Quic)
+fn cluster(plan: &Plan, case: &Case) -> SocketCluster {
+    SocketCluster::summing_with(Some(NCCL.clone()), plan.clone(), case.seed, Connectivity::Quic)
 }
 
 /// Panics where replicas of a stage differ.
-fn assert_alike(fleet: &mut impl Fleet, what: &str) {
-    let digests = fleet.call(Request::Digest).unwrap().digests;
+fn assert_alike(cluster: &mut impl TestCluster, what: &str) {
+    let digests = cluster.call(Request::Digest).unwrap().digests;
     let mut of_stages: BTreeMap<(StageId, String), Vec<[u8; 32]>> = BTreeMap::new();
     digests.into_iter().for_each(|(_, stage, name, digest)| of_stages.entry((stage, name)).or_default().push(digest));
     for ((stage, name), digests) in of_stages {
@@ -54,9 +54,9 @@ fn assert_alike(fleet: &mut impl Fleet, what: &str) {
 }
 
 fn trained(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32) -> Training {
-    let mut fleet = fleet(plan, case);
-    let training = train(case, plan, kind, microbatches, &mut fleet);
-    assert_alike(&mut fleet, case.name);
+    let mut cluster = cluster(plan, case);
+    let training = train(case, plan, kind, microbatches, &mut cluster);
+    assert_alike(&mut cluster, case.name);
     training
 }
 
@@ -68,7 +68,7 @@ fn two_replicas_come_to_the_same_as_with_frames() {
         for (replicas, kind) in [(&[2][..], ScheduleKind::GPipe), (&[2, 2], ScheduleKind::ZbH1)] {
             let (fast, collective) = (summed(case(), Reduction::Fast), summed(case(), Reduction::Collective));
             let plan = plan(&fast, replicas, Placement::Plain);
-            let expected = train(&fast, &plan, kind, 2, &mut Memory::new(plan.clone(), fast.seed, 0));
+            let expected = train(&fast, &plan, kind, 2, &mut InMemoryCluster::new(plan.clone(), fast.seed, 0));
             let what = format!("{} on {replicas:?}, {kind}", fast.name);
             expected.assert_same(&trained(&collective, &plan, kind, 2), &what);
         }
@@ -111,49 +111,50 @@ fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_commu
     let case = summed(Case::residual(), Reduction::Collective);
     let plan = plan(&case, &[2], Placement::Plain);
     let expected = trained(&case, &plan, ScheduleKind::GPipe, 2);
-    let mut fleet = fleet(&plan, &case);
-    fleet.call(Request::Distribute).unwrap();
-    fleet.call(Request::SetOptimizer(case.optimizer)).unwrap();
-    let step =
-        |number: usize, fleet: &Sockets| step_request(&case, &plan, ScheduleKind::GPipe, 2, number, fleet.slots());
-    let unfound = fleet.call(Request::Run(Box::new(step(0, &fleet)))).unwrap_err();
+    let mut cluster = cluster(&plan, &case);
+    cluster.call(Request::Distribute).unwrap();
+    cluster.call(Request::SetOptimizer(case.optimizer)).unwrap();
+    let step = |number: usize, cluster: &SocketCluster| {
+        step_request(&case, &plan, ScheduleKind::GPipe, 2, number, cluster.slots())
+    };
+    let unfound = cluster.call(Request::Run(Box::new(step(0, &cluster)))).unwrap_err();
     assert!(unfound.message.contains("no communicator among its replicas"), "{unfound}");
-    find_replicas(&mut fleet);
+    find_replicas(&mut cluster);
     let mut losses = Vec::new();
     for number in 0..STEPS {
         let batch = 2 * number as u64 + 100;
         if number % 5 == 2 {
             // What the second microbatch is to come to is no number, which its replica alone sees.
-            let mut run = RunRequest { batch, ..step(number, &fleet) };
+            let mut run = RunRequest { batch, ..step(number, &cluster) };
             let (index, unused) = run.targets.pop().unwrap();
-            fleet.slots().take(unused).unwrap();
+            cluster.slots().remove(unused).unwrap();
             let samples = case.batch(number).1.tensor_split(2, 0).pop().unwrap();
-            run.targets.push((index, put(fleet.slots(), &samples.full_like(f64::NAN))));
+            run.targets.push((index, put(cluster.slots(), &samples.full_like(f64::NAN))));
             let begun = Instant::now();
-            let failure = fleet.call(Request::Run(Box::new(run))).unwrap_err();
+            let failure = cluster.call(Request::Run(Box::new(run))).unwrap_err();
             assert!(failure.not_finite && begun.elapsed() < Duration::from_secs(2), "{failure}");
-            find_replicas(&mut fleet);
+            find_replicas(&mut cluster);
         }
-        let run = RunRequest { batch: batch + 1, ..step(number, &fleet) };
-        let answer = fleet.call(Request::Run(Box::new(run))).unwrap();
+        let run = RunRequest { batch: batch + 1, ..step(number, &cluster) };
+        let answer = cluster.call(Request::Run(Box::new(run))).unwrap();
         losses.push(answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap());
     }
-    assert_alike(&mut fleet, "after steps that failed");
-    expected.assert_same(&left(&plan, &mut fleet, &losses), &"with steps that failed");
+    assert_alike(&mut cluster, "after steps that failed");
+    expected.assert_same(&outputs(&plan, &mut cluster, &losses), &"with steps that failed");
 }
 
 /// From the user's side.
 #[test]
 fn a_boss_with_such_workers() {
     tensor::threads::set_count(1);
-    let place = Place::new();
+    let place = TestFolder::new();
     std::env::set_var("BOSSMAN_CONFIG_DIR", place.file("config"));
-    it_is_chosen_by_itself_and_mended_by_itself();
-    whoever_waits_for_a_worker_that_is_lost_comes_back_at_once();
+    nccl_is_chosen_automatically_and_recovers();
+    a_collective_with_a_lost_worker_is_interrupted_at_once();
 }
 
 /// A worker whose connection is gone while others wait for it in a sum.
-fn whoever_waits_for_a_worker_that_is_lost_comes_back_at_once() {
+fn a_collective_with_a_lost_worker_is_interrupted_at_once() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let port = port();
@@ -182,7 +183,7 @@ fn whoever_waits_for_a_worker_that_is_lost_comes_back_at_once() {
 }
 
 /// NCCL is chosen, its ranks find each other again after a step that failed, and it comes to what frames do.
-fn it_is_chosen_by_itself_and_mended_by_itself() {
+fn nccl_is_chosen_automatically_and_recovers() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let weights = |collective: Collective, gpus: [&'static str; 2], fails: bool| {
         runtime.block_on(async move {
@@ -286,7 +287,7 @@ async fn work(port: u16, gpu: &'static str, role: Role) {
     let told = NcclInfo { version: NCCL.version(), machine: "here".into(), gpu: gpu.into(), beyond_machine: false };
     let info = WorkerInfo { device: "cuda:0".into(), nccl: Told::Here(told), ..WorkerInfo::default() };
     let (membership, endpoint, ticket) = loop {
-        if let Ok(Some(ticket)) = link::ticket_on_this_machine() {
+        if let Ok(Some(ticket)) = link::local_ticket() {
             let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
             if let Ok(membership) = link::join(&endpoint, boss, &ticket, info.clone()).await {
                 break (membership, endpoint, ticket);
@@ -299,7 +300,7 @@ async fn work(port: u16, gpu: &'static str, role: Role) {
     }
     let (alive, dead) = mpsc::channel();
     let its_role = role.clone();
-    let compute = ComputeThread::interruptible(move |called_off| {
+    let compute = ComputeThread::start_interruptible(move |called_off| {
         tensor::threads::set_count(1);
         let compute = StageCompute::new(Device::Cpu).summing_with(Some(NCCL.clone()), called_off);
         Acting { compute, sums: 0, role: its_role, dead }

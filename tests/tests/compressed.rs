@@ -11,8 +11,11 @@ use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::collections::BTreeMap;
 use std::path::Path;
 use tch::Tensor;
-use tests::programs::{by_hand, Place};
-use tests::{left, one_process, put, step_request, train, Case, Fleet, Memory, Reach, Sockets, Steps, Training, STEPS};
+use tests::programs::{train_in_processes, TestFolder};
+use tests::{
+    one_process, outputs, put, step_request, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps,
+    TestCluster, Training, STEPS,
+};
 
 const FORMS: [Compress; 3] = [Compress::Bf16, Compress::Int8, Compress::Int4];
 
@@ -26,8 +29,8 @@ fn plan(case: &Case, replicas: &[u16]) -> Plan {
 }
 
 /// Panics where replicas of a stage differ.
-fn assert_alike(fleet: &mut impl Fleet, what: &str) {
-    let digests = fleet.call(Request::Digest).unwrap().digests;
+fn assert_alike(cluster: &mut impl TestCluster, what: &str) {
+    let digests = cluster.call(Request::Digest).unwrap().digests;
     let mut of_stages: BTreeMap<(StageId, String), Vec<[u8; 32]>> = BTreeMap::new();
     digests.into_iter().for_each(|(_, stage, name, digest)| of_stages.entry((stage, name)).or_default().push(digest));
     for ((stage, name), digests) in of_stages {
@@ -35,14 +38,14 @@ fn assert_alike(fleet: &mut impl Fleet, what: &str) {
     }
 }
 
-fn trained(case: &Case, replicas: &[u16], mut fleet: impl Fleet) -> Training {
-    let training = train(case, &plan(case, replicas), ScheduleKind::Ready, 5, &mut fleet);
-    assert_alike(&mut fleet, &format!("{} on {replicas:?}", case.name));
+fn trained(case: &Case, replicas: &[u16], mut cluster: impl TestCluster) -> Training {
+    let training = train(case, &plan(case, replicas), ScheduleKind::Ready, 5, &mut cluster);
+    assert_alike(&mut cluster, &format!("{} on {replicas:?}", case.name));
     training
 }
 
 /// The same on every way, frames and sums in any order; and near what it is without compression.
-fn every_way(case: fn() -> Case) {
+fn every_configuration(case: fn() -> Case) {
     tensor::threads::set_count(1);
     let steps = Steps { reduction: Reduction::Tree, ..case().steps };
     let exact = one_process(&case().with(steps), 5);
@@ -50,7 +53,7 @@ fn every_way(case: fn() -> Case) {
         let case = &compressed(case(), form);
         let groups = [&[3, 1][..], &[2], &[3], &[2, 2], &[1, 2]];
         for replicas in groups.into_iter().take(if form == Compress::Int4 { 2 } else { 5 }) {
-            let memory = |order| Memory::new(plan(case, replicas), case.seed, order);
+            let memory = |order| InMemoryCluster::new(plan(case, replicas), case.seed, order);
             let first = trained(case, replicas, memory(0));
             let what = format!("{} on {replicas:?}, {form}", case.name);
             for order in 1..4 {
@@ -61,9 +64,9 @@ fn every_way(case: fn() -> Case) {
             assert!(first.losses_differ_by_at_most(&exact, near), "{what}: far from what it is in float32");
             assert!(!first.losses_differ_by_at_most(&exact, 0.0), "{what}: nothing was compressed");
         }
-        for reach in [Reach::SharedMemory, Reach::Quic, Reach::Relayed] {
-            let over = trained(case, &[2, 2], Sockets::new(plan(case, &[2, 2]), case.seed, reach));
-            let first = trained(case, &[2, 2], Memory::new(plan(case, &[2, 2]), case.seed, 0));
+        for reach in [Connectivity::SharedMemory, Connectivity::Quic, Connectivity::Relayed] {
+            let over = trained(case, &[2, 2], SocketCluster::new(plan(case, &[2, 2]), case.seed, reach));
+            let first = trained(case, &[2, 2], InMemoryCluster::new(plan(case, &[2, 2]), case.seed, 0));
             first.assert_same(&over, &format!("{} over {reach:?}, {form}", case.name));
         }
     }
@@ -77,7 +80,7 @@ fn added_up_first() {
         let of = |reduction| case().with(Steps { reduction, ..case().steps });
         let (exact, case) = (one_process(&of(Reduction::Tree), 5), &of(Reduction::Fast));
         for replicas in [&[2][..], &[3], &[2, 2], &[3, 1], &[1, 2]] {
-            let memory = |order| Memory::new(plan(case, replicas), case.seed, order);
+            let memory = |order| InMemoryCluster::new(plan(case, replicas), case.seed, order);
             let first = trained(case, replicas, memory(0));
             let what = format!("{} on {replicas:?}", case.name);
             for order in 1..4 {
@@ -85,35 +88,35 @@ fn added_up_first() {
             }
             assert!(first.losses_differ_by_at_most(&exact, 1e-3), "{what}: far from the tree's");
         }
-        let over = trained(case, &[2, 2], Sockets::new(plan(case, &[2, 2]), case.seed, Reach::Quic));
-        trained(case, &[2, 2], Memory::new(plan(case, &[2, 2]), case.seed, 0)).assert_same(&over, &case.name);
+        let over = trained(case, &[2, 2], SocketCluster::new(plan(case, &[2, 2]), case.seed, Connectivity::Quic));
+        trained(case, &[2, 2], InMemoryCluster::new(plan(case, &[2, 2]), case.seed, 0)).assert_same(&over, &case.name);
     }
 }
 
 #[test]
 fn residual() {
-    every_way(Case::residual);
+    every_configuration(Case::residual);
 }
 
 #[test]
 fn convnet() {
-    every_way(Case::convnet);
+    every_configuration(Case::convnet);
 }
 
 #[test]
 fn tied() {
-    every_way(Case::tied);
+    every_configuration(Case::tied);
 }
 
 /// Gradients of several steps, clipped: what is lost on the way to a step is taken up within it.
 #[test]
-fn gathered_and_clipped() {
+fn accumulated_and_clipped() {
     tensor::threads::set_count(1);
     for form in FORMS {
         let steps = Steps { accumulate: 3, max_norm: Some(0.05), ..Case::residual().steps };
         let case = &compressed(Case::residual().with(steps), form);
-        let first = trained(case, &[2, 1], Memory::new(plan(case, &[2, 1]), case.seed, 0));
-        first.assert_same(&trained(case, &[2, 1], Memory::new(plan(case, &[2, 1]), case.seed, 1)), &form);
+        let first = trained(case, &[2, 1], InMemoryCluster::new(plan(case, &[2, 1]), case.seed, 0));
+        first.assert_same(&trained(case, &[2, 1], InMemoryCluster::new(plan(case, &[2, 1]), case.seed, 1)), &form);
     }
 }
 
@@ -126,7 +129,8 @@ fn one_replica_loses_nothing() {
     for form in FORMS {
         let case = &compressed(Case::residual(), form);
         for replicas in [&[1][..], &[1, 1]] {
-            exact.assert_same(&trained(case, replicas, Memory::new(plan(case, replicas), case.seed, 0)), &form);
+            exact
+                .assert_same(&trained(case, replicas, InMemoryCluster::new(plan(case, replicas), case.seed, 0)), &form);
         }
     }
 }
@@ -138,13 +142,13 @@ fn a_step_that_fails_leaves_no_trace() {
     for form in FORMS {
         let case = &compressed(Case::convnet(), form);
         let plan = plan(case, &[2]);
-        let exact = trained(case, &[2], Memory::new(plan.clone(), case.seed, 0));
+        let exact = trained(case, &[2], InMemoryCluster::new(plan.clone(), case.seed, 0));
         let mut after_sending = 0;
         for order in 0..12 {
-            let mut fleet = Memory::new(plan.clone(), case.seed, order);
-            let slots = fleet.slots().clone();
-            fleet.call(Request::Distribute).unwrap();
-            fleet.call(Request::SetOptimizer(case.optimizer)).unwrap();
+            let mut cluster = InMemoryCluster::new(plan.clone(), case.seed, order);
+            let slots = cluster.slots().clone();
+            cluster.call(Request::Distribute).unwrap();
+            cluster.call(Request::SetOptimizer(case.optimizer)).unwrap();
             let mut losses = Vec::new();
             for step in 0..STEPS {
                 let request = |batch| {
@@ -156,17 +160,17 @@ fn a_step_that_fails_leaves_no_trace() {
                     let mut run = request(voided);
                     let of_bad = [0, 4][order as usize % 2];
                     let bad = run.targets.iter_mut().find(|(index, _)| *index == of_bad).unwrap();
-                    slots.take(bad.1).unwrap();
+                    slots.remove(bad.1).unwrap();
                     bad.1 = put(&slots, &Tensor::from_slice(&vec![1000i64; if of_bad == 0 { 7 } else { 6 }]));
-                    let before = fleet.summed();
-                    fleet.call(Request::Run(Box::new(run))).unwrap_err();
-                    after_sending += u32::from(fleet.summed() > before);
+                    let before = cluster.summed();
+                    cluster.call(Request::Run(Box::new(run))).unwrap_err();
+                    after_sending += u32::from(cluster.summed() > before);
                 }
-                let answer = fleet.call(Request::Run(Box::new(request(done)))).unwrap();
+                let answer = cluster.call(Request::Run(Box::new(request(done)))).unwrap();
                 losses.push(answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap());
             }
-            assert_alike(&mut fleet, "after failures");
-            exact.assert_same(&left(&plan, &mut fleet, &losses), &format!("{form}, order {order}"));
+            assert_alike(&mut cluster, "after failures");
+            exact.assert_same(&outputs(&plan, &mut cluster, &losses), &format!("{form}, order {order}"));
         }
         assert!(after_sending > 0, "{form}: no step failed after gradients were sent");
     }
@@ -180,7 +184,7 @@ fn in_processes() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let run = |more: &str| {
         let settings = format!("microbatches: 4\nreplicas: 2\n{more}");
-        runtime.block_on(by_hand(case, 2, &settings, &[])).training
+        runtime.block_on(train_in_processes(case, 2, &settings, &[])).training
     };
     let tree = Steps { reduction: Reduction::Tree, ..case.steps };
     let exact = one_process(&Case::residual().with(tree), 4);
@@ -190,7 +194,7 @@ fn in_processes() {
 
 /// The mean loss of the last of 200 steps on the digits, each replica with one of two microbatches.
 fn learned(form: &str) -> f64 {
-    let place = Place::new();
+    let place = TestFolder::new();
     let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits");
     let (run, metrics) = (place.file("run.yaml"), place.file("metrics.jsonl"));
     let text = format!(
@@ -202,7 +206,7 @@ fn learned(form: &str) -> f64 {
     std::fs::write(&run, text).unwrap();
     let arguments = ["train", run.to_str().unwrap(), "--local", "2", "--metrics", metrics.to_str().unwrap()];
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async { place.start("bossman", &arguments).end().await.well() });
+    runtime.block_on(async { place.start("bossman", &arguments).end().await.expect_success() });
     let losses: Vec<f64> = std::fs::read_to_string(metrics).unwrap().lines().map(loss).collect();
     assert_eq!(losses.len(), 200);
     losses[180..].iter().sum::<f64>() / 20.0

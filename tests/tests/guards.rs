@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use tests::faulty::{work_badly, Fault};
-use tests::programs::Place;
+use tests::faulty::{run_faulty_worker, Fault};
+use tests::programs::TestFolder;
 use tests::Case;
 
 const SAMPLES: i64 = 8;
@@ -67,14 +67,14 @@ fn same(left: &StateDict, right: &StateDict) -> bool {
 }
 
 /// No test takes longer.
-fn soon(test: impl Future<Output = ()>) {
+fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
 }
 
 #[test]
 fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
-    soon(async {
+    within_limit(async {
         let (replicas, parameters) = (Replicas::Each(2), Sharding::Parameters);
         for (builder, workers) in [
             (builder(), 1),
@@ -127,7 +127,7 @@ fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
 
 #[test]
 fn a_loss_that_alone_is_too_large_is_told_as_that() {
-    soon(async {
+    within_limit(async {
         let mut boss = started(builder(), 2).await;
         let y = Tensor::full([SAMPLES, 1], 1e38, (Kind::Float, Device::Cpu));
         let error = boss.train_step(&Batch::new(&x(1, None), &y)).await.unwrap_err().to_string();
@@ -138,7 +138,7 @@ fn a_loss_that_alone_is_too_large_is_told_as_that() {
 
 #[test]
 fn a_broken_target_is_told_as_that() {
-    soon(async {
+    within_limit(async {
         let mut boss = started(builder(), 2).await;
         let y = Tensor::ones([SAMPLES, 1], (Kind::Float, Device::Cpu));
         let _ = y.get(7).fill_(NAN);
@@ -151,7 +151,7 @@ fn a_broken_target_is_told_as_that() {
 
 #[test]
 fn gradients_that_are_broken_though_the_loss_is_not_change_nothing_where_their_norm_is_known() {
-    soon(async {
+    within_limit(async {
         let mut boss = started(builder().clip_grad_norm(1.0), 2).await;
         let before = boss.state_dict().await.unwrap();
         // By hand, for then the gradient is whatever the caller says.
@@ -169,7 +169,7 @@ fn gradients_that_are_broken_though_the_loss_is_not_change_nothing_where_their_n
 
 #[test]
 fn steps_with_broken_numbers_are_skipped_where_that_is_asked_for_and_not_for_ever() {
-    soon(async {
+    within_limit(async {
         let guards = Guards { nonfinite: NonFinite::Skip, ..Guards::default() };
         for (builder, workers) in
             [(builder(), 2), (builder().replicas(Replicas::Each(2)).shard(Sharding::Optimizer), 2)]
@@ -194,8 +194,8 @@ fn steps_with_broken_numbers_are_skipped_where_that_is_asked_for_and_not_for_eve
 }
 
 #[test]
-fn a_skipped_update_takes_back_what_norms_learned_in_all_steps_that_were_gathered_for_it() {
-    soon(async {
+fn a_skipped_update_restores_the_running_statistics_of_all_accumulated_steps() {
+    within_limit(async {
         let guards = Guards { nonfinite: NonFinite::Skip, ..Guards::default() };
         for builder in [builder(), builder().replicas(Replicas::Each(2))] {
             let mut boss = started(builder.guards(guards).accumulate(3), 2).await;
@@ -228,7 +228,7 @@ layers:
   - Linear: {in_features: 32, out_features: 10}
     name: last
 ";
-    let place = Place::new();
+    let place = TestFolder::new();
     std::fs::write(place.file("model.yaml"), model).unwrap();
     let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
     std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
@@ -246,7 +246,7 @@ layers:
         std::fs::write(place.file("run.yaml"), format!("{run}{more}")).unwrap();
         let run = place.file("run.yaml");
         let boss = place.start("bossman", &["train", run.to_str().unwrap(), "--local", "2", "--threads", "1"]);
-        let ended = boss.end_within(Duration::from_secs(120)).await.well();
+        let ended = boss.end_within(Duration::from_secs(120)).await.expect_success();
         let said: Vec<_> = ended.errors.iter().filter(|line| line.starts_with("warning: step")).collect();
         assert_eq!(said.len(), expected.len(), "{said:#?}");
         for (said, expected) in said.iter().zip(expected) {
@@ -258,12 +258,12 @@ layers:
 /// A machine that computes wrongly, and says nothing of it.
 #[tokio::test]
 async fn replicas_that_differ_end_the_run_with_the_names_of_both_and_of_the_parameter() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let run = place.run_file(&Case::branchy(), 200, "microbatches: 4\nreplicas: 2");
     let (boss, at) = place.boss(&run, 2, &[]).await;
     let _other = place.worker(&at.port, &[]);
     let (_over, ends) = mpsc::channel();
-    let left = work_badly(&at, (Fault::Miscounts, 0), ends).await;
+    let left = run_faulty_worker(&at, (Fault::Miscounts, 0), ends).await;
     assert!(matches!(left, LinkError::Lost { .. }), "{left}");
     let line = boss.end().await.error_line();
     assert!(

@@ -4,7 +4,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
-use link::testing::{ping, Wire};
+use link::testing::{ping, TestConnection};
 use link::{Identity, Listener, Payload, Ticket};
 use pipeline::effect::Micros;
 use pipeline::frame::Route;
@@ -15,8 +15,8 @@ use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
-use tests::hostile::{frame, peak, Hostile, Line};
-use tests::programs::{Place, Process, SOON};
+use tests::hostile::{frame, peak, MaliciousWorker, RawConnection};
+use tests::programs::{Process, TestFolder, TIMEOUT};
 use tests::Case;
 
 /// Far more than a test takes.
@@ -28,7 +28,7 @@ const STREAMS: usize = 32;
 
 /// A pool that trains without end.
 struct Pool {
-    place: Place,
+    place: TestFolder,
     boss: Process,
     workers: Vec<Process>,
     at: SocketAddr,
@@ -37,7 +37,7 @@ struct Pool {
 
 impl Pool {
     async fn at_work(workers: usize) -> Self {
-        let place = Place::new();
+        let place = TestFolder::new();
         let run = place.run_file(&Case::branchy(), 1_000_000_000, "microbatches: 4");
         let (count, metrics) = (workers.to_string(), place.file("metrics.jsonl"));
         let all = [run.to_str().unwrap(), "--metrics", metrics.to_str().unwrap(), "--workers", &count, "--port", "0"];
@@ -54,8 +54,8 @@ impl Pool {
         pool
     }
 
-    async fn hostile(&self, process: u32) -> Hostile {
-        Hostile::join(self.at, &self.ticket, process).await
+    async fn hostile(&self, process: u32) -> MaliciousWorker {
+        MaliciousWorker::join(self.at, &self.ticket, process).await
     }
 
     fn steps(&self) -> usize {
@@ -71,7 +71,7 @@ impl Pool {
                 looks.tick().await;
             }
         };
-        tokio::time::timeout(SOON, done).await.unwrap_or_else(|_| panic!("{} of {until} steps", self.steps()));
+        tokio::time::timeout(TIMEOUT, done).await.unwrap_or_else(|_| panic!("{} of {until} steps", self.steps()));
     }
 
     /// Every loss is that of a run that nobody disturbed.
@@ -80,11 +80,11 @@ impl Pool {
         self.boss.signal("INT");
         self.boss.end().await;
         let found = losses(&self.place.file("metrics.jsonl"));
-        let quiet = Place::new();
+        let quiet = TestFolder::new();
         let run = quiet.run_file(&Case::branchy(), found.len(), "microbatches: 4");
         let metrics = quiet.file("metrics.jsonl");
         let all = [run.to_str().unwrap(), "--metrics", metrics.to_str().unwrap(), "--local", "1", "--threads", "1"];
-        quiet.start("bossman", &[&["serve"], &all[..]].concat()).end().await.well();
+        quiet.start("bossman", &[&["serve"], &all[..]].concat()).end().await.expect_success();
         let expected = losses(&metrics);
         let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
         assert!(found == expected, "{differs:?} of {} and {}", found.len(), expected.len());
@@ -99,8 +99,8 @@ fn losses(metrics: &Path) -> Vec<String> {
     whole.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string()).collect()
 }
 
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, what).await.unwrap()
+async fn within_limit<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TIMEOUT, what).await.unwrap()
 }
 
 fn done(id: u64) -> Head {
@@ -123,7 +123,7 @@ fn assert_closed(reason: &str, expected: &str) {
 }
 
 /// Dials until it is let in: on a machine that has much else to do a greeting may take too long.
-async fn called(hostile: &Hostile, at: SocketAddr, me: WorkerId) -> Line {
+async fn called(hostile: &MaliciousWorker, at: SocketAddr, me: WorkerId) -> RawConnection {
     loop {
         match hostile.call(at, me).await {
             Ok(line) => return line,
@@ -133,9 +133,9 @@ async fn called(hostile: &Hostile, at: SocketAddr, me: WorkerId) -> Line {
 }
 
 /// Says it, and hears why the connection ends.
-async fn sent_away(mut line: Line, bytes: &[u8]) -> String {
-    line.say(bytes).await;
-    soon(line.closed()).await
+async fn sent_away(mut line: RawConnection, bytes: &[u8]) -> String {
+    line.send_bytes(bytes).await;
+    within_limit(line.closed()).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -157,7 +157,7 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
         let other = pool.hostile(1).await;
         let route = Some(Route { from: WorkerId(0), to: other.worker });
         other.boss.send(route, value(1), &[0; 100]).await;
-        let reason = soon(other.boss.closed()).await;
+        let reason = within_limit(other.boss.closed()).await;
         assert_closed(&reason, "in another worker's name");
 
         // Answers to whatever may be asked of others, from one that is not asked, or only to make itself ready.
@@ -171,7 +171,7 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
             for _ in 0..2 {
                 let mut hostile = pool.hostile(process).await;
                 let all: Vec<u8> = (1..2000).flat_map(|id| frame(None, head(id), Vec::new())).collect();
-                hostile.boss.say(&all).await;
+                hostile.boss.send_bytes(&all).await;
                 pool.goes_on(3).await;
             }
         }
@@ -179,8 +179,8 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
         // Words whose answers nobody reads, and tensors that never come.
         let mut hostile = pool.hostile(10).await;
         let words: Vec<u8> = (0..2000).flat_map(ping).collect();
-        hostile.boss.say(&words).await;
-        let streams = hostile.boss.promise(&state(1), STREAMS).await;
+        hostile.boss.send_bytes(&words).await;
+        let streams = hostile.boss.open_unfinished_streams(&state(1), STREAMS).await;
         pool.goes_on(5).await;
         drop(streams);
 
@@ -197,13 +197,13 @@ async fn a_worker_is_attacked_by_others_that_joined() {
         let pool = Pool::at_work(2).await;
         let before: Vec<u64> = pool.workers.iter().map(|worker| peak(worker.id())).collect();
         let mut hostile = pool.hostile(1).await;
-        let (me, others) = (hostile.worker, soon(hostile.told()).await);
+        let (me, others) = (hostile.worker, within_limit(hostile.peer_addresses()).await);
         assert_eq!(others.len(), 2, "{others:?}");
         for (place, (_, at)) in others.iter().enumerate() {
             let (at, (neighbour, _)) = (*at, others[1 - place]);
             let refused = async |me, run: Option<u64>| match run {
-                None => soon(hostile.call(at, me)).await.err().unwrap().to_string(),
-                Some(run) => soon(hostile.call_of_run(at, me, run)).await.err().unwrap().to_string(),
+                None => within_limit(hostile.call(at, me)).await.err().unwrap().to_string(),
+                Some(run) => within_limit(hostile.call_of_run(at, me, run)).await.err().unwrap().to_string(),
             };
             // Of another run, and in the name of who is there.
             let reason = refused(me, Some(7)).await;
@@ -213,7 +213,7 @@ async fn a_worker_is_attacked_by_others_that_joined() {
 
             // As itself, and as somebody whom nobody knows.
             for me in [me, WorkerId(777)] {
-                let call = async || soon(called(&hostile, at, me)).await;
+                let call = async || within_limit(called(&hostile, at, me)).await;
                 for (bytes, expected) in [
                     (u32::MAX.to_le_bytes().to_vec(), "a frame head of 4294967295 bytes"),
                     (frame(None, Head::Stop, Vec::new()), "sent what only the boss may send: Stop"),
@@ -225,7 +225,7 @@ async fn a_worker_is_attacked_by_others_that_joined() {
                 // For a stage that is not there, or that takes it from others.
                 let line = call().await;
                 line.send(None, value(1), &[0; 100]).await;
-                let reason = soon(line.closed()).await;
+                let reason = within_limit(line.closed()).await;
                 assert_closed(&reason, "does not take from it");
                 // Ahead of everybody, without end.
                 let line = call().await;
@@ -236,14 +236,14 @@ async fn a_worker_is_attacked_by_others_that_joined() {
                         batch += 1;
                     }
                 };
-                soon(ahead).await;
-                let reason = soon(line.closed()).await;
+                within_limit(ahead).await;
+                let reason = within_limit(line.closed()).await;
                 assert_closed(&reason, "others wait");
                 // Words whose answers nobody reads, and tensors that never come.
                 let mut line = call().await;
-                let streams = line.promise(&value(1), STREAMS).await;
+                let streams = line.open_unfinished_streams(&value(1), STREAMS).await;
                 let words: Vec<u8> = (0..2000).flat_map(ping).collect();
-                line.say(&words).await;
+                line.send_bytes(&words).await;
                 pool.goes_on(5).await;
                 drop(streams);
             }
@@ -259,13 +259,13 @@ async fn a_worker_is_attacked_by_others_that_joined() {
 
 /// What is sent to one that reads nothing is not kept for as long as it says that it is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn who_takes_nothing_of_what_it_is_sent_is_let_go_of() {
+async fn a_peer_that_reads_nothing_is_disconnected() {
     let test = async {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
         let listener = Listener::open(&identity, (Ipv4Addr::LOCALHOST, 0).into(), 1).unwrap();
         let (at, ticket) = (listener.address(), identity.ticket());
-        let (boss, hostile) = tokio::join!(Wire::accept(listener), Hostile::join(at, ticket, 1));
+        let (boss, hostile) = tokio::join!(TestConnection::accept(listener), MaliciousWorker::join(at, ticket, 1));
         let mut boss = boss.unwrap();
         let bytes = bytes::Bytes::from(vec![7; 8 << 20]);
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![bytes.len() as u64] };
@@ -276,7 +276,7 @@ async fn who_takes_nothing_of_what_it_is_sent_is_let_go_of() {
         }
         let reason = boss.receive().await.unwrap_err();
         assert_eq!(reason, "it takes nothing of what it is sent");
-        assert_eq!(soon(hostile.boss.closed()).await, reason);
+        assert_eq!(within_limit(hostile.boss.closed()).await, reason);
     };
     tokio::time::timeout(LIMIT, test).await.unwrap();
 }

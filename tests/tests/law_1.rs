@@ -11,11 +11,14 @@
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::collections::BTreeMap;
 use std::fmt;
-use tests::programs::by_hand;
-use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Training, MICROBATCHES, STEPS};
+use tests::programs::train_in_processes;
+use tests::{
+    cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, TestCluster, Training, MICROBATCHES,
+    STEPS,
+};
 
 /// One way to train a case, to name it where it differs.
-struct Way<'a> {
+struct Configuration<'a> {
     case: &'a Case,
     plan: &'a Plan,
     kind: ScheduleKind,
@@ -23,18 +26,18 @@ struct Way<'a> {
     over: &'static str,
 }
 
-impl Way<'_> {
-    fn check(&self, expected: &Training, mut fleet: impl Fleet) {
-        let training = train(self.case, self.plan, self.kind, self.microbatches, &mut fleet);
+impl Configuration<'_> {
+    fn check(&self, expected: &Training, mut cluster: impl TestCluster) {
+        let training = train(self.case, self.plan, self.kind, self.microbatches, &mut cluster);
         expected.assert_same(&training, self);
     }
 }
 
-impl fmt::Display for Way<'_> {
+impl fmt::Display for Configuration<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let starts = self.plan.stages[1..].iter().map(|stage| stage.layers[0].name.as_str());
         let starts: Vec<_> = starts.collect();
-        let Way { case, kind, microbatches, over, .. } = self;
+        let Configuration { case, kind, microbatches, over, .. } = self;
         write!(f, "{} cut at {starts:?}, {kind}, {microbatches} microbatches, {over}", case.name)
     }
 }
@@ -61,8 +64,8 @@ fn every_cut(case: &Case) {
                     let kinds = cuts::kinds(*placement);
                     let number: u64 = runs.values().sum();
                     let kind = kinds[number as usize % kinds.len()];
-                    let way = Way { case, plan, kind, microbatches, over: "in memory" };
-                    way.check(expected, Memory::new(plan.clone(), case.seed, number));
+                    let way = Configuration { case, plan, kind, microbatches, over: "in memory" };
+                    way.check(expected, InMemoryCluster::new(plan.clone(), case.seed, number));
                     *runs.entry(kind).or_insert(0) += 1;
                 }
             }
@@ -76,9 +79,11 @@ fn every_cut(case: &Case) {
 fn over_sockets(case: &Case) {
     tensor::threads::set_count(1);
     let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
-    for (way_of, over) in
-        [(Reach::SharedMemory, "shared memory"), (Reach::Quic, "QUIC"), (Reach::Relayed, "QUIC, relayed")]
-    {
+    for (way_of, over) in [
+        (Connectivity::SharedMemory, "shared memory"),
+        (Connectivity::Quic, "QUIC"),
+        (Connectivity::Relayed, "QUIC, relayed"),
+    ] {
         let mut runs = BTreeMap::new();
         for (workers, placement) in
             [(2, Placement::Plain), (3, Placement::Plain), (2, Placement::Interleaved { chunks: 2 }), (2, Placement::V)]
@@ -86,8 +91,8 @@ fn over_sockets(case: &Case) {
             let plan = &Plan::new(case.model.graph(), &Cuts::Auto, workers, placement).unwrap();
             for kind in cuts::kinds(placement) {
                 for (expected, microbatches) in expected.iter().zip(MICROBATCHES) {
-                    let way = Way { case, plan, kind: *kind, microbatches, over };
-                    way.check(expected, Sockets::new(plan.clone(), case.seed, way_of));
+                    let way = Configuration { case, plan, kind: *kind, microbatches, over };
+                    way.check(expected, SocketCluster::new(plan.clone(), case.seed, way_of));
                     *runs.entry(*kind).or_insert(0) += 1;
                 }
             }
@@ -107,7 +112,7 @@ fn in_processes(case: &Case) {
         for kind in kinds {
             let more = format!("microbatches: {microbatches}\nschedule: {kind}");
             let runtime = tokio::runtime::Runtime::new().unwrap();
-            let run = runtime.block_on(by_hand(case, workers, &more, &[]));
+            let run = runtime.block_on(train_in_processes(case, workers, &more, &[]));
             let what = format!("{} on {workers} workers, {kind}, {microbatches} microbatches, processes", case.name);
             expected.assert_same(&run.training, &what);
             workers = 5 - workers;

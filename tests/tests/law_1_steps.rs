@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
-use tests::{cuts, one_process, train, Case, Memory, Reach, Sockets, Steps, MICROBATCHES};
+use tests::{cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps, MICROBATCHES};
 
 /// How many cuts of each number of stages are tried.
 const CUTS: usize = 3;
@@ -20,8 +20,8 @@ fn no_cut_shows(case: &Case) {
             for (placement, plan) in cuts::plans(&case.model, starts) {
                 for kind in cuts::kinds(placement) {
                     let turn = number as usize % MICROBATCHES.len();
-                    let mut fleet = Memory::new(plan.clone(), case.seed, number);
-                    let training = train(case, &plan, *kind, MICROBATCHES[turn], &mut fleet);
+                    let mut cluster = InMemoryCluster::new(plan.clone(), case.seed, number);
+                    let training = train(case, &plan, *kind, MICROBATCHES[turn], &mut cluster);
                     let what = format!("{} cut at {starts:?}, {kind}, {} microbatches", case.name, MICROBATCHES[turn]);
                     expected[turn].assert_same(&training, &what);
                     number += 1;
@@ -31,8 +31,8 @@ fn no_cut_shows(case: &Case) {
     }
     let (placement, plan) = cuts::plans(&case.model, &cuts::into_stages(case.model.graph(), 2)[0]).pop().unwrap();
     for kind in cuts::kinds(placement) {
-        let mut fleet = Sockets::new(plan.clone(), case.seed, Reach::SharedMemory);
-        let training = train(case, &plan, *kind, MICROBATCHES[1], &mut fleet);
+        let mut cluster = SocketCluster::new(plan.clone(), case.seed, Connectivity::SharedMemory);
+        let training = train(case, &plan, *kind, MICROBATCHES[1], &mut cluster);
         expected[1].assert_same(&training, &format!("{} over sockets, {kind}", case.name));
     }
     println!("{:8} {number} runs in memory, equal to one process", case.name);
@@ -42,12 +42,12 @@ fn no_cut_shows(case: &Case) {
 const SMALL: Option<f64> = Some(1e-3);
 
 #[test]
-fn with_a_weight_that_stages_share() {
+fn with_a_weight_tied_across_stages() {
     no_cut_shows(&Case::tied());
 }
 
 #[test]
-fn with_a_shared_weight_clipping_and_gathered_steps_of_changing_size() {
+fn with_a_tied_weight_clipping_and_accumulated_steps_of_changing_size() {
     let steps = Steps { samples: &[32, 20, 9], lengths: &[8, 5], accumulate: 3, max_norm: SMALL, ..Steps::default() };
     no_cut_shows(&Case::tied().with(steps));
 }
@@ -62,7 +62,7 @@ fn with_gradients_whose_norm_is_limited() {
 }
 
 #[test]
-fn with_gradients_gathered_over_uneven_steps() {
+fn with_gradients_accumulated_over_uneven_steps() {
     no_cut_shows(&Case::skip().with(Steps { samples: &[32, 17, 30], accumulate: 3, ..Steps::default() }));
 }
 
@@ -73,7 +73,7 @@ fn with_batches_and_sequences_of_changing_size() {
 }
 
 #[test]
-fn with_activations_computed_again() {
+fn with_recomputed_activations() {
     for how in ["full", "selective"] {
         let again = Case::skip().changed("repeat: 3", &format!("repeat: 3\n    recompute: {how}"));
         no_cut_shows(&again);

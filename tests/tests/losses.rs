@@ -112,14 +112,14 @@ fn worst(left: &StateDict, right: &StateDict) -> f64 {
 }
 
 /// No test takes longer.
-fn soon(test: impl Future<Output = ()>) {
+fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
 }
 
 #[test]
 fn every_loss_is_libtorchs_over_the_whole_batch_however_it_is_cut() {
-    soon(async {
+    within_limit(async {
         for case in cases() {
             let name = &case.0;
             let (whole, expected, state) = train(&case, 1, 1).await;

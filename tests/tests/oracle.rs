@@ -5,7 +5,7 @@
 use bossman::StateDict;
 use std::path::{Path, PathBuf};
 use tch::{Kind, Tensor};
-use tests::programs::Place;
+use tests::programs::TestFolder;
 
 const TOLERANCE: f64 = 1e-5;
 /// Figures nearer to zero than this count as this large: the last bits of a sum come from its largest
@@ -30,11 +30,11 @@ fn worst(expected: &Tensor, found: &Tensor) -> f64 {
 
 async fn check(case: &Path, workers: &str) {
     let name = format!("{}, {workers} worker(s)", case.file_name().unwrap().to_string_lossy());
-    let place = Place::new();
+    let place = TestFolder::new();
     let files = [case.join("run.yaml"), case.join("init.safetensors"), place.file("metrics"), place.file("weights")];
     let [run, init, metrics, weights] = files.each_ref().map(|path| path.to_str().unwrap());
     let arguments = ["train", run, "--local", workers, "--init", init, "--metrics", metrics, "--save", weights];
-    place.start("bossman", &[&arguments[..], &["--no-shuffle"]].concat()).end().await.well();
+    place.start("bossman", &[&arguments[..], &["--no-shuffle"]].concat()).end().await.expect_success();
 
     let losses = std::fs::read_to_string(case.join("losses.json")).unwrap();
     let expected: Vec<f64> = serde_json::from_str(&losses).unwrap();

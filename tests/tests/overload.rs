@@ -9,8 +9,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
-use tests::programs::{Place, Process, SOON};
-use tests::strangers::accept;
+use tests::programs::{Process, TestFolder, TIMEOUT};
+use tests::strangers::dial_without_ticket;
 use tests::Case;
 
 const LIMIT: Duration = Duration::from_secs(300);
@@ -20,7 +20,7 @@ const JOINERS: u32 = 500;
 const AT_A_TIME: u32 = 40;
 
 /// A pool that trains without end, with one worker.
-async fn pool(place: &Place) -> (Process, Process, SocketAddr, Ticket) {
+async fn pool(place: &TestFolder) -> (Process, Process, SocketAddr, Ticket) {
     let run = place.run_file(&Case::convnet(), 1_000_000_000, "microbatches: 4");
     let mut boss = place.start("bossman", &["serve", run.to_str().unwrap(), "--workers", "1", "--port", "0"]);
     let line = boss.line("MODEL_TICKET=").await;
@@ -52,7 +52,7 @@ where
 }
 
 /// Training goes on, and another worker gets in and takes part.
-async fn still_well(place: &Place, mut boss: Process, worker: Process, at: SocketAddr) {
+async fn still_well(place: &TestFolder, mut boss: Process, worker: Process, at: SocketAddr) {
     let second = place.worker(&at.port().to_string(), &[]);
     boss.line(": 2 workers").await;
     boss.signal("INT");
@@ -63,14 +63,14 @@ async fn still_well(place: &Place, mut boss: Process, worker: Process, at: Socke
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn ten_thousand_callers_without_a_ticket_are_turned_away_while_training_goes_on() {
     let test = async {
-        let place = Place::new();
+        let place = TestFolder::new();
         let (boss, worker, at, _) = pool(&place).await;
         let endpoint = Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let away = crowd(STRANGERS, move || {
             let endpoint = endpoint.clone();
             async move {
                 // A machine that has much else to do may let some time out.
-                !accept(&endpoint, at).await.contains("certificate")
+                !dial_without_ticket(&endpoint, at).await.contains("certificate")
             }
         });
         let others = away.await;
@@ -83,14 +83,14 @@ async fn ten_thousand_callers_without_a_ticket_are_turned_away_while_training_go
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn joiners_that_leave_at_once_by_the_hundred_do_not_end_a_pool() {
     let test = async {
-        let place = Place::new();
+        let place = TestFolder::new();
         let (boss, worker, at, ticket) = pool(&place).await;
         let refused = crowd(JOINERS, move || {
             let ticket = ticket.clone();
             async move {
                 let info = WorkerInfo { direct: false, ..WorkerInfo::default() };
                 let endpoint = link::worker_endpoint(&ticket, at).unwrap();
-                let joined = tokio::time::timeout(SOON, link::join(&endpoint, at, &ticket, info)).await.unwrap();
+                let joined = tokio::time::timeout(TIMEOUT, link::join(&endpoint, at, &ticket, info)).await.unwrap();
                 endpoint.close(0u32.into(), b"changed my mind");
                 joined.is_err()
             }

@@ -4,7 +4,7 @@
 
 use bossman::StateDict;
 use std::path::{Path, PathBuf};
-use tests::programs::{program, Ended, Place};
+use tests::programs::{program, Ended, TestFolder};
 use tests::Training;
 
 fn checkout(path: &str) -> PathBuf {
@@ -12,7 +12,7 @@ fn checkout(path: &str) -> PathBuf {
 }
 
 /// Trains for a few steps with so many local workers.
-async fn train(place: &Place, run: &Path, workers: &str, more: &[&str], worker: Option<&Path>) -> Ended {
+async fn train(place: &TestFolder, run: &Path, workers: &str, more: &[&str], worker: Option<&Path>) -> Ended {
     let (metrics, weights) = (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
     let outcome = ["--metrics", metrics.to_str().unwrap(), "--save", weights.to_str().unwrap()];
     let fixed = ["train", run.to_str().unwrap(), "--local", workers, "--threads", "1"];
@@ -20,13 +20,13 @@ async fn train(place: &Place, run: &Path, workers: &str, more: &[&str], worker: 
     place.start_with("bossman", &[&fixed[..], &outcome, more].concat(), &environment).end().await
 }
 
-fn left(place: &Place, workers: &str) -> Training {
+fn outputs(place: &TestFolder, workers: &str) -> Training {
     let metrics = std::fs::read_to_string(place.file(&format!("{workers}.jsonl"))).unwrap();
     Training::of_files(&metrics, &StateDict::load(place.file(&format!("{workers}.safetensors"))).unwrap())
 }
 
 /// The example's run, shorter.
-fn swish(place: &Place) -> PathBuf {
+fn swish(place: &TestFolder) -> PathBuf {
     let text = std::fs::read_to_string(checkout("examples/own-layer/run.yaml")).unwrap();
     let folder = checkout("examples/own-layer").canonicalize().unwrap();
     let text = text.replace("swish.yaml", &format!("{}/swish.yaml", folder.display()));
@@ -36,7 +36,7 @@ fn swish(place: &Place) -> PathBuf {
     path
 }
 
-fn script(place: &Place) -> PathBuf {
+fn script(place: &TestFolder) -> PathBuf {
     let line = |i: i32| {
         let numbers = (0..9).map(|j| (f64::from((7 * i + 3 * j) % 11) / 5.0 - 1.0).to_string());
         numbers.collect::<Vec<_>>().join(",") + "\n"
@@ -55,18 +55,18 @@ fn script(place: &Place) -> PathBuf {
 
 #[tokio::test]
 async fn a_layer_in_rust_trains_to_the_same_bits_on_one_worker_and_on_three() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let (run, worker) = (swish(&place), program("own-worker"));
     for workers in ["1", "3"] {
-        train(&place, &run, workers, &[], Some(&worker)).await.well();
+        train(&place, &run, workers, &[], Some(&worker)).await.expect_success();
     }
-    left(&place, "1").assert_same(&left(&place, "3"), &"three workers");
-    assert_eq!(left(&place, "1").steps(), 20);
+    outputs(&place, "1").assert_same(&outputs(&place, "3"), &"three workers");
+    assert_eq!(outputs(&place, "1").steps(), 20);
 }
 
 #[tokio::test]
 async fn a_worker_without_the_layer_says_so_before_training() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let line = train(&place, &swish(&place), "2", &[], None).await.error_line();
     let expected = "the own layer `Swish`: this worker was built without it, of own layers it has none";
     assert!(line.contains("layer 1 (Custom)") && line.contains(expected), "{line}");
@@ -74,12 +74,12 @@ async fn a_worker_without_the_layer_says_so_before_training() {
 
 #[tokio::test]
 async fn a_torchscript_file_trains_to_the_same_bits_on_one_worker_and_on_three() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let run = script(&place);
     for workers in ["1", "3"] {
-        train(&place, &run, workers, &["--allow-torchscript"], None).await.well();
+        train(&place, &run, workers, &["--allow-torchscript"], None).await.expect_success();
     }
-    left(&place, "1").assert_same(&left(&place, "3"), &"three workers");
+    outputs(&place, "1").assert_same(&outputs(&place, "3"), &"three workers");
     let trained = StateDict::load(place.file("3.safetensors")).unwrap();
     let scale = trained.iter().find(|(name, _)| *name == "block.scale").map(|(_, tensor)| tensor.double_value(&[]));
     assert!(scale.is_some_and(|scale| scale > 0.0 && scale != 0.5), "it began with 0.5: {scale:?}");
@@ -87,7 +87,7 @@ async fn a_torchscript_file_trains_to_the_same_bits_on_one_worker_and_on_three()
 
 #[tokio::test]
 async fn a_worker_runs_no_torchscript_unless_it_is_told_to() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let line = train(&place, &script(&place), "3", &[], None).await.error_line();
     assert!(
         line.contains("layer block (TorchScript)")

@@ -6,7 +6,7 @@ use bossman::data::{Batches, Dataset, Source};
 use bossman::{Batch, BossMan, Host, Loss, Model, Optimizer, Replicas, StateDict};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tests::programs::{free_port, Place};
+use tests::programs::{free_port, TestFolder};
 use tests::Case;
 
 /// Steps until something has happened; far more than it takes.
@@ -39,7 +39,7 @@ fn examples() -> PathBuf {
 }
 
 /// The digits that come with the project, in a folder.
-fn digits(place: &Place, folder: &str) {
+fn digits(place: &TestFolder, folder: &str) {
     std::fs::create_dir_all(place.file(folder)).unwrap();
     for name in ["digits-train.csv.gz", "digits-test.csv.gz"] {
         std::fs::copy(examples().join("digits").join(name), place.file(folder).join(name)).unwrap();
@@ -57,13 +57,13 @@ fn numbers(metrics: &Path) -> Vec<String> {
 }
 
 /// Trains with local workers; what it wrote, and the weights.
-async fn train(place: &Place, run: &str, workers: &str) -> (Vec<String>, Vec<u8>) {
+async fn train(place: &TestFolder, run: &str, workers: &str) -> (Vec<String>, Vec<u8>) {
     let (metrics, weights) = (place.file("metrics.jsonl"), place.file("w.safetensors"));
     std::fs::write(place.file("run.yaml"), run).unwrap();
     let path = place.file("run.yaml");
     let [run, metrics_to, save] = [&path, &metrics, &weights].map(|path| path.to_str().unwrap());
     let flags = ["--local", workers, "--threads", "1", "--metrics", metrics_to, "--save", save];
-    place.start("bossman", &[&["train", run][..], &flags].concat()).end_within(PATIENCE).await.well();
+    place.start("bossman", &[&["train", run][..], &flags].concat()).end_within(PATIENCE).await.expect_success();
     (numbers(&metrics), std::fs::read(weights).unwrap())
 }
 
@@ -76,7 +76,7 @@ fn run_file(model: &str, data: &str, on: &str, more: &str) -> String {
 
 #[tokio::test]
 async fn classes_of_digits_with_validation_and_test() {
-    let place = Place::new();
+    let place = TestFolder::new();
     digits(&place, "data");
     let model = examples().join("digits/digits.yaml");
     let data = "train: data/digits-train.csv.gz, validation: {split: 0.1}, test: data/digits-test.csv.gz, \
@@ -102,7 +102,7 @@ async fn classes_of_digits_with_validation_and_test() {
 /// Sequences are padded as in their whole batch, wherever a part of it is read.
 #[tokio::test]
 async fn pairs_of_any_length() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let line = |n: usize| format!("{}\t{}\n", "ab".repeat(1 + n * 7 % 11), "c".repeat(1 + n * 5 % 13));
     std::fs::write(place.file("pairs.tsv"), (0..40).map(line).collect::<String>()).unwrap();
     std::fs::write(place.file("model.yaml"), TRANSLATOR).unwrap();
@@ -122,7 +122,7 @@ async fn pairs_of_any_length() {
 
 #[tokio::test]
 async fn a_worker_that_has_not_the_files_says_so_before_training() {
-    let place = Place::new();
+    let place = TestFolder::new();
     digits(&place, ".");
     digits(&place, "elsewhere");
     let model = examples().join("digits/digits.yaml");
@@ -138,7 +138,7 @@ async fn a_worker_that_has_not_the_files_says_so_before_training() {
         drop(workers);
         ended
     };
-    error_of([&there, &there]).await.well();
+    error_of([&there, &there]).await.expect_success();
     let error = error_of([&there, &[]]).await.error_line();
     assert!(error.contains("was not told where its files are; start it with --data FOLDER"), "{error}");
     std::fs::write(elsewhere.join("digits-test.csv.gz"), "short").unwrap();
@@ -160,8 +160,8 @@ async fn a_worker_that_has_not_the_files_says_so_before_training() {
 }
 
 #[tokio::test]
-async fn who_joins_a_pool_reads_too() {
-    let place = Place::new();
+async fn workers_that_join_a_pool_read_data_too() {
+    let place = TestFolder::new();
     std::env::set_var("BOSSMAN_CONFIG_DIR", place.file("config"));
     let case = Case::branchy();
     case.save_data(&place.file("data.safetensors"));
@@ -222,7 +222,7 @@ async fn who_joins_a_pool_reads_too() {
 /// By the API: data of another shape than the model's, a worker's file that is gone, and that the run goes on after that.
 #[tokio::test]
 async fn a_file_that_is_gone_is_named_and_the_step_is_void() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let model =
         Model::from_yaml("inputs: {x: [batch, 3]}\nlayers: [Linear: {in_features: 3, out_features: 2}]\n").unwrap();
     let rows = |count: usize| -> Vec<u8> { (0..count * 3).map(|n| n as u8).collect() };

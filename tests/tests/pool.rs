@@ -5,7 +5,7 @@
 use bossman::{Batch, BossMan, Builder, Host, Replicas};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tests::programs::{free_port, Place};
+use tests::programs::{free_port, TestFolder};
 use tests::{Case, STEPS};
 
 /// Steps until something has happened; far more than it takes.
@@ -44,7 +44,7 @@ async fn weights(boss: &mut BossMan) -> BTreeMap<String, Vec<f32>> {
 
 #[tokio::test]
 async fn workers_that_join_and_are_killed_leave_the_weights_of_a_quiet_run() {
-    let place = Place::new();
+    let place = TestFolder::new();
     // The only test of this program, so nobody else reads the environment.
     std::env::set_var("BOSSMAN_CONFIG_DIR", place.file("config"));
     // Dropout, and batch norms whose running statistics depend on the order of microbatches.

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use std::time::Duration;
-use tests::programs::{free_port, Place, Process};
+use tests::programs::{free_port, Process, TestFolder};
 use tests::Case;
 
 /// Far more than the test takes.
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// So many that no boss ends by itself before it is killed.
 const STEPS: usize = 120;
 
-fn serve(place: &Place, more: &str, flags: &[&str]) -> Process {
+fn serve(place: &TestFolder, more: &str, flags: &[&str]) -> Process {
     // Dropout, and batch norms whose running statistics depend on the order of microbatches.
     let run = place.run_file(&Case::convnet(), STEPS, &format!("microbatches: 4\n{more}"));
     let path = |name: &str| place.file(name).to_str().unwrap().to_string();
@@ -22,7 +22,7 @@ fn serve(place: &Place, more: &str, flags: &[&str]) -> Process {
 }
 
 /// Step and loss of each line, and the weights.
-fn left(place: &Place) -> (Vec<String>, Vec<u8>) {
+fn outputs(place: &TestFolder) -> (Vec<String>, Vec<u8>) {
     let metrics = std::fs::read_to_string(place.file("metrics.jsonl")).unwrap();
     let losses = metrics.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string());
     (losses.collect(), std::fs::read(place.file("weights.safetensors")).unwrap())
@@ -31,10 +31,10 @@ fn left(place: &Place) -> (Vec<String>, Vec<u8>) {
 #[tokio::test]
 async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
     let test = async {
-        let quiet = Place::new();
-        serve(&quiet, "", &["--local", "1", "--threads", "1"]).end_within(LIMIT).await.well();
+        let quiet = TestFolder::new();
+        serve(&quiet, "", &["--local", "1", "--threads", "1"]).end_within(LIMIT).await.expect_success();
 
-        let (place, port) = (Place::new(), free_port());
+        let (place, port) = (TestFolder::new(), free_port());
         let begin = |workers: &str| {
             let flags = ["--workers", workers, "--port", &port, "--resume=if-any"];
             serve(&place, "checkpoint: {dir: c, every: 3, keep: 2}", &flags)
@@ -55,11 +55,11 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
         boss.line(" written").await;
         let [stays, dies] = workers;
         dies.signal("KILL");
-        boss.end_within(LIMIT).await.well();
-        let ended = stays.end().await.well();
+        boss.end_within(LIMIT).await.expect_success();
+        let ended = stays.end().await.expect_success();
         assert_eq!(ended.output.last().map(String::as_str), Some("the run is over"));
 
-        let (found, expected) = (left(&place), left(&quiet));
+        let (found, expected) = (outputs(&place), outputs(&quiet));
         let differs = found.0.iter().zip(&expected.0).find(|(found, expected)| found != expected);
         assert!(found == expected, "{differs:?}; {} and {} lines", found.0.len(), expected.0.len());
     };

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use bossman::StateDict;
-use tests::programs::{Ended, Place};
+use tests::programs::{Ended, TestFolder};
 use tests::{one_process, Case, Training};
 
 /// Trains with so many local workers in this precision; the losses and weights are left in the place.
-async fn train(place: &Place, case: &Case, workers: &str, precision: &str) -> Ended {
+async fn train(place: &TestFolder, case: &Case, workers: &str, precision: &str) -> Ended {
     let run = place.short_run(case, &format!("microbatches: 4\nprecision: {precision}"));
     let (metrics, weights) = (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
     let outcome = ["--metrics", metrics.to_str().unwrap(), "--save", weights.to_str().unwrap(), "--no-shuffle"];
@@ -15,7 +15,7 @@ async fn train(place: &Place, case: &Case, workers: &str, precision: &str) -> En
     place.start("bossman", &[&fixed[..], &outcome].concat()).end().await
 }
 
-fn left(place: &Place, workers: &str) -> Training {
+fn outputs(place: &TestFolder, workers: &str) -> Training {
     let metrics = std::fs::read_to_string(place.file(&format!("{workers}.jsonl"))).unwrap();
     Training::of_files(&metrics, &StateDict::load(place.file(&format!("{workers}.safetensors"))).unwrap())
 }
@@ -23,13 +23,13 @@ fn left(place: &Place, workers: &str) -> Training {
 #[tokio::test]
 async fn in_bf16_the_cut_does_not_show() {
     for case in [Case::skip(), Case::tied(), Case::convnet()] {
-        let place = Place::new();
+        let place = TestFolder::new();
         for workers in ["1", "3"] {
-            train(&place, &case, workers, "bf16").await.well();
+            train(&place, &case, workers, "bf16").await.expect_success();
         }
-        left(&place, "1").assert_same(&left(&place, "3"), &format!("{}, three workers", case.name));
+        outputs(&place, "1").assert_same(&outputs(&place, "3"), &format!("{}, three workers", case.name));
         let full = one_process(&case, 4);
-        let differs = std::panic::catch_unwind(|| full.assert_same(&left(&place, "1"), &"in f32")).is_err();
+        let differs = std::panic::catch_unwind(|| full.assert_same(&outputs(&place, "1"), &"in f32")).is_err();
         assert!(differs, "{}: nothing was rounded", case.name);
     }
 }
@@ -39,7 +39,7 @@ async fn fp16_on_a_cpu_is_refused_before_the_start() {
     if tensor::device::all().len() > 1 {
         return; // the workers would take the GPU
     }
-    let place = Place::new();
+    let place = TestFolder::new();
     let line = train(&place, &Case::skip(), "2", "fp16").await.error_line();
     let expected = "`precision: fp16` needs a CUDA GPU, and this worker computes on cpu; take `precision: bf16`";
     assert!(line.contains(expected), "{line}");

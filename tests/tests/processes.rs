@@ -4,7 +4,7 @@
 
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tests::programs::{assert_within, by_hand, free_port, program, send_signal, Place, SOON};
+use tests::programs::{assert_within, free_port, program, send_signal, train_in_processes, TestFolder, TIMEOUT};
 use tests::{one_process, Case};
 
 /// The promise: an error within this time of the death of a worker.
@@ -12,7 +12,7 @@ const NOTICED: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn a_local_worker_that_is_killed_ends_the_run_with_its_name() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let mut boss = place.start("bossman", &["train", place.endless_run().to_str().unwrap(), "--local", "2"]);
     boss.line("step 1/").await;
     let workers = boss.children();
@@ -28,7 +28,7 @@ async fn a_local_worker_that_is_killed_ends_the_run_with_its_name() {
 
 #[tokio::test]
 async fn a_worker_that_is_killed_ends_the_run_and_the_other_worker_waits_for_the_next() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let (mut boss, at) = place.boss(&place.endless_run(), 2, &[]).await;
     let mut stays = place.worker(&at.port, &[]);
     boss.line("worker 0 joined").await;
@@ -45,7 +45,7 @@ async fn a_worker_that_is_killed_ends_the_run_and_the_other_worker_waits_for_the
 
 #[tokio::test]
 async fn a_worker_whose_boss_is_lost_waits_no_longer_than_it_was_told() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
     let mut worker = place.worker(&at.port, &["--orphan-timeout", "1"]);
     boss.line("step 1/").await;
@@ -57,7 +57,7 @@ async fn a_worker_whose_boss_is_lost_waits_no_longer_than_it_was_told() {
 
 #[tokio::test]
 async fn a_boss_that_is_killed_takes_its_local_workers_along() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let mut boss = place.start("bossman", &["train", place.endless_run().to_str().unwrap(), "--local", "2"]);
     boss.line("step 1/").await;
     assert_eq!(boss.children().len(), 2);
@@ -70,7 +70,7 @@ async fn a_boss_that_is_killed_takes_its_local_workers_along() {
 
 #[tokio::test]
 async fn a_worker_waits_for_a_boss_and_for_the_next_one() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let port = free_port();
     let endless = place.endless_run();
     let start =
@@ -87,8 +87,8 @@ async fn a_worker_waits_for_a_boss_and_for_the_next_one() {
 
     let boss = start(&place.short_run(&Case::branchy(), ""));
     worker.line("joined the boss").await;
-    boss.end().await.well();
-    let ended = worker.end().await.well();
+    boss.end().await.expect_success();
+    let ended = worker.end().await.expect_success();
     assert_eq!(ended.output.last().map(String::as_str), Some("the run is over"));
 }
 
@@ -107,26 +107,26 @@ async fn workers_that_take_no_direct_connections_are_relayed_to_the_same_weights
 /// the boss printed.
 async fn notices(flags: &[&str]) -> Vec<String> {
     let case = Case::skip();
-    let run = by_hand(&case, 2, "microbatches: 5", flags).await;
+    let run = train_in_processes(&case, 2, "microbatches: 5", flags).await;
     one_process(&case, 5).assert_same(&run.training, &"by hand");
     run.notices
 }
 
 #[tokio::test]
 async fn a_worker_whose_words_nobody_reads_works_on() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let (boss, at) = place.boss(&place.short_run(&Case::branchy(), ""), 1, &[]).await;
     let closed = || std::process::Stdio::from(std::io::pipe().unwrap().1);
     let mut worker = tokio::process::Command::new(program("worker"));
     worker.args(["--port", &at.port, "--device", "cpu", "--ticket", &at.ticket]).kill_on_drop(true);
     let mut worker = worker.stdin(std::process::Stdio::null()).stdout(closed()).stderr(closed()).spawn().unwrap();
-    boss.end().await.well();
-    assert!(tokio::time::timeout(SOON, worker.wait()).await.unwrap().unwrap().success());
+    boss.end().await.expect_success();
+    assert!(tokio::time::timeout(TIMEOUT, worker.wait()).await.unwrap().unwrap().success());
 }
 
 #[tokio::test]
 async fn a_third_worker_is_told_that_it_is_not_needed() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let (mut boss, at) = place.boss(&place.endless_run(), 2, &[]).await;
     let _two = [place.worker(&at.port, &[]), place.worker(&at.port, &[])];
     boss.line("step 1/").await;
@@ -136,13 +136,13 @@ async fn a_third_worker_is_told_that_it_is_not_needed() {
 
 #[tokio::test]
 async fn a_worker_with_a_wrong_ticket_is_turned_away_with_words() {
-    let (place, stranger) = (Place::new(), Place::new());
+    let (place, stranger) = (TestFolder::new(), TestFolder::new());
     let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
     // The same boss's key with another secret.
-    let forger = Place::new();
+    let forger = TestFolder::new();
     std::fs::create_dir(forger.file("config")).unwrap();
     std::fs::copy(place.file("config/boss.key"), forger.file("config/boss.key")).unwrap();
-    let forged = forger.start("bossman", &["ticket"]).end().await.well().output.remove(0);
+    let forged = forger.start("bossman", &["ticket"]).end().await.expect_success().output.remove(0);
     assert_ne!(forged, at.ticket);
     let worker = place.start("worker", &["--port", &at.port, "--ticket", &forged]);
     let line = worker.end().await.error_line();
@@ -150,7 +150,7 @@ async fn a_worker_with_a_wrong_ticket_is_turned_away_with_words() {
     boss.line("turned away 127.0.0.1: it has no valid ticket").await;
 
     // A ticket of another boss.
-    let other = stranger.start("bossman", &["ticket"]).end().await.well().output.remove(0);
+    let other = stranger.start("bossman", &["ticket"]).end().await.expect_success().output.remove(0);
     let worker = place.start_with("worker", &["--port", &at.port], &[("MODEL_TICKET", &other)]);
     let line = worker.end().await.error_line();
     assert!(line.contains("is not the boss this ticket was made for; check MODEL_HOST and MODEL_TICKET"), "{line}");
@@ -158,8 +158,8 @@ async fn a_worker_with_a_wrong_ticket_is_turned_away_with_words() {
 
 #[tokio::test]
 async fn a_damaged_ticket_is_noticed_before_anything_is_dialled() {
-    let place = Place::new();
-    let ticket = place.start("bossman", &["ticket"]).end().await.well().output.remove(0);
+    let place = TestFolder::new();
+    let ticket = place.start("bossman", &["ticket"]).end().await.expect_success().output.remove(0);
     let line = place.start("worker", &["--ticket", &ticket[..ticket.len() - 1]]).end().await.error_line();
     assert!(line.contains("this join ticket is damaged; copy the whole MODEL_TICKET"), "{line}");
     let line = place.start("worker", &["--ticket", "sesame"]).end().await.error_line();
@@ -168,7 +168,7 @@ async fn a_damaged_ticket_is_noticed_before_anything_is_dialled() {
 
 #[tokio::test]
 async fn a_port_in_use_is_named() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let taken = std::net::UdpSocket::bind(("0.0.0.0", 0)).unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let run = place.endless_run();
@@ -182,7 +182,7 @@ async fn a_port_in_use_is_named() {
 
 #[tokio::test]
 async fn a_worker_ends_within_a_second_of_ctrl_c() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let mut waits = place.worker(&free_port(), &[]);
     waits.line("waiting for the boss").await;
     let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
@@ -191,7 +191,7 @@ async fn a_worker_ends_within_a_second_of_ctrl_c() {
     for worker in [waits, works] {
         worker.signal("INT");
         let interrupted = Instant::now();
-        let ended = worker.end_within(SOON).await;
+        let ended = worker.end_within(TIMEOUT).await;
         assert_within(interrupted, Duration::from_secs(1), "the end");
         assert_eq!(ended.status.code(), Some(130), "{}", ended.status);
         assert_eq!(ended.errors, [""; 0]);
@@ -200,7 +200,7 @@ async fn a_worker_ends_within_a_second_of_ctrl_c() {
 
 #[tokio::test]
 async fn ctrl_c_at_the_boss_ends_it_and_its_local_workers() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let mut boss = place.start("bossman", &["train", place.endless_run().to_str().unwrap(), "--local", "2"]);
     boss.line("step 1/").await;
     boss.signal("INT");
@@ -213,7 +213,7 @@ async fn ctrl_c_at_the_boss_ends_it_and_its_local_workers() {
 
 #[tokio::test]
 async fn mistakes_in_files_are_one_line_before_any_worker_starts() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let run = place.short_run(&Case::branchy(), "schedule: 1f2b");
     let train = |run: &Path| place.start("bossman", &["train", run.to_str().unwrap(), "--local", "2"]);
     let line = train(&run).end().await.error_line();
@@ -230,10 +230,10 @@ async fn mistakes_in_files_are_one_line_before_any_worker_starts() {
 
 #[tokio::test]
 async fn a_plan_names_every_schedule_and_draws_the_first() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let run = place.short_run(&Case::residual(), "microbatches: 4");
     let plan = ["plan", run.to_str().unwrap(), "--local", "2", "--timeline"];
-    let ended = place.start("bossman", &plan).end().await.well();
+    let ended = place.start("bossman", &plan).end().await.expect_success();
     let table: Vec<&str> = ended.output.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
     assert!(table[0].trim().starts_with("schedule") && table[0].contains("step"), "{table:?}");
     for (name, _) in pipeline::ScheduleKind::NAMES {
@@ -249,11 +249,11 @@ async fn a_plan_names_every_schedule_and_draws_the_first() {
 /// Chrome's format: a list of events, each with a phase, a process and a thread.
 #[tokio::test]
 async fn a_trace_has_what_was_measured_and_what_was_predicted() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let run = place.run_file(&Case::residual(), 3, "microbatches: 4\nschedule: auto");
     let trace = place.file("trace.json");
     let train = ["train", run.to_str().unwrap(), "--local", "2", "--trace", trace.to_str().unwrap()];
-    place.start("bossman", &train).end().await.well();
+    place.start("bossman", &train).end().await.expect_success();
     let events: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
     let events = events.as_array().unwrap();
     for (process, side) in [(0, "measured"), (1, "predicted")] {

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 use tests::address::Address;
-use tests::faulty::{work_badly, Fault};
-use tests::programs::{send_signal, Ended, Listening, Place};
+use tests::faulty::{run_faulty_worker, Fault};
+use tests::programs::{send_signal, BossAddress, Ended, TestFolder};
 use tests::stateful_model::MODEL;
 
 /// Far more than any run here takes.
@@ -17,11 +17,11 @@ const STEPS: u64 = 200;
 /// Updates of one or two stages after which something goes wrong: a checkpoint of step 10 is there long since.
 const LATER: u32 = 50;
 
-struct Run(Place);
+struct Run(TestFolder);
 
 impl Run {
     fn new(more: &str) -> Self {
-        let place = Place::new();
+        let place = TestFolder::new();
         std::fs::write(place.file("model.yaml"), MODEL).unwrap();
         let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
         std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
@@ -42,8 +42,8 @@ impl Run {
     /// A run that lost nobody.
     async fn quiet(more: &str) -> (Vec<String>, Vec<u8>) {
         let run = Run::new(more);
-        run.local(1).end_within(PATIENCE).await.well();
-        run.left()
+        run.local(1).end_within(PATIENCE).await.expect_success();
+        run.outputs()
     }
 
     fn local(&self, workers: usize) -> tests::programs::Process {
@@ -54,14 +54,14 @@ impl Run {
     }
 
     /// A boss that waits for so many workers.
-    async fn boss(&self, workers: usize) -> (tests::programs::Process, Listening) {
+    async fn boss(&self, workers: usize) -> (tests::programs::Process, BossAddress) {
         let more = self.arguments();
         let more: Vec<&str> = more.iter().map(String::as_str).collect();
         self.0.boss(&self.0.file("run.yaml"), workers, &more).await
     }
 
     /// The metrics without times, and the weights.
-    fn left(&self) -> (Vec<String>, Vec<u8>) {
+    fn outputs(&self) -> (Vec<String>, Vec<u8>) {
         let metrics = std::fs::read_to_string(self.0.file("metrics.jsonl")).unwrap();
         let line = |line: &str| {
             let all: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
@@ -94,8 +94,8 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
         boss.line("steps were done again").await;
     }
     assert_eq!(boss.children().len(), 3, "nobody is left behind");
-    let ended = boss.end_within(PATIENCE).await.well();
-    assert_same(&run.left(), &quiet);
+    let ended = boss.end_within(PATIENCE).await.expect_success();
+    assert_same(&run.outputs(), &quiet);
     assert_eq!(said(&ended, "recovery: going on with 3 of 3 workers").len(), 3);
     // A checkpoint that was due may have been missed, too, and tells why.
     let lost = said(&ended, "workers were lost");
@@ -104,7 +104,7 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
 }
 
 #[tokio::test]
-async fn who_is_left_takes_over() {
+async fn remaining_workers_resume_the_run() {
     let quiet = Run::quiet("").await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}");
     let (mut boss, at) = run.boss(3).await;
@@ -115,12 +115,12 @@ async fn who_is_left_takes_over() {
         boss.line(&format!("recovery: going on with {left} of 3 workers, from the checkpoint of step")).await;
         boss.line("steps were done again").await;
     }
-    boss.end_within(PATIENCE).await.well();
-    assert_same(&run.left(), &quiet);
+    boss.end_within(PATIENCE).await.expect_success();
+    assert_same(&run.outputs(), &quiet);
 }
 
 #[tokio::test]
-async fn workers_go_on_from_what_they_keep_for_each_other() {
+async fn workers_resume_from_peer_snapshots() {
     let quiet = Run::quiet("replicas: 1").await;
     for replicas in
         ["replicas: 1", "replicas: [1, 2]", "replicas: [1, 2]\nshard: optimizer", "replicas: [1, 2]\nshard: parameters"]
@@ -136,8 +136,8 @@ async fn workers_go_on_from_what_they_keep_for_each_other() {
             boss.line("recovery: going on with 3 of 3 workers, from the workers' copy of step").await;
             boss.line("steps were done again").await;
         }
-        boss.end_within(PATIENCE).await.well();
-        assert_same(&run.left(), &quiet);
+        boss.end_within(PATIENCE).await.expect_success();
+        assert_same(&run.outputs(), &quiet);
     }
 }
 
@@ -155,19 +155,19 @@ async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
     let more = run.arguments();
     let again = again.into_iter().chain(more.iter().map(String::as_str));
     let boss = run.0.start("bossman", &again.collect::<Vec<_>>());
-    let ended = boss.end_within(PATIENCE).await.well();
+    let ended = boss.end_within(PATIENCE).await.expect_success();
     let line = said(&ended, "going on after step").first().map(|line| (*line).clone()).unwrap();
     assert!(line.ends_with("with the workers' copy of it"), "{line}");
     for worker in workers {
-        worker.end().await.well();
+        worker.end().await.expect_success();
     }
-    assert_same(&run.left(), &quiet);
+    assert_same(&run.outputs(), &quiet);
 }
 
 /// The first stands still, as on a machine that was put to sleep; who takes over has its address. When the first goes on, it
 /// finds nobody, and the run is the second's.
 #[tokio::test]
-async fn of_two_bosses_one_commands() {
+async fn only_one_of_two_bosses_is_obeyed() {
     let quiet = Run::quiet("").await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 3}");
     let (mut first, at) = run.boss(2).await;
@@ -181,15 +181,15 @@ async fn of_two_bosses_one_commands() {
     let mut second =
         run.0.start("bossman", &again.into_iter().chain(more.iter().map(String::as_str)).collect::<Vec<_>>());
     let line = second.line("MODEL_PORT=").await;
-    address.goes_to(line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT=")).unwrap());
+    address.points_to(line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT=")).unwrap());
     second.line("going on after step").await;
     first.signal("CONT");
     first.line("workers were lost").await;
-    second.end_within(PATIENCE).await.well();
+    second.end_within(PATIENCE).await.expect_success();
     for worker in workers {
-        worker.end().await.well();
+        worker.end().await.expect_success();
     }
-    assert_same(&run.left(), &quiet);
+    assert_same(&run.outputs(), &quiet);
     first.signal("KILL");
     let said_first = first.end().await;
     assert!(said(&said_first, "recovery: going on").is_empty(), "{:?}", said_first.errors);
@@ -205,7 +205,7 @@ async fn what_cannot_have_neighbours_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
+async fn a_spare_worker_replaces_a_lost_one() {
     let quiet = Run::quiet("replicas: 1").await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nreplicas: [1, 2]");
     let (mut boss, at) = run.boss(3).await;
@@ -215,9 +215,9 @@ async fn a_spare_takes_the_place_where_fewer_are_not_enough() {
     boss.line("recovery: 2 of 3 workers are left, which is too few; waiting for more").await;
     let spare = run.0.worker(&at.port, &[]);
     boss.line("recovery: going on with 3 of 3 workers").await;
-    boss.end_within(PATIENCE).await.well();
-    spare.end().await.well();
-    assert_same(&run.left(), &quiet);
+    boss.end_within(PATIENCE).await.expect_success();
+    spare.end().await.expect_success();
+    assert_same(&run.outputs(), &quiet);
 }
 
 /// The worker's machine lives, and its connection: nobody could tell by silence.
@@ -229,8 +229,8 @@ async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_en
         let (mut boss, at) = run.boss(2).await;
         let worker = run.0.worker(&at.port, &[]);
         let (_over, ends) = mpsc::channel();
-        let (said, why) = match work_badly(&at, (fault, LATER), ends).await {
-            LinkError::SentAway { reason } if fault != Fault::NeverEnds => (reason.clone(), reason),
+        let (said, why) = match run_faulty_worker(&at, (fault, LATER), ends).await {
+            LinkError::Evicted { reason } if fault != Fault::NeverEnds => (reason.clone(), reason),
             LinkError::Hung { seconds: 2 } if fault == Fault::NeverEnds => {
                 ("2 s".into(), "one task has taken 2 s".into())
             }
@@ -240,9 +240,9 @@ async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_en
         let line = boss.line("workers were lost").await;
         assert!(line.contains(&why), "{line}");
         boss.line("recovery: going on with 1 of 2 workers, from the checkpoint of step").await;
-        boss.end_within(PATIENCE).await.well();
-        worker.end().await.well();
-        assert_same(&run.left(), &quiet);
+        boss.end_within(PATIENCE).await.expect_success();
+        worker.end().await.expect_success();
+        assert_same(&run.outputs(), &quiet);
     }
 }
 
@@ -252,7 +252,7 @@ async fn a_run_of_one_worker_that_has_no_memory_ends() {
     let run = Run::new("checkpoint: {dir: c, every: 100}");
     let (boss, at) = run.boss(1).await;
     let (_over, ends) = mpsc::channel();
-    let left = work_badly(&at, (Fault::HasNoMemory, LATER), ends).await;
+    let left = run_faulty_worker(&at, (Fault::HasNoMemory, LATER), ends).await;
     assert!(matches!(left, LinkError::Lost { .. }), "{left}");
     let line = boss.end().await.error_line();
     assert!(line.contains("worker 0") && line.ends_with("out of memory"), "{line}");

@@ -8,8 +8,8 @@ use link::{Identity, LinkError};
 use std::sync::mpsc;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use tests::faulty::{work_badly, Fault};
-use tests::programs::{free_port, processes_with, send_signal, Listening, Place};
+use tests::faulty::{run_faulty_worker, Fault};
+use tests::programs::{free_port, processes_with, send_signal, BossAddress, TestFolder};
 use tests::stateful_model::MODEL;
 
 /// Far more than any of this takes.
@@ -64,7 +64,7 @@ async fn trained(boss: &mut BossMan) -> Vec<u8> {
 
 /// Worker programs for a boss in this process.
 struct Here {
-    place: Place,
+    place: TestFolder,
     port: String,
     ticket: String,
 }
@@ -72,15 +72,15 @@ struct Here {
 impl Here {
     fn new() -> Self {
         let ticket = Identity::load_or_create().unwrap().ticket().to_string();
-        Here { place: Place::new(), port: free_port(), ticket }
+        Here { place: TestFolder::new(), port: free_port(), ticket }
     }
 
     fn host(&self, workers: usize) -> Host {
         Host::new(workers).port(self.port.parse().unwrap())
     }
 
-    fn listening(&self) -> Listening {
-        Listening { port: self.port.clone(), ticket: self.ticket.clone() }
+    fn listening(&self) -> BossAddress {
+        BossAddress { port: self.port.clone(), ticket: self.ticket.clone() }
     }
 
     fn worker(&self) -> tests::programs::Process {
@@ -133,7 +133,7 @@ async fn a_program_goes_on_from_a_state_in_memory_or_in_a_folder() {
     train(&mut boss, 7).await.unwrap();
     assert!(trained(&mut boss).await == expected, "other weights than those of a quiet run");
     boss.shutdown().await;
-    stays.end().await.well();
+    stays.end().await.expect_success();
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn calls_by_hand_are_done_again_where_workers_are_lost() {
 #[tokio::test]
 async fn calls_go_on_where_a_local_worker_ends() {
     let expected = trained_quietly(6).await;
-    let place = Place::new();
+    let place = TestFolder::new();
     // By which its local workers are told from those of other tests.
     let mine = place.file("");
     let mut boss = start(Host::new(2).local(2).threads(1).data(&mine)).await;
@@ -190,7 +190,7 @@ async fn calls_go_on_where_a_local_worker_ends() {
 /// One worker has no memory for its part, and whoever waits for the call does not any longer; then one that comes in its place
 /// has not, either.
 #[tokio::test]
-async fn others_take_over_in_the_midst_of_taking_over() {
+async fn a_loss_during_recovery_is_recovered() {
     let expected = {
         let mut quiet = start(Host::new(1).local(1).threads(1)).await;
         for step in 0..8 {
@@ -201,7 +201,7 @@ async fn others_take_over_in_the_midst_of_taking_over() {
     let here = Here::new();
     let (_over, ends) = mpsc::channel();
     let (at, _stays) = (here.listening(), here.worker());
-    let mut first = tokio::spawn(async move { work_badly(&at, (Fault::HasNoMemory, 5), ends).await });
+    let mut first = tokio::spawn(async move { run_faulty_worker(&at, (Fault::HasNoMemory, 5), ends).await });
     // No other number of workers will do.
     let mut boss = start_cut(here.host(2), Cuts::At(vec!["first".into()])).await;
     boss.enable_recovery(3).await.unwrap();
@@ -214,11 +214,11 @@ async fn others_take_over_in_the_midst_of_taking_over() {
         step += 1;
         assert!(step < 8, "nobody was lost");
     };
-    assert!(matches!(&left, LinkError::SentAway { reason } if reason == "out of memory"), "{left}");
+    assert!(matches!(&left, LinkError::Evicted { reason } if reason == "out of memory"), "{left}");
     let (_over, ends) = mpsc::channel();
     let others = async {
-        let left = work_badly(&here.listening(), (Fault::HasNoMemory, 0), ends).await;
-        assert!(matches!(&left, LinkError::SentAway { reason } if reason == "out of memory"), "{left}");
+        let left = run_faulty_worker(&here.listening(), (Fault::HasNoMemory, 0), ends).await;
+        assert!(matches!(&left, LinkError::Evicted { reason } if reason == "out of memory"), "{left}");
         here.worker()
     };
     let both = async { tokio::join!(train(&mut boss, step * 2), others) };

@@ -8,8 +8,11 @@
 use pipeline::message::Reduction;
 use pipeline::replicas::WorkerGroups;
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
-use tests::programs::by_hand;
-use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Steps, Training, MICROBATCHES, STEPS};
+use tests::programs::train_in_processes;
+use tests::{
+    cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps, TestCluster, Training,
+    MICROBATCHES, STEPS,
+};
 
 /// Workers at each place of the pipeline: none doubled, all, some; one place alone is plain data parallel.
 const WAYS: [&[u16]; 9] = [&[1], &[1, 1], &[2], &[3], &[2, 2], &[3, 1], &[1, 2], &[2, 1, 1], &[1, 1, 2]];
@@ -23,7 +26,7 @@ fn plan(case: &Case, replicas: &[u16], placement: Placement) -> Option<Plan> {
     Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), placement).ok()
 }
 
-struct Way<'a> {
+struct Configuration<'a> {
     case: &'a Case,
     replicas: &'a [u16],
     kind: ScheduleKind,
@@ -31,18 +34,18 @@ struct Way<'a> {
     over: &'static str,
 }
 
-impl Way<'_> {
-    fn check(&self, expected: &Training, plan: &Plan, mut fleet: impl Fleet) {
-        let Way { case, replicas, kind, microbatches, over } = self;
+impl Configuration<'_> {
+    fn check(&self, expected: &Training, plan: &Plan, mut cluster: impl TestCluster) {
+        let Configuration { case, replicas, kind, microbatches, over } = self;
         let what = format!("{} on {replicas:?}, {kind}, {microbatches} microbatches, {over}", case.name);
-        let training = train(case, plan, *kind, *microbatches, &mut fleet);
+        let training = train(case, plan, *kind, *microbatches, &mut cluster);
         expected.assert_same(&training, &what);
     }
 }
 
 /// Every way to group workers and every placement, in memory, frames in any order. The kinds of schedule take turns, so that
 /// each meets every way.
-fn every_way(case: Case) {
+fn every_configuration(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
     for microbatches in MICROBATCHES {
@@ -53,8 +56,8 @@ fn every_way(case: Case) {
                 let Some(plan) = plan(case, replicas, placement) else { continue };
                 let kinds = cuts::kinds(placement);
                 let kind = kinds[(runs + u64::from(microbatches)) as usize % kinds.len()];
-                let way = Way { case, replicas, kind, microbatches, over: "in memory" };
-                way.check(&expected, &plan, Memory::new(plan.clone(), case.seed, runs));
+                let way = Configuration { case, replicas, kind, microbatches, over: "in memory" };
+                way.check(&expected, &plan, InMemoryCluster::new(plan.clone(), case.seed, runs));
                 runs += 1;
             }
         }
@@ -67,15 +70,17 @@ fn over_sockets(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
     let expected = one_process(case, 5);
-    for (reach, over) in
-        [(Reach::SharedMemory, "shared memory"), (Reach::Quic, "QUIC"), (Reach::Relayed, "QUIC, relayed")]
-    {
+    for (reach, over) in [
+        (Connectivity::SharedMemory, "shared memory"),
+        (Connectivity::Quic, "QUIC"),
+        (Connectivity::Relayed, "QUIC, relayed"),
+    ] {
         for (replicas, kind) in
             [(&[2, 2][..], ScheduleKind::ZbH1), (&[3], ScheduleKind::GPipe), (&[1, 2], ScheduleKind::Ready)]
         {
             let plan = plan(case, replicas, Placement::Plain).unwrap();
-            let way = Way { case, replicas, kind, microbatches: 5, over };
-            way.check(&expected, &plan, Sockets::new(plan.clone(), case.seed, reach));
+            let way = Configuration { case, replicas, kind, microbatches: 5, over };
+            way.check(&expected, &plan, SocketCluster::new(plan.clone(), case.seed, reach));
         }
     }
 }
@@ -94,14 +99,14 @@ fn in_processes(case: Case) {
         (3, "replicas: auto"),
     ] {
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        let run = runtime.block_on(by_hand(case, workers, &format!("microbatches: 4\n{more}"), &[]));
+        let run = runtime.block_on(train_in_processes(case, workers, &format!("microbatches: 4\n{more}"), &[]));
         expected.assert_same(&run.training, &format!("{} on {workers} workers, {more}, processes", case.name));
     }
 }
 
 /// Gradients of several steps, clipped, in steps of unequal size.
 #[test]
-fn gathered_and_clipped() {
+fn accumulated_and_clipped() {
     tensor::threads::set_count(1);
     let steps = Steps {
         samples: &[32, 32, 20],
@@ -114,8 +119,9 @@ fn gathered_and_clipped() {
         let expected = one_process(&case, 4);
         for replicas in WAYS {
             let Some(plan) = plan(&case, replicas, Placement::Plain) else { continue };
-            let way = Way { case: &case, replicas, kind: ScheduleKind::ZbH1, microbatches: 4, over: "in memory" };
-            way.check(&expected, &plan, Memory::new(plan.clone(), case.seed, 1));
+            let way =
+                Configuration { case: &case, replicas, kind: ScheduleKind::ZbH1, microbatches: 4, over: "in memory" };
+            way.check(&expected, &plan, InMemoryCluster::new(plan.clone(), case.seed, 1));
         }
     }
 }
@@ -132,7 +138,7 @@ fn the_order_changes_the_last_bits_alone() {
 macro_rules! replicas {
     ($($name:ident)*) => {
         mod in_memory {
-            $(#[test] fn $name() { super::every_way(tests::Case::$name()); })*
+            $(#[test] fn $name() { super::every_configuration(tests::Case::$name()); })*
         }
         mod over_sockets {
             $(#[test] fn $name() { super::over_sockets(tests::Case::$name()); })*

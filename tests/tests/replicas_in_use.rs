@@ -25,7 +25,7 @@ layers:
 ";
 
 /// No test takes longer.
-fn soon(test: impl Future<Output = ()>) {
+fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
 }
@@ -64,7 +64,7 @@ fn batch(number: i64, samples: i64) -> Batch {
 
 #[test]
 fn what_replicas_share_out_is_what_one_worker_finds() {
-    soon(async {
+    within_limit(async {
         let folder = tempfile::tempdir().unwrap();
         let csv = folder.path().join("samples.csv");
         let mut lines = String::new();
@@ -109,7 +109,7 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
 
 #[test]
 fn weights_that_are_loaded_reach_every_replica() {
-    soon(async {
+    within_limit(async {
         let in_part = Some(Sharding::Parameters);
         for (replicas, sharding) in [(&[3][..], None), (&[3, 2], None), (&[3], in_part), (&[3, 2], in_part)] {
             let mut boss = boss(replicas, sharding).await;

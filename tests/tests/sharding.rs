@@ -7,8 +7,8 @@ use pipeline::message::Reduction;
 use pipeline::optimizer::AdamArgs;
 use pipeline::replicas::{Compress, Sharding, WorkerGroups};
 use pipeline::{Cuts, OptimizerSpec, Placement, Plan, ScheduleKind};
-use tests::programs::by_hand;
-use tests::{cuts, one_process, train, Case, Fleet, Memory, Reach, Sockets, Steps, STEPS};
+use tests::programs::train_in_processes;
+use tests::{cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps, TestCluster, STEPS};
 
 const SHARDINGS: [Sharding; 3] = [Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters];
 
@@ -26,7 +26,7 @@ fn plan(case: &Case, replicas: &[u16], placement: Placement, sharding: Sharding)
 }
 
 /// Every way to group workers and everything to share out, frames in any order.
-fn every_way(case: Case) {
+fn every_configuration(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
     let expected = one_process(case, 5);
@@ -46,7 +46,8 @@ fn every_way(case: Case) {
             };
             let kind = kinds[number % kinds.len()];
             let what = format!("{} on {replicas:?}, {kind}, {sharding}", case.name);
-            let training = train(case, &plan, kind, 5, &mut Memory::new(plan.clone(), case.seed, number as u64));
+            let training =
+                train(case, &plan, kind, 5, &mut InMemoryCluster::new(plan.clone(), case.seed, number as u64));
             expected.assert_same(&training, &what);
         }
     }
@@ -54,9 +55,9 @@ fn every_way(case: Case) {
 }
 
 /// Gradients of several steps, clipped: every replica finds the norm of its part, and the sum is that of the whole.
-fn gathered_and_clipped(case: Case) {
+fn accumulated_and_clipped(case: Case) {
     let steps = Steps { samples: &[32, 32, 20], accumulate: 3, max_norm: Some(0.05), ..case.steps };
-    every_way(case.with(steps));
+    every_configuration(case.with(steps));
 }
 
 /// The same over real connections.
@@ -64,12 +65,13 @@ fn over_sockets(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case.with(Steps { max_norm: Some(0.5), ..Steps::default() }));
     let expected = one_process(case, 5);
-    let reaches = [Reach::SharedMemory, Reach::Quic, Reach::Relayed];
+    let reaches = [Connectivity::SharedMemory, Connectivity::Quic, Connectivity::Relayed];
     let shardings = [Sharding::Gradients, Sharding::Optimizer, Sharding::Gradients];
     let gathered = reaches.into_iter().map(|reach| (reach, Sharding::Parameters));
     for (reach, sharding) in reaches.into_iter().zip(shardings).chain(gathered) {
         let plan = plan(case, &[2, 2], Placement::Plain, sharding).unwrap();
-        let training = train(case, &plan, ScheduleKind::ZbH1, 5, &mut Sockets::new(plan.clone(), case.seed, reach));
+        let training =
+            train(case, &plan, ScheduleKind::ZbH1, 5, &mut SocketCluster::new(plan.clone(), case.seed, reach));
         expected.assert_same(&training, &format!("{} over {reach:?}, {sharding}", case.name));
     }
 }
@@ -77,10 +79,10 @@ fn over_sockets(case: Case) {
 macro_rules! sharding {
     ($($name:ident)*) => {
         mod in_memory {
-            $(#[test] fn $name() { super::every_way(tests::Case::$name()); })*
+            $(#[test] fn $name() { super::every_configuration(tests::Case::$name()); })*
         }
         mod clipped {
-            $(#[test] fn $name() { super::gathered_and_clipped(tests::Case::$name()); })*
+            $(#[test] fn $name() { super::accumulated_and_clipped(tests::Case::$name()); })*
         }
     };
 }
@@ -98,7 +100,7 @@ fn every_optimizer() {
     let adamw = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
     let optimizers = [OptimizerSpec::sgd(0.01), OptimizerSpec::sgd_momentum(0.01, 0.9), OptimizerSpec::AdamW(adamw)];
     for optimizer in optimizers {
-        every_way(Case::branchy().optimized_by(optimizer));
+        every_configuration(Case::branchy().optimized_by(optimizer));
     }
 }
 
@@ -114,9 +116,9 @@ fn compressed() {
         let case = &case.with(Steps { reduction: Reduction::Compressed(form), ..steps });
         let run = |order| {
             let plan = plan(case, &[3], Placement::Plain, Sharding::Optimizer).unwrap();
-            let mut fleet = Memory::new(plan.clone(), case.seed, order);
-            let training = train(case, &plan, ScheduleKind::GPipe, 5, &mut fleet);
-            let digests = fleet.call(pipeline::boss::Request::Digest).unwrap().digests;
+            let mut cluster = InMemoryCluster::new(plan.clone(), case.seed, order);
+            let training = train(case, &plan, ScheduleKind::GPipe, 5, &mut cluster);
+            let digests = cluster.call(pipeline::boss::Request::Digest).unwrap().digests;
             // Three replicas of as many parameters, which follow each other.
             let (each, of) = (digests.len() / 3, |place: usize| (&digests[place].2, digests[place].3));
             assert!(each > 0 && (0..digests.len()).all(|place| of(place) == of(place % each)), "{form}");
@@ -145,7 +147,7 @@ fn in_processes() {
     ];
     for (workers, more) in ways {
         let settings = format!("microbatches: 4\n{more}");
-        let run = runtime.block_on(by_hand(case, workers, &settings, &[]));
+        let run = runtime.block_on(train_in_processes(case, workers, &settings, &[]));
         expected.assert_same(&run.training, &format!("{} on {workers} workers, {more}", case.name));
     }
 }

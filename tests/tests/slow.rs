@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
-use tests::programs::{send_signal, Place, Process};
+use tests::programs::{send_signal, Process, TestFolder};
 use tests::Case;
 
 /// Far more than the test takes.
@@ -47,7 +47,7 @@ impl Drop for Slow {
 }
 
 /// Step and loss of each line, and the weights.
-fn left(place: &Place) -> (Vec<String>, Vec<u8>) {
+fn outputs(place: &TestFolder) -> (Vec<String>, Vec<u8>) {
     let metrics = std::fs::read_to_string(place.file("metrics.jsonl")).unwrap();
     let losses = metrics.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string());
     (losses.collect(), std::fs::read(place.file("weights.safetensors")).unwrap())
@@ -57,7 +57,7 @@ fn left(place: &Place) -> (Vec<String>, Vec<u8>) {
 async fn a_worker_a_hundred_times_too_slow_slows_training_down_and_no_more() {
     let test = async {
         let begin = |more: &str| {
-            let place = Place::new();
+            let place = TestFolder::new();
             let run = place.run_file(&Case::branchy(), STEPS, &format!("microbatches: 4\nschedule: 1f1b\n{more}"));
             let path = |name: &str| place.file(name).to_str().unwrap().to_string();
             let outcome =
@@ -67,7 +67,7 @@ async fn a_worker_a_hundred_times_too_slow_slows_training_down_and_no_more() {
         let (quiet, run, outcome) = begin("");
         let all = ["train", run.to_str().unwrap(), "--local", "1", "--threads", "1"];
         let outcome: Vec<&str> = outcome.iter().map(String::as_str).collect();
-        quiet.start("bossman", &[&all, &outcome[..]].concat()).end().await.well();
+        quiet.start("bossman", &[&all, &outcome[..]].concat()).end().await.expect_success();
 
         let (place, run, outcome) = begin("checkpoint: {dir: c, every: 3, keep: 2}");
         let outcome: Vec<&str> = outcome.iter().map(String::as_str).collect();
@@ -81,11 +81,11 @@ async fn a_worker_a_hundred_times_too_slow_slows_training_down_and_no_more() {
             boss.line(" written").await;
         }
         drop(slow);
-        boss.end_within(LIMIT).await.well();
+        boss.end_within(LIMIT).await.expect_success();
         for worker in workers {
-            worker.end().await.well();
+            worker.end().await.expect_success();
         }
-        let (found, expected) = (left(&place), left(&quiet));
+        let (found, expected) = (outputs(&place), outputs(&quiet));
         let differs = found.0.iter().zip(&expected.0).find(|(found, expected)| found != expected);
         assert!(found == expected, "{differs:?}; {} and {} lines", found.0.len(), expected.0.len());
     };

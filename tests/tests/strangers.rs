@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
-use link::testing::{dial, greet, listen};
+use link::testing::{dial, join_control, listen};
 use link::{Identity, Listener, ListenerEvent, WorkerInfo};
 use pipeline::boss::{Request, MOST_WAITING};
 use pipeline::frame::{encode, Envelope};
@@ -13,7 +13,7 @@ use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use runtime::{ComputeThread, Handle};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
-use tests::programs::{Place, SOON};
+use tests::programs::{TestFolder, TIMEOUT};
 use tests::Case;
 use worker::StageCompute;
 
@@ -30,7 +30,7 @@ fn words_of_version(version: u32) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_worker_of_another_version_is_told_both_versions() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
     let ticket = at.ticket.parse().unwrap();
     let endpoint = link::worker_endpoint(&ticket, local(&at.port)).unwrap();
@@ -48,7 +48,7 @@ async fn a_worker_of_another_version_is_told_both_versions() {
 
 #[tokio::test]
 async fn a_boss_of_another_version_is_named_with_both_versions() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let identity = Identity::load_or_create_in(&place.file("config")).unwrap();
     let endpoint = listen(&identity, ANY.into()).unwrap();
     let worker = place.worker(&endpoint.local_addr().unwrap().port().to_string(), &[]);
@@ -64,7 +64,7 @@ async fn a_boss_of_another_version_is_named_with_both_versions() {
 
 #[tokio::test]
 async fn strangers_do_not_disturb_a_run() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let case = Case::branchy();
     let run = place.run_file(&case, 300, "microbatches: 4");
     let (mut boss, at) = place.boss(&run, 2, &[]).await;
@@ -77,9 +77,9 @@ async fn strangers_do_not_disturb_a_run() {
     boss.line("step 1/300").await;
     garbage(&at.port);
     without_a_key(&at.port).await;
-    boss.end().await.well();
-    first.end().await.well();
-    second.end().await.well();
+    boss.end().await.expect_success();
+    first.end().await.expect_success();
+    second.end().await.expect_success();
 }
 
 /// Packets of every kind of nonsense.
@@ -99,7 +99,7 @@ fn garbage(port: &str) {
 
 /// Dials without the ticket; why that fails.
 async fn without_a_key(port: &str) -> String {
-    tests::strangers::accept(&Endpoint::client(ANY.into()).unwrap(), local(port)).await
+    tests::strangers::dial_without_ticket(&Endpoint::client(ANY.into()).unwrap(), local(port)).await
 }
 
 /// A boss with one honest worker, and a second one that holds the ticket and will misbehave.
@@ -124,7 +124,7 @@ async fn lobby_with_rogue(
     let mut listener = Listener::open(&identity, ANY.into(), places).unwrap();
     let endpoint = link::worker_endpoint(identity.ticket(), listener.address()).unwrap();
     let quic = dial(&endpoint, listener.address(), identity.ticket()).await.unwrap();
-    let (control, event) = tokio::join!(greet(&quic, info()), listener.next());
+    let (control, event) = tokio::join!(join_control(&quic, info()), listener.next());
     assert!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
     (listener, identity, quic, control.unwrap(), endpoint, keys)
 }
@@ -165,7 +165,7 @@ impl Rogue {
 }
 
 async fn within<T>(future: impl std::future::Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, future).await.unwrap()
+    tokio::time::timeout(TIMEOUT, future).await.unwrap()
 }
 
 fn state_frame(tensors: Vec<TensorMeta>) -> Envelope {
@@ -228,11 +228,11 @@ async fn a_caller_that_says_nothing_holds_nobody_up() {
     let (mut listener, identity, _quic, _control, endpoint, _keys) = lobby_with_rogue(2).await;
     let silent = dial(&endpoint, listener.address(), identity.ticket()).await.unwrap();
     let other = dial(&endpoint, listener.address(), identity.ticket()).await.unwrap();
-    let (control, event) = tokio::join!(greet(&other, info()), within(listener.next()));
+    let (control, event) = tokio::join!(join_control(&other, info()), within(listener.next()));
     assert!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
     drop(control);
     let turned_away = tokio::time::timeout(Duration::from_secs(10), listener.next()).await.unwrap();
-    let ListenerEvent::TurnedAway { reason, .. } = turned_away else { panic!("{turned_away:?}") };
+    let ListenerEvent::Rejected { reason, .. } = turned_away else { panic!("{turned_away:?}") };
     assert_eq!(reason, "it did not greet within 5 seconds");
     drop(silent);
 }

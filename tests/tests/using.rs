@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use tests::programs::{program, Ended, Place};
+use tests::programs::{program, Ended, TestFolder};
 
 /// A language model over bytes, which writes ASCII alone, so that its text tells every token.
 const WRITER: &str = "
@@ -48,7 +48,7 @@ layers:
 ";
 
 /// No test takes longer.
-fn soon(test: impl Future<Output = ()>) {
+fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
 }
@@ -70,7 +70,7 @@ fn pairs() -> TextPairs {
         keys: None,
         tokenizer: Tokenizer::Bytes,
         target_tokenizer: None,
-        marks: ["<bos>", "<eos>", "<pad>"].map(String::from),
+        special_tokens: ["<bos>", "<eos>", "<pad>"].map(String::from),
         max_length: None,
         fixed: false,
         inputs: [].into(),
@@ -88,7 +88,7 @@ fn likeliest(output: &Tensor) -> i64 {
 
 #[test]
 fn text_is_what_the_whole_model_would_say_token_by_token() {
-    soon(async {
+    within_limit(async {
         let text = Text { paths: Vec::new(), tokenizer: Tokenizer::Bytes, sequence_length: 12, eos: None };
         for workers in [1, 3] {
             let mut boss = boss(WRITER, workers).await;
@@ -118,7 +118,7 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
 
 #[test]
 fn translations_are_what_the_whole_model_would_say() {
-    soon(async {
+    within_limit(async {
         let texts = pairs();
         let mut boss = boss(TRANSLATOR, 2).await;
         let translator = Translator::new(boss.model(), &texts).unwrap();
@@ -150,7 +150,7 @@ fn translations_are_what_the_whole_model_would_say() {
 /// Texts that are done leave the batch, and the others go on as if they had been alone.
 #[test]
 fn translations_that_end_at_different_times_do_not_disturb_each_other() {
-    soon(async {
+    within_limit(async {
         let mut boss = boss(&TRANSLATOR.replace("out_features: 128", "out_features: 259"), 2).await;
         let translator = Translator::new(boss.model(), &pairs()).unwrap();
         let sources = ["a rather long text, the longest of all", "another text", "x", "one"];
@@ -180,7 +180,7 @@ fn translations_that_end_at_different_times_do_not_disturb_each_other() {
 /// Where an encoder's output does not begin with the batch, all goes through again, and comes to the same.
 #[test]
 fn a_recurrent_encoder_translates_the_slow_way() {
-    soon(async {
+    within_limit(async {
         let encoder =
             "  - GRU: {input_size: 16, hidden_size: 16, batch_first: true}\n    out_variables: [memory, last]\n";
         let start = TRANSLATOR.find("  - TransformerEncoderLayer").unwrap();
@@ -207,7 +207,7 @@ async fn broken(boss: &mut BossMan, bias: &str) {
 
 #[test]
 fn a_model_that_gives_no_numbers_says_nothing_and_ends_with_an_error() {
-    soon(async {
+    within_limit(async {
         let expected = "the model: gave logits that are no numbers";
         let mut writer = boss(WRITER, 2).await;
         broken(&mut writer, "4.bias").await;
@@ -243,8 +243,8 @@ layers:
 
 #[test]
 fn predictions_are_written_as_they_are_and_those_that_are_no_numbers_are_told_of() {
-    soon(async {
-        let place = Place::new();
+    within_limit(async {
+        let place = TestFolder::new();
         std::fs::write(place.file("model.yaml"), SUMS).unwrap();
         std::fs::write(place.file("data.csv"), "1,2\n2,1e38\n-4,-1e38\n0,0\n").unwrap();
         std::fs::write(place.file("train.csv"), "1,2,3,4\n").unwrap();
@@ -275,7 +275,7 @@ fn predictions_are_written_as_they_are_and_those_that_are_no_numbers_are_told_of
         let mut broken = StateDict::default();
         broken.insert("0.weight", &Tensor::from_slice(&[1.0f32, 0.5, f32::NAN, 0.0]).view([2, 2]));
         broken.save(&weights).unwrap();
-        let ended = predict("out.jsonl").await.well();
+        let ended = predict("out.jsonl").await.expect_success();
         let expected =
             "warning: the model gives NaN for 4 of 4 samples, first for sample 0 (counted from 0); its weights may \
                         hold NaN or have grown too large";
@@ -287,7 +287,7 @@ fn predictions_are_written_as_they_are_and_those_that_are_no_numbers_are_told_of
 }
 
 /// Writes a run of the writer in a folder.
-fn run_file(place: &Place) -> String {
+fn run_file(place: &TestFolder) -> String {
     std::fs::write(place.file("model.yaml"), WRITER).unwrap();
     std::fs::write(place.file("text.txt"), "abcdefgh".repeat(60)).unwrap();
     let run = place.file("run.yaml");
@@ -301,7 +301,7 @@ fn run_file(place: &Place) -> String {
     run.to_str().unwrap().to_string()
 }
 
-async fn bossman(place: &Place, arguments: &[&str]) -> Ended {
+async fn bossman(place: &TestFolder, arguments: &[&str]) -> Ended {
     place.start("bossman", arguments).end_within(Duration::from_secs(120)).await
 }
 
@@ -312,8 +312,8 @@ fn said(ended: &Ended) -> String {
 
 #[test]
 fn a_trained_model_is_evaluated_asked_and_exported() {
-    soon(async {
-        let place = Place::new();
+    within_limit(async {
+        let place = TestFolder::new();
         let run = run_file(&place);
         let path = |name: &str| place.file(name).to_str().unwrap().to_string();
         let (weights, best, metrics) = (path("w.safetensors"), path("w.best.safetensors"), path("m.jsonl"));
@@ -358,8 +358,8 @@ fn a_trained_model_is_evaluated_asked_and_exported() {
 
 #[test]
 fn a_look_that_fails_leaves_the_weights() {
-    soon(async {
-        let place = Place::new();
+    within_limit(async {
+        let place = TestFolder::new();
         std::fs::write(
             place.file("model.yaml"),
             TRANSLATOR
@@ -386,8 +386,8 @@ fn a_look_that_fails_leaves_the_weights() {
 
 #[test]
 fn what_cannot_be_used_is_an_error() {
-    soon(async {
-        let place = Place::new();
+    within_limit(async {
+        let place = TestFolder::new();
         let run = run_file(&place);
         let fails = |arguments: Vec<&'static str>| {
             let (place, run) = (&place, run.clone());
@@ -409,8 +409,8 @@ fn what_cannot_be_used_is_an_error() {
 
 #[test]
 fn a_head_that_the_file_has_not_is_drawn() {
-    soon(async {
-        let place = Place::new();
+    within_limit(async {
+        let place = TestFolder::new();
         let run = run_file(&place);
         let whole = {
             let mut boss = boss(WRITER, 1).await;
@@ -426,14 +426,15 @@ fn a_head_that_the_file_has_not_is_drawn() {
             std::fs::write(&run, format!("{text}seed: 3\nweights: {{path: body.safetensors{fresh}}}\n")).unwrap();
             RunFile::from_file(&run).unwrap()
         };
-        let fleet = bossman::fleet::FleetSettings { local: 1, ..Default::default() };
-        let error = with("").ready(&fleet, None).await.err().unwrap().to_string();
+        let cluster = bossman::fleet::FleetSettings { local: 1, ..Default::default() };
+        let error = with("").ready(&cluster, None).await.err().unwrap().to_string();
         assert!(error.contains("`4.bias`: missing") && error.contains("`4.weight`: missing"), "{error}");
-        let mut boss = with(", fresh: [4.weight, 4.bias]").ready(&fleet, None).await.unwrap();
+        let mut boss = with(", fresh: [4.weight, 4.bias]").ready(&cluster, None).await.unwrap();
         let loaded = boss.state_dict().await.unwrap();
         assert!(whole.iter().all(|(name, tensor)| loaded.get(name).unwrap().equal(tensor)));
         boss.shutdown().await;
-        let error = with(", fresh: [4.weight, 4.bias, 0.weight]").ready(&fleet, None).await.err().unwrap().to_string();
+        let error =
+            with(", fresh: [4.weight, 4.bias, 0.weight]").ready(&cluster, None).await.err().unwrap().to_string();
         assert!(error.contains("`0.weight`: in the weights, but `fresh` in the run file"), "{error}");
         assert!(matches!(RunFile::from_file(&run).unwrap().data.train, Source::Text(_)));
     });
@@ -442,8 +443,8 @@ fn a_head_that_the_file_has_not_is_drawn() {
 /// It would write for hours; it ends because nobody listens any more.
 #[test]
 fn text_that_nobody_reads_is_not_made() {
-    soon(async {
-        let place = Place::new();
+    within_limit(async {
+        let place = TestFolder::new();
         let run = run_file(&place);
         let mut boss = boss(WRITER, 1).await;
         let weights = place.file("w.safetensors");
@@ -467,8 +468,8 @@ fn text_that_nobody_reads_is_not_made() {
 /// Such a model's batches are not cut, and each is counted by its samples.
 #[test]
 fn a_model_of_one_batch_size_trains_and_is_tested_on_whole_batches() {
-    soon(async {
-        let place = Place::new();
+    within_limit(async {
+        let place = TestFolder::new();
         std::fs::write(
             place.file("model.yaml"),
             "model: fixed\ninputs: {x: [8, 2]}\nlayers:\n  - Linear: {in_features: 2, out_features: 4}\n  - Tanh\n  - Linear: \
@@ -486,12 +487,14 @@ fn a_model_of_one_batch_size_trains_and_is_tested_on_whole_batches() {
         let (metrics, weights) = (place.file("m.jsonl"), place.file("w.safetensors"));
         let (metrics, weights) = (metrics.to_str().unwrap(), weights.to_str().unwrap());
         let run = run.to_str().unwrap();
-        bossman(&place, &["train", run, "--local", "2", "--metrics", metrics, "--save", weights]).await.well();
+        bossman(&place, &["train", run, "--local", "2", "--metrics", metrics, "--save", weights])
+            .await
+            .expect_success();
         let lines = std::fs::read_to_string(metrics).unwrap();
         assert_eq!(lines.lines().filter(|line| line.contains("\"samples\":8")).count(), 6, "{lines}");
         let to = place.file("out.jsonl");
         let predict = ["predict", run, "--local", "2", "--weights", weights, "--to", to.to_str().unwrap()];
-        bossman(&place, &predict).await.well();
+        bossman(&place, &predict).await.expect_success();
         assert_eq!(std::fs::read_to_string(&to).unwrap().lines().count(), 24);
         std::fs::write(place.file("data.csv"), "1,2,3\n".repeat(20)).unwrap();
         let line = bossman(&place, &predict).await.error_line();

@@ -98,7 +98,7 @@ fn has(line: &str, word: &str) -> bool {
 
 /// The section "What is nowhere" holds.
 #[test]
-fn what_is_nowhere_is_nowhere() {
+fn forbidden_words_are_absent() {
     let absent = [
         ("unsafe ", &["layerspec", "pipeline", "link", "runtime", "data", "worker", "bossman"][..]),
         ("std::time", &["layerspec", "pipeline"]),

@@ -33,7 +33,7 @@ pub(crate) fn payloads(tensors: &[Tensor]) -> Result<Vec<Payload>, Failure> {
 
 /// Sums of gradients, which may have come compressed.
 pub(crate) fn sums(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
-    let sum = |payload| tensor(&runtime::decompressed(payload).map_err(Failure::new)?).map_err(plain);
+    let sum = |payload| tensor(&runtime::decompress(payload).map_err(Failure::new)?).map_err(plain);
     payloads.iter().map(sum).collect()
 }
 

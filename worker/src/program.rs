@@ -9,7 +9,7 @@ use crate::output;
 use crate::samples::OwnSamples;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
-use link::{Farewell, LinkError, Ticket, WorkerInfo};
+use link::{EndpointCloser, LinkError, Ticket, WorkerInfo};
 use runtime::{ComputeThread, SnapshotStore};
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +29,7 @@ const FAILURE: i32 = 1;
 const INTERRUPTED: i32 = 130;
 
 /// How to take leave of the boss and the other workers, while there is a connection to them.
-type OnLeaving = Mutex<Option<Farewell>>;
+type OnLeaving = Mutex<Option<EndpointCloser>>;
 
 /// The program with its arguments.
 pub(crate) fn main(own: OwnLayers) -> ! {
@@ -57,15 +57,15 @@ pub(crate) fn main(own: OwnLayers) -> ! {
 fn start(options: &Options, own: OwnLayers, beyond_machine: bool) -> Result<()> {
     // One thread for the network: the cores are for the compute thread.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let farewell = OnLeaving::default();
+    let closer = OnLeaving::default();
     runtime.block_on(async {
         tokio::select! {
-            result = run(options, own, beyond_machine, &farewell) => result,
+            result = run(options, own, beyond_machine, &closer) => result,
             () = interrupted() => {
                 // The others go on at once, and do not wait until this worker has been silent for long.
-                let farewell = farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
-                if let Some(farewell) = farewell {
-                    farewell.say("the worker was told to leave").await;
+                let closer = closer.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(closer) = closer {
+                    closer.close("the worker was told to leave").await;
                 }
                 leave(INTERRUPTED)
             }
@@ -81,7 +81,7 @@ fn leave(code: i32) -> ! {
 }
 
 /// Works for one run after another until a boss says stop. Errors that waiting cannot mend end it.
-async fn run(options: &Options, own: OwnLayers, beyond_machine: bool, farewell: &OnLeaving) -> Result<()> {
+async fn run(options: &Options, own: OwnLayers, beyond_machine: bool, closer: &OnLeaving) -> Result<()> {
     tensor::memory::keep_freed_memory();
     let device = device(options)?;
     if let Some(threads) = options.threads {
@@ -104,7 +104,7 @@ async fn run(options: &Options, own: OwnLayers, beyond_machine: bool, farewell: 
     // Whatever becomes of a boss, the next finds it here.
     let kept = SnapshotStore::default();
     loop {
-        match work(options, device, &info, (own.clone(), library.clone()), (farewell, &kept)).await {
+        match work(options, device, &info, (own.clone(), library.clone()), (closer, &kept)).await {
             Ok(()) => {
                 output::line("the run is over");
                 return Ok(());
@@ -156,11 +156,11 @@ async fn work(
     device: Device,
     info: &WorkerInfo,
     (own, library): (OwnLayers, Option<Arc<Nccl>>),
-    (farewell, kept): (&OnLeaving, &SnapshotStore),
+    (closer, kept): (&OnLeaving, &SnapshotStore),
 ) -> Result<(), Trouble> {
     let trouble = |worked: bool| {
         move |e: LinkError| {
-            if e.may_pass() {
+            if e.is_transient() {
                 Trouble::Passing { reason: e.to_string(), worked, refused: matches!(e, LinkError::Refused { .. }) }
             } else {
                 Trouble::Fatal(e.into())
@@ -173,11 +173,11 @@ async fn work(
     };
     let boss = link::resolve(&options.model_host, options.model_port).await.map_err(trouble(false))?;
     let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
-    *farewell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Farewell::of(&endpoint));
+    *closer.lock().unwrap_or_else(PoisonError::into_inner) = Some(EndpointCloser::of(&endpoint));
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
     output::line(&format!("joined the boss at {boss} as {}", membership.worker));
     let membership = membership.transport(options.transport);
-    let compute = ComputeThread::interruptible(move |called_off| {
+    let compute = ComputeThread::start_interruptible(move |called_off| {
         StageCompute::with(device, own).summing_with(library, called_off)
     });
     let compute = compute.context("cannot start the compute thread");
@@ -195,7 +195,7 @@ async fn work(
 fn ticket(options: &Options) -> Result<Option<Ticket>> {
     match &options.model_ticket {
         Some(text) => Ok(Some(text.parse().context("MODEL_TICKET")?)),
-        None => Ok(link::ticket_on_this_machine()?),
+        None => Ok(link::local_ticket()?),
     }
 }
 

@@ -6,7 +6,7 @@ use layerspec::ValueId;
 use link::Payload;
 use pipeline::message::Failure;
 use pipeline::samples::{Column, DataId, DataSpec, Reading};
-use runtime::ReadSamples;
+use runtime::SampleReader;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ impl OwnSamples {
     }
 }
 
-impl ReadSamples for OwnSamples {
+impl SampleReader for OwnSamples {
     fn open(&mut self, spec: DataSpec) -> Result<(), Failure> {
         let Some(folder) = &self.folder else {
             return Err(Failure::new(
@@ -61,7 +61,7 @@ impl ReadSamples for OwnSamples {
         if self.open.len() >= MOST_OPEN {
             return Err(Failure::new(format!("{MOST_OPEN} data sets are open already")));
         }
-        let data = Dataset::described(&description, id, folder).map_err(|e| Failure::new(e.to_string()))?;
+        let data = Dataset::from_description(&description, id, folder).map_err(|e| Failure::new(e.to_string()))?;
         self.open.insert(id, Open { data, inputs });
         Ok(())
     }

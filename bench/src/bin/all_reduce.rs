@@ -53,12 +53,12 @@ fn main() -> Result<()> {
     runtime.block_on(async {
         match (options.worker, options.boss) {
             (Some(number), Some(boss)) => work(number, boss, options.transport).await,
-            _ => lead(&options).await,
+            _ => run_boss(&options).await,
         }
     })
 }
 
-async fn lead(options: &Options) -> Result<()> {
+async fn run_boss(options: &Options) -> Result<()> {
     let layers = options.mib / LAYER_MIB;
     ensure!(layers > 0 && options.mib.is_multiple_of(LAYER_MIB), "--mib: expected a multiple of {LAYER_MIB}");
     let layer = format!("  - Linear: {{in_features: {WIDTH}, out_features: {WIDTH}, bias: false}}\n").repeat(layers);
@@ -106,7 +106,7 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
     let schedule = plan.schedule_for(&terms)?;
     let sample = || {
         let meta = TensorMeta { dtype: DType::Float32, shape: vec![1, WIDTH as u64] };
-        handle.slots.put(Payload { meta, bytes: vec![0; WIDTH * FLOAT].into() })
+        handle.slots.insert(Payload { meta, bytes: vec![0; WIDTH * FLOAT].into() })
     };
     let input = *graph.inputs().first().context("a model with an input")?;
     let weights = vec![1.0; microbatches as usize];

@@ -51,7 +51,7 @@ fn main() -> Result<()> {
 #[cfg(target_os = "linux")]
 mod line {
     use anyhow::{Context, Result};
-    use bench::link_model::{Link, Trouble};
+    use bench::link_model::{Impairment, Link};
     use std::sync::mpsc::{self, Receiver, Sender};
     use std::sync::{Arc, Mutex, PoisonError};
     use std::thread;
@@ -67,7 +67,7 @@ mod line {
     pub(crate) fn run(a: &str, b: &str, link: &Link) -> Result<()> {
         let (a, b) = (Arc::new(device(a)?), Arc::new(device(b)?));
         // Both ways are alike, but they do not lose the same packets.
-        let links = [link.clone(), link.clone().other_way()].map(|link| Arc::new(Mutex::new(link)));
+        let links = [link.clone(), link.clone().reversed()].map(|link| Arc::new(Mutex::new(link)));
         for ((from, to), link) in [(&a, &b), (&b, &a)].into_iter().zip(&links) {
             let (from, to, link) = (Arc::clone(from), Arc::clone(to), Arc::clone(link));
             let (put, take): Packets = mpsc::channel();
@@ -76,9 +76,9 @@ mod line {
         }
         println!("ready");
         for line in std::io::stdin().lines() {
-            let trouble: Trouble = line?.parse().map_err(anyhow::Error::msg)?;
+            let impairment: Impairment = line?.parse().map_err(anyhow::Error::msg)?;
             for link in &links {
-                link.lock().unwrap_or_else(PoisonError::into_inner).trouble(trouble);
+                link.lock().unwrap_or_else(PoisonError::into_inner).impairment(impairment);
             }
         }
         Ok(())

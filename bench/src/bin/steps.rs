@@ -49,7 +49,7 @@ struct Options {
     replicas: Option<u16>,
     /// In what form replicas exchange gradients: `bf16`, `int8`, `int4`, or `f32`.
     #[arg(long, default_value = "f32")]
-    compress: Form,
+    compress: CompressionForm,
     /// What replicas share out: `optimizer`, `gradients`, `parameters`, or `none`.
     #[arg(long, default_value = "none")]
     shard: SharedOut,
@@ -86,13 +86,13 @@ impl FromStr for Asked {
 
 /// A form in which gradients travel, or nothing for float32.
 #[derive(Clone)]
-struct Form(Option<Compress>);
+struct CompressionForm(Option<Compress>);
 
-impl FromStr for Form {
+impl FromStr for CompressionForm {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Ok(Form(if text == "f32" { None } else { Some(text.parse()?) }))
+        Ok(CompressionForm(if text == "f32" { None } else { Some(text.parse()?) }))
     }
 }
 

@@ -169,7 +169,7 @@ impl BossMan {
             let placed = placed?;
             self.lose_track();
             let hold =
-                |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.put(payload));
+                |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.insert(payload));
             let tensors = placed.into_iter().map(hold).collect();
             self.loaded = true;
             self.call(Request::LoadState { tensors, optimizer: true }).await?;
@@ -214,7 +214,7 @@ impl Snapshot {
             }
         }
         // Taken out of their slots in any case.
-        let all = all.into_iter().filter_map(|(name, slot)| Some((name, slots.take(slot)?)));
+        let all = all.into_iter().filter_map(|(name, slot)| Some((name, slots.remove(slot)?)));
         let all: Vec<(String, Payload)> = all.collect();
         if let Some(failure) = failed {
             return Err(failure.into());

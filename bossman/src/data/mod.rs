@@ -5,8 +5,8 @@ pub mod fetch;
 mod parts;
 
 pub use ::data::{
-    Ahead, Batches, Contents, DataError, Dataset, Normalize, Numbers, Order, Role, Source, Table, Text, TextPairs,
-    Tokenizer, Tokens,
+    Batches, Contents, DataError, Dataset, LoadedTokenizer, Normalize, Order, Prefetcher, Role, SampleIndices, Source,
+    Table, Text, TextPairs, Tokenizer,
 };
 pub use parts::Part;
 pub(crate) use parts::Parts;

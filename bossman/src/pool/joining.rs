@@ -24,7 +24,7 @@ impl BossMan {
         let (Some(pool), Some(optimizer)) = (&mut self.pool, self.optimizer) else { return };
         let Some(stage) = fewest(&self.plan, pool) else { return };
         let Some(like) = self.plan.stage_placement.first(stage) else { return };
-        let files = files.into_iter().map(|(hash, payload)| (hash, self.handle.slots.put(payload))).collect();
+        let files = files.into_iter().map(|(hash, payload)| (hash, self.handle.slots.insert(payload))).collect();
         let stage_placement = self.plan.stage_placement.joined_by([(&worker, &like)]);
         let plan = Plan { stage_placement, ..self.plan.clone() };
         let request = Request::Prepare(Box::new(Prepare { worker, plan, files, optimizer, data }));

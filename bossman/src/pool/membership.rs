@@ -7,7 +7,7 @@ use pipeline::boss::{MembershipChange, Request};
 use pipeline::ids::WorkerId;
 use pipeline::message::Failure;
 use pipeline::Plan;
-use runtime::PoolEvent;
+use runtime::MembershipEvent;
 use std::collections::BTreeMap;
 
 /// One that is so many behind will not catch up: what it lacks is sent slower than it grows.
@@ -65,7 +65,7 @@ impl BossMan {
                 pool.failed.push(worker);
                 pool.send_away(worker, &format!("it failed: {}", failure.message));
                 pool.say(&format!("{worker} failed and is left out: {failure}"));
-                self.handle.dismiss(worker, &format!("it failed: {}", failure.message));
+                self.handle.disconnect(worker, &format!("it failed: {}", failure.message));
                 pool.contributors.entry(worker).and_modify(|c| c.state = left("it failed"));
                 true
             }
@@ -77,7 +77,7 @@ impl BossMan {
         let Some(pool) = &mut self.pool else { return };
         while let Ok(event) = pool.events.try_recv() {
             match event {
-                PoolEvent::Joined { worker, info, address } => {
+                MembershipEvent::Joined { worker, info, address } => {
                     pool.say(&format!(
                         "{worker} joined from {} ({}, {}, {} threads)",
                         address.ip(),
@@ -92,7 +92,7 @@ impl BossMan {
                         pool.put_aside(worker, format!("it was here before: {reason}"), self.updates);
                     }
                 }
-                PoolEvent::Left { worker, reason } => pool.lost(worker, &reason),
+                MembershipEvent::Left { worker, reason } => pool.lost(worker, &reason),
             }
         }
         while let Ok((worker, prepared)) = pool.ready.try_recv() {
@@ -105,7 +105,7 @@ impl BossMan {
                 (Err(failure), _) => {
                     pool.say(&format!("{worker} cannot take part: {failure}"));
                     pool.send_away(worker, &failure.message);
-                    self.handle.dismiss(worker, &failure.message);
+                    self.handle.disconnect(worker, &failure.message);
                     pool.lost(worker, &failure.message);
                 }
             }
@@ -213,7 +213,7 @@ impl BossMan {
         let too_far = pool.behind.iter().filter(|(_, behind)| **behind > TOO_FAR).map(|(worker, _)| *worker);
         for worker in too_far.collect::<Vec<_>>() {
             let reason = "its line or its processor is too slow: it fell further behind while it caught up";
-            self.handle.dismiss(worker, reason);
+            self.handle.disconnect(worker, reason);
             pool.send_away(worker, reason);
         }
         if pool.told.elapsed() >= super::TOLD_EVERY || step == 1 {
@@ -233,9 +233,9 @@ impl BossMan {
                 share: contributor.share,
                 bytes_per_second: contributor.bytes_per_second,
             };
-            self.handle.tell(*worker, progress);
+            self.handle.send_progress(*worker, progress);
         }
-        self.handle.show(self.status(loss).json());
+        self.handle.set_status(self.status(loss).json());
     }
 
     /// What part of the last batch each worker took, and how many samples.

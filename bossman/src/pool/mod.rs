@@ -19,7 +19,7 @@ use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, LinkReport};
 use pipeline::replicas::{keeps_statistics, Collective};
 use pipeline::schedule::ScheduleKind;
-use runtime::PoolEvent;
+use runtime::MembershipEvent;
 pub use status::{Status, WorkerStatus};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ const LONGEST: usize = 200;
 
 /// Who is here, and what becomes of them.
 pub(crate) struct Pool {
-    events: mpsc::UnboundedReceiver<PoolEvent>,
+    events: mpsc::UnboundedReceiver<MembershipEvent>,
     /// Workers that are ready to follow, or cannot be.
     ready: mpsc::UnboundedReceiver<(WorkerId, Result<(), Failure>)>,
     readying: mpsc::UnboundedSender<(WorkerId, Result<(), Failure>)>,
@@ -106,7 +106,7 @@ impl BossMan {
         self.scheduling.asked.get_or_insert(ScheduleKind::OneFOneB);
         let (readying, ready) = mpsc::unbounded_channel();
         let mut pool = Pool {
-            events: self.handle.open(),
+            events: self.handle.admit_workers(),
             ready,
             readying,
             contributors: BTreeMap::new(),
@@ -125,7 +125,7 @@ impl BossMan {
         }
         self.pool = Some(pool);
         self.take_links().await;
-        self.handle.show(self.status(f32::NAN).json());
+        self.handle.set_status(self.status(f32::NAN).json());
         Ok(())
     }
 }

@@ -69,7 +69,7 @@ impl Status {
         };
         let address = link::resolve(host, port).await?;
         let endpoint = link::worker_endpoint(&ticket, address)?;
-        let text = link::look(&endpoint, address, &ticket).await?;
+        let text = link::query_status(&endpoint, address, &ticket).await?;
         let unread = |e: serde_json::Error| {
             BossManError::Usage(format!("the boss at {address} says how it stands in words we do not know ({e}); is it of another version, or no pool?"))
         };

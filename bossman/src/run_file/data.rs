@@ -114,7 +114,7 @@ fn table(choice: &Choice<'_>, folder: &Path) -> Result<Table, Fault> {
     let path: PathBuf = folder.join(arguments.required("path", &TEXT)?);
     let inputs = arguments.get("inputs").map(|node| words(node, "`inputs`")).transpose()?.unwrap_or_default();
     let target = arguments.optional("target", &TEXT)?;
-    let alike = Table::named_alike(path);
+    let alike = Table::with_default_names(path);
     Ok(Table { inputs, target: target.unwrap_or(alike.target), ..alike })
 }
 

@@ -58,7 +58,7 @@ pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fau
         keys: keys(&arguments)?,
         tokenizer: tokenizer(&arguments, "tokenizer", folder)?.unwrap_or(Tokenizer::Bytes),
         target_tokenizer: tokenizer(&arguments, "target_tokenizer", folder)?,
-        marks: [mark("bos")?, mark("eos")?, mark("pad")?],
+        special_tokens: [mark("bos")?, mark("eos")?, mark("pad")?],
         max_length: fixed.or(most),
         fixed: fixed.is_some(),
         inputs: inputs.transpose()?.unwrap_or_default(),

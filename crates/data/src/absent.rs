@@ -31,9 +31,9 @@ pub(super) mod picture {
 pub(super) mod vocabulary {
     /// No value of it exists: a program without the feature loads no tokenizer.
     #[derive(Clone, Debug)]
-    pub enum Vocabulary {}
+    pub enum TokenizerFile {}
 
-    impl Vocabulary {
+    impl TokenizerFile {
         pub(crate) fn from_bytes(_: &[u8]) -> Result<Self, String> {
             Err(super::refusal("tokenizer.json files", "tokenizers"))
         }

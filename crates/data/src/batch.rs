@@ -63,12 +63,12 @@ pub enum Contents {
         target: Tensor,
     },
     /// The numbers of samples, which workers read from files of their own.
-    Numbers(Box<Numbers>),
+    Indices(Box<SampleIndices>),
 }
 
 /// Samples of a data set of which workers have the files; see [`Dataset::for_workers`].
 #[derive(Debug)]
-pub struct Numbers {
+pub struct SampleIndices {
     /// The data set.
     pub data: Dataset,
     /// Which of its samples.
@@ -111,11 +111,11 @@ impl Batch {
     pub fn target(&self) -> Option<&Tensor> {
         match &self.0 {
             Contents::Tensors { target, .. } => Some(target),
-            Contents::Numbers(numbers) => numbers.target.as_ref(),
+            Contents::Indices(numbers) => numbers.target.as_ref(),
         }
     }
 
-    pub(crate) fn of_numbers(numbers: Numbers) -> Self {
-        Batch(Contents::Numbers(Box::new(numbers)))
+    pub(crate) fn of_indices(numbers: SampleIndices) -> Self {
+        Batch(Contents::Indices(Box::new(numbers)))
     }
 }

@@ -1,12 +1,12 @@
 //! Batches, epoch after epoch, the next ones prepared while one is trained on.
 
-use super::grouped::Pool;
+use super::grouped::LengthGroup;
 use super::{Dataset, Order};
 use crate::{Batch, DataError};
 use tokio::sync::mpsc;
 
 /// Batches that wait for being trained on.
-const AHEAD: usize = 2;
+const PREFETCH: usize = 2;
 
 /// The batches of a run: step after step, epoch after epoch; the last one of an epoch may be smaller.
 #[derive(Clone, Debug)]
@@ -20,9 +20,9 @@ pub struct Batches {
     next: u64,
     /// Whether samples of about one length go together; and those that do, at the time.
     grouped: bool,
-    pool: Option<Pool>,
+    group: Option<LengthGroup>,
     /// The batch after the one that was given last, where workers are told of it.
-    coming: Option<Vec<i64>>,
+    upcoming: Option<Vec<i64>>,
 }
 
 impl Batches {
@@ -44,8 +44,8 @@ impl Batches {
             next: step * size,
             data,
             grouped: false,
-            pool: None,
-            coming: None,
+            group: None,
+            upcoming: None,
         }
     }
 
@@ -58,14 +58,14 @@ impl Batches {
 
     /// The next batch.
     pub fn next_batch(&mut self) -> Result<Batch, DataError> {
-        let numbers = match self.coming.take() {
+        let numbers = match self.upcoming.take() {
             Some(numbers) => numbers,
             None => self.numbers(),
         };
         if self.data.id().is_some() {
-            self.coming = Some(self.numbers());
+            self.upcoming = Some(self.numbers());
         }
-        self.data.batch_before(&numbers, self.coming.as_deref().unwrap_or_default())
+        self.data.batch_before(&numbers, self.upcoming.as_deref().unwrap_or_default())
     }
 
     /// The numbers of the next batch.
@@ -79,9 +79,9 @@ impl Batches {
             None => self.order.at(self.next..self.next.saturating_add(self.size)),
             Some(seed) => {
                 let order = (&self.order, seed, self.epoch);
-                let (numbers, pool) =
-                    Pool::batch(self.pool.take(), &self.data, order, self.size, self.next / self.size);
-                self.pool = Some(pool);
+                let (numbers, group) =
+                    LengthGroup::batch(self.group.take(), &self.data, order, self.size, self.next / self.size);
+                self.group = Some(group);
                 numbers
             }
         };
@@ -90,8 +90,8 @@ impl Batches {
     }
 
     /// Has a thread prepare them; it ends when nobody waits for them any more.
-    pub fn ahead(mut self) -> Result<Ahead, DataError> {
-        let (send, batches) = mpsc::channel(AHEAD);
+    pub fn prefetch(mut self) -> Result<Prefetcher, DataError> {
+        let (send, batches) = mpsc::channel(PREFETCH);
         let thread = std::thread::Builder::new().name("data".into());
         let work = move || loop {
             let batch = self.next_batch();
@@ -102,17 +102,17 @@ impl Batches {
         };
         let started = thread.spawn(work);
         started.map_err(|e| DataError::Usage(format!("cannot start a thread that reads data: {e}")))?;
-        Ok(Ahead { batches })
+        Ok(Prefetcher { batches })
     }
 }
 
 /// Batches that a thread prepares.
 #[derive(Debug)]
-pub struct Ahead {
+pub struct Prefetcher {
     batches: mpsc::Receiver<Result<Batch, DataError>>,
 }
 
-impl Ahead {
+impl Prefetcher {
     /// The next batch, or what went wrong with it; those before an error have come by then.
     pub async fn next_batch(&mut self) -> Result<Batch, DataError> {
         let ended = || Err(DataError::Usage("the thread that reads data has ended".into()));

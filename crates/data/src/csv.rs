@@ -4,15 +4,15 @@ use super::column::Column;
 use super::columns::Columns;
 use super::element::Element;
 use super::plain;
-use super::stored::Gather;
-use super::wanted::Wanted;
+use super::stored::ColumnWriter;
+use super::wanted::ExpectedTensor;
 use crate::DataError;
 use layerspec::DType;
 use std::path::Path;
 
-pub(super) fn open(path: &Path, input: &Wanted, target: Option<&Wanted>) -> Result<Columns, DataError> {
+pub(super) fn open(path: &Path, input: &ExpectedTensor, target: Option<&ExpectedTensor>) -> Result<Columns, DataError> {
     let error = |problem: String| DataError::file(path, problem);
-    let sizes = |wanted: &Wanted, what: &str| {
+    let sizes = |wanted: &ExpectedTensor, what: &str| {
         let problem = || error(format!("csv needs a {what} whose sizes after the batch are all known"));
         wanted.sizes().ok_or_else(problem)
     };
@@ -25,18 +25,18 @@ pub(super) fn open(path: &Path, input: &Wanted, target: Option<&Wanted>) -> Resu
     };
     let columns = |sizes: &[u64]| sizes.iter().product::<u64>() as usize;
     let targets = if target.is_some() { columns(&target_shape) } else { 0 };
-    let element = Element::wanted(input.dtype);
-    let of_target = target.map_or(element, |target| Element::wanted(target.dtype));
+    let element = Element::for_dtype(input.dtype);
+    let of_target = target.map_or(element, |target| Element::for_dtype(target.dtype));
     let rows = Rows { inputs: columns(&input_shape), targets, classes, elements: [element, of_target] };
-    let mut gather = Gather::new(element);
-    let mut labels = target.map(|_| Gather::new(of_target));
+    let mut writer = ColumnWriter::new(element);
+    let mut labels = target.map(|_| ColumnWriter::new(of_target));
     rows.read(path, |line, inputs, targets| {
         let error = |e: DataError| error(format!("line {line}: {e}"));
-        gather.push(inputs, &input_shape).map_err(error)?;
+        writer.push(inputs, &input_shape).map_err(error)?;
         labels.as_mut().map_or(Ok(()), |labels| labels.push(targets, &target_shape).map_err(error))
     })?;
-    let target = labels.map(|labels| labels.finish(path)).transpose()?.map(Column::Stored);
-    Ok(Columns { inputs: vec![Column::Stored(gather.finish(path)?)], target })
+    let target = labels.map(|labels| labels.finish(path)).transpose()?.map(Column::Array);
+    Ok(Columns { inputs: vec![Column::Array(writer.finish(path)?)], target })
 }
 
 /// How many columns belong to what.

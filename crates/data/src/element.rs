@@ -22,7 +22,7 @@ pub(super) enum Element {
 
 impl Element {
     /// The one in which numbers are kept that are wanted as this dtype.
-    pub(super) const fn wanted(dtype: DType) -> Self {
+    pub(super) const fn for_dtype(dtype: DType) -> Self {
         match dtype {
             DType::Float32 | DType::Float16 | DType::BFloat16 => Element::F32,
             DType::Float64 => Element::F64,
@@ -78,7 +78,7 @@ impl Element {
         })
     }
 
-    /// A number's bytes, or what is wrong with it. Only for the elements that [`Element::wanted`] gives.
+    /// A number's bytes, or what is wrong with it. Only for the elements that [`Element::for_dtype`] gives.
     pub(super) fn encode(self, number: f64, into: &mut Vec<u8>) -> Result<(), String> {
         /// Up to here every whole number has its own f64.
         const EXACT: f64 = 9_007_199_254_740_992.0;

@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 /// The first element of a batch that is no finite number, in words; nothing where all are. `numbers` are those of its samples.
-pub(super) fn odd_one(batch: &Tensor, numbers: &[i64], wanted: &str) -> Result<Option<String>, TensorError> {
+pub(super) fn first_non_finite(batch: &Tensor, numbers: &[i64], wanted: &str) -> Result<Option<String>, TensorError> {
     // A sum is finite only where each of its terms is; it is several times as quick as looking at each.
     if batch.f_sum(Kind::Double)?.f_double_value(&[])?.is_finite() {
         return Ok(None);

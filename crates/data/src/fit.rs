@@ -3,7 +3,7 @@
 use super::column::Column;
 use super::finite;
 use super::normalize::Normalize;
-use super::wanted::Wanted;
+use super::wanted::ExpectedTensor;
 use crate::DataError;
 use layerspec::DType;
 use pipeline::frame::MAX_BODY_BYTES;
@@ -14,7 +14,7 @@ use tensor::TensorError;
 
 /// A column with what is done to its batches.
 #[derive(Clone, Debug)]
-pub(super) struct Fitted {
+pub(super) struct ConvertedColumn {
     /// What the model calls it.
     name: String,
     column: Column,
@@ -24,15 +24,15 @@ pub(super) struct Fitted {
     normalize: Option<Normalize>,
 }
 
-impl Fitted {
+impl ConvertedColumn {
     /// As [`Column::length`].
     pub(super) fn length(&self, number: i64) -> Option<u64> {
         self.column.length(number)
     }
 
     /// The error is without the file's name.
-    pub(super) fn new(column: Column, wanted: &Wanted, normalize: Option<&Normalize>) -> Result<Self, String> {
-        let Wanted { name, dtype, .. } = wanted;
+    pub(super) fn new(column: Column, wanted: &ExpectedTensor, normalize: Option<&Normalize>) -> Result<Self, String> {
+        let ExpectedTensor { name, dtype, .. } = wanted;
         let found = column.dtype();
         if !converts(found, *dtype) {
             return Err(format!("`{name}` is {found}, but {dtype} is wanted"));
@@ -46,20 +46,20 @@ impl Fitted {
             let sizes = reshape.as_ref().map(|sizes| sizes.iter().map(|size| size.unsigned_abs()).collect::<Vec<_>>());
             normalize.check(sizes.as_deref().or(column.shape()))?;
         }
-        Ok(Fitted { name: name.clone(), column, kind, reshape, normalize: normalize.cloned() })
+        Ok(ConvertedColumn { name: name.clone(), column, kind, reshape, normalize: normalize.cloned() })
     }
 
     /// The shape of a sample in a batch of these, as the model takes it.
-    pub(super) fn shape_among(&self, batch: &[i64]) -> Result<Vec<u64>, DataError> {
+    pub(super) fn shape_in_batch(&self, batch: &[i64]) -> Result<Vec<u64>, DataError> {
         match &self.reshape {
             Some(shape) => Ok(shape.iter().map(|size| size.unsigned_abs()).collect()),
-            None => self.column.shape_among(batch),
+            None => self.column.shape_in_batch(batch),
         }
     }
 
     /// Refuses more samples of a batch than any message carries: what is asked for may come from elsewhere.
     pub(super) fn check_size(&self, batch: &[i64], samples: usize) -> Result<(), DataError> {
-        let sizes = self.shape_among(batch)?;
+        let sizes = self.shape_in_batch(batch)?;
         let of_element = samples as u64 * self.kind.elt_size_in_bytes() as u64;
         let bytes = sizes.iter().try_fold(of_element, |bytes, size| bytes.checked_mul(*size));
         match bytes.filter(|bytes| *bytes <= MAX_BODY_BYTES) {
@@ -89,7 +89,7 @@ impl Fitted {
             batch = normalize.apply(&batch)?;
         }
         if self.column.dtype().is_floating() {
-            if let Some(problem) = finite::odd_one(&batch, numbers, &self.name)? {
+            if let Some(problem) = finite::first_non_finite(&batch, numbers, &self.name)? {
                 return Err(DataError::file(self.column.path().unwrap_or_else(|| Path::new("the data")), problem));
             }
         }
@@ -108,7 +108,7 @@ fn converts(found: DType, wanted: DType) -> bool {
 
 /// The shape that samples are given, where it is another than theirs. Sizes of 1 come and go and dimensions may be
 /// flattened into one or made of one, as the elements keep their order; anything else is rather a mistake.
-fn reshape(found: Option<&[u64]>, wanted: &Wanted) -> Result<Option<Vec<i64>>, String> {
+fn reshape(found: Option<&[u64]>, wanted: &ExpectedTensor) -> Result<Option<Vec<i64>>, String> {
     let (Some(found), Some(shape)) = (found, &wanted.shape) else { return Ok(None) };
     let fits = |(found, wanted): (&u64, &Option<u64>)| wanted.is_none_or(|wanted| wanted == *found);
     if found.len() == shape.len() && found.iter().zip(shape).all(fits) {
@@ -138,7 +138,12 @@ mod tests {
     #[test]
     fn samples_take_the_shape_that_the_model_wants_where_their_elements_keep_their_order() {
         let shape = |found: &[u64], wanted: &[Option<u64>]| {
-            let wanted = Wanted { name: "x".into(), dtype: DType::Float32, shape: Some(wanted.to_vec()), below: None };
+            let wanted = ExpectedTensor {
+                name: "x".into(),
+                dtype: DType::Float32,
+                shape: Some(wanted.to_vec()),
+                num_embeddings: None,
+            };
             reshape(Some(found), &wanted)
         };
         let all = |sizes: &[u64]| sizes.iter().copied().map(Some).collect::<Vec<_>>();

@@ -3,35 +3,35 @@
 use super::{Dataset, Order};
 
 /// Batches whose samples are sorted together. More would pad less, and make an epoch's batches less random.
-const POOL: u64 = 50;
+const BATCHES_PER_GROUP: u64 = 50;
 
 /// The batches of a part of an epoch. As the sampler of transformers' `group_by_length` does, an order's samples are taken a
 /// pool at a time, sorted by length within it, and cut into batches; unlike there, a pool's batches are then shuffled, too.
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
+pub(super) struct LengthGroup {
     epoch: u64,
     number: u64,
     batches: Vec<Vec<i64>>,
 }
 
-impl Pool {
+impl LengthGroup {
     /// The samples of a batch, and the pool that it is of; `before` is the pool of the batch before.
     pub(super) fn batch(
-        before: Option<Pool>,
+        before: Option<LengthGroup>,
         data: &Dataset,
         (order, seed, epoch): (&Order, u64, u64),
         size: u64,
         batch: u64,
-    ) -> (Vec<i64>, Pool) {
-        let number = batch / POOL;
-        let pool = before.filter(|pool| (pool.epoch, pool.number) == (epoch, number));
-        let pool = pool.unwrap_or_else(|| Pool::new(data, (order, seed, epoch), size, number));
-        let place = usize::try_from(batch % POOL).unwrap_or(usize::MAX);
-        (pool.batches.get(place).cloned().unwrap_or_default(), pool)
+    ) -> (Vec<i64>, LengthGroup) {
+        let number = batch / BATCHES_PER_GROUP;
+        let group = before.filter(|group| (group.epoch, group.number) == (epoch, number));
+        let group = group.unwrap_or_else(|| LengthGroup::new(data, (order, seed, epoch), size, number));
+        let place = usize::try_from(batch % BATCHES_PER_GROUP).unwrap_or(usize::MAX);
+        (group.batches.get(place).cloned().unwrap_or_default(), group)
     }
 
     fn new(data: &Dataset, (order, seed, epoch): (&Order, u64, u64), size: u64, number: u64) -> Self {
-        let width = POOL.saturating_mul(size);
+        let width = BATCHES_PER_GROUP.saturating_mul(size);
         let start = number.saturating_mul(width);
         let mut samples = order.at(start..start.saturating_add(width));
         samples.sort_by_key(|sample| (data.length(*sample), *sample));
@@ -39,6 +39,6 @@ impl Pool {
         // A stream of random numbers of its own, beside those of the epochs.
         let shuffled = Order::new(batches.len() as u64, Some(seed), epoch | (number + 1) << 32);
         let batches = shuffled.at(0..batches.len() as u64).into_iter().map(|place| batches[place as usize].to_vec());
-        Pool { epoch, number, batches: batches.collect() }
+        LengthGroup { epoch, number, batches: batches.collect() }
     }
 }

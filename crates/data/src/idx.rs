@@ -3,7 +3,7 @@
 use super::element::Element;
 use super::plain::{self, read_exactly};
 use super::spool::{Spool, Store};
-use super::stored::{Layout, Stored};
+use super::stored::{ArrayColumn, Layout};
 use crate::DataError;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 const MAX_DIMS: u8 = 8;
 
 /// An array whose first dimension counts samples.
-pub(super) fn open(path: &Path) -> Result<Stored, DataError> {
+pub(super) fn open(path: &Path) -> Result<ArrayColumn, DataError> {
     let error = |problem: String| DataError::file(path, problem);
     let (mut file, gzipped) = plain::open(path)?;
     let mut magic = [0; 4];
@@ -40,10 +40,10 @@ pub(super) fn open(path: &Path) -> Result<Stored, DataError> {
     let layout = Layout { big_endian: true, ..Layout::packed(element, &shape) };
     if !gzipped {
         let start = 4 + 4 * u64::from(dims);
-        return Stored::new(path, Arc::new(Store::open(path)?), Layout { start, ..layout }, samples);
+        return ArrayColumn::new(path, Arc::new(Store::open(path)?), Layout { start, ..layout }, samples);
     }
     let bytes = shape.iter().try_fold(element.size() * samples, |product, size| product.checked_mul(*size));
     let mut spool = Spool::new();
     plain::copy(path, &mut file, &mut spool, bytes.unwrap_or(u64::MAX))?;
-    Stored::new(path, Arc::new(spool.finish()?), layout, samples)
+    ArrayColumn::new(path, Arc::new(spool.finish()?), layout, samples)
 }

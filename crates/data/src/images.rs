@@ -2,8 +2,8 @@
 
 use super::element::Element;
 use super::picture;
-use super::stored::{Gather, Stored};
-use super::wanted::Wanted;
+use super::stored::{ArrayColumn, ColumnWriter};
+use super::wanted::ExpectedTensor;
 use crate::DataError;
 use layerspec::DType;
 use std::path::{Path, PathBuf};
@@ -21,13 +21,13 @@ pub(super) struct Images {
 }
 
 /// The pictures with the numbers of their folders, which are sorted by name.
-pub(super) fn open(folder: &Path, wanted: &Wanted) -> Result<(Images, Stored), DataError> {
+pub(super) fn open(folder: &Path, wanted: &ExpectedTensor) -> Result<(Images, ArrayColumn), DataError> {
     let classes: Vec<PathBuf> = listed(folder)?.into_iter().filter(|path| path.is_dir()).collect();
     if classes.is_empty() {
         return Err(DataError::file(folder, "holds no folders; expected one for each class, with pictures in it"));
     }
     let mut files = Vec::new();
-    let mut labels = Gather::new(Element::I64);
+    let mut labels = ColumnWriter::new(Element::I64);
     for (class, folder) in classes.iter().enumerate() {
         let pictures = listed(folder)?.into_iter().filter(|path| is_picture(path));
         let before = files.len();
@@ -90,7 +90,7 @@ impl Images {
 }
 
 /// How many channels the model takes of pictures with so many pixels.
-fn channels(wanted: &Wanted, pixels: u64) -> Result<u64, String> {
+fn channels(wanted: &ExpectedTensor, pixels: u64) -> Result<u64, String> {
     let elements =
         wanted.sizes().and_then(|sizes| sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size)));
     let first = wanted.shape.as_ref().and_then(|shape| *shape.first()?);

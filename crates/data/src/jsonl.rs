@@ -5,7 +5,7 @@ use super::element::Element;
 use super::names::Table;
 use super::nested::Nested;
 use super::plain;
-use super::stored::Gather;
+use super::stored::ColumnWriter;
 use crate::DataError;
 use layerspec::DType;
 use serde_json::{Map, Value};
@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 /// The columns of these names, each kept as the dtype it is wanted in.
 pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
-    let mut columns: Vec<(&str, Gather)> =
-        wanted.iter().map(|(name, dtype)| (name.as_str(), Gather::new(Element::wanted(*dtype)))).collect();
+    let mut columns: Vec<(&str, ColumnWriter)> =
+        wanted.iter().map(|(name, dtype)| (name.as_str(), ColumnWriter::new(Element::for_dtype(*dtype)))).collect();
     let (mut file, _) = plain::open(path)?;
     let (mut number, mut text) = (0, String::new());
     let mut nested = Nested::default();
@@ -36,7 +36,7 @@ pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BT
             column.push(&nested.numbers, &nested.shape).map_err(|e| error(format!("`{name}`: {e}")))?;
         }
     }
-    let finish = |(name, column): (&str, Gather)| Ok((name.to_string(), Column::Stored(column.finish(path)?)));
+    let finish = |(name, column): (&str, ColumnWriter)| Ok((name.to_string(), Column::Array(column.finish(path)?)));
     columns.into_iter().map(finish).collect()
 }
 

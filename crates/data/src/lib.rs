@@ -46,8 +46,8 @@ mod tokens;
 mod vocabulary;
 mod wanted;
 
-pub use batch::{Batch, Contents, Numbers, Variables};
-pub use batches::{Ahead, Batches};
+pub use batch::{Batch, Contents, SampleIndices, Variables};
+pub use batches::{Batches, Prefetcher};
 pub use error::DataError;
 pub use names::Table;
 pub use normalize::Normalize;
@@ -56,7 +56,7 @@ pub use ragged::Role;
 pub use shuffle::Order;
 pub use source::Source;
 pub use text::Text;
-pub use tokens::{Tokenizer, Tokens};
+pub use tokens::{LoadedTokenizer, Tokenizer};
 
 /// The red, green and blue bytes of a PNG or JPEG file, pixel by pixel.
 ///
@@ -75,37 +75,37 @@ use absent::picture;
 use absent::vocabulary;
 use column::Column;
 use columns::Columns;
-use fit::Fitted;
+use fit::ConvertedColumn;
 use layerspec::{DType, LayerGraph};
 use pipeline::LossSpec;
-use placed::Placed;
-use shuffle::Drawn;
+use placed::WorkerFiles;
+use shuffle::SplitSubset;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use tch::Tensor;
-use wanted::Wanted;
+use wanted::ExpectedTensor;
 
 /// Samples by number, in memory or where they lie in files.
 #[derive(Clone, Debug)]
 pub struct Dataset {
     /// The model's inputs, in its order.
-    inputs: Vec<(String, Fitted)>,
-    target: Option<Fitted>,
+    inputs: Vec<(String, ConvertedColumn)>,
+    target: Option<ConvertedColumn>,
     samples: u64,
     /// The samples that count; nothing for all.
-    part: Option<Arc<Drawn>>,
+    subset: Option<Arc<SplitSubset>>,
     opened: Arc<Opened>,
     /// Where workers read it from files of their own.
-    placed: Option<Arc<Placed>>,
+    worker_files: Option<Arc<WorkerFiles>>,
 }
 
 /// What was opened, and as what.
 #[derive(Debug)]
 struct Opened {
     source: Source,
-    inputs: Vec<Wanted>,
-    target: Option<Wanted>,
+    inputs: Vec<ExpectedTensor>,
+    target: Option<ExpectedTensor>,
     normalize: Option<Normalize>,
     /// Targets are classes, of which some may be ignored.
     has_classes: bool,
@@ -142,7 +142,7 @@ impl Dataset {
         normalize: Option<&Normalize>,
     ) -> Result<Self, DataError> {
         let error = |problem: String| DataError::file(source.path(), problem);
-        let inputs: Vec<Wanted> = graph.inputs().iter().map(|id| Wanted::value(graph, *id)).collect();
+        let inputs: Vec<ExpectedTensor> = graph.inputs().iter().map(|id| ExpectedTensor::value(graph, *id)).collect();
         let target = loss.map(|loss| target(graph, loss));
         let ignored = loss.and_then(LossSpec::classes).map(|classes| classes.ignore_index);
         if let (Source::Pairs(_), Some(other)) = (source, ignored.filter(|class| *class != ragged::IGNORED)) {
@@ -168,12 +168,12 @@ impl Dataset {
         if columns.inputs.first().is_none_or(|column| column.samples() == 0) {
             return Err(error("it holds no samples".into()));
         }
-        let fit = |column: Column, wanted: &Wanted, normalize: Option<&Normalize>| {
+        let fit = |column: Column, wanted: &ExpectedTensor, normalize: Option<&Normalize>| {
             let path = column.path().unwrap_or_else(|| source.path()).to_path_buf();
-            Fitted::new(column, wanted, normalize).map_err(|problem| DataError::file(&path, problem))
+            ConvertedColumn::new(column, wanted, normalize).map_err(|problem| DataError::file(&path, problem))
         };
         let Columns { inputs: found, target: labels } = columns;
-        let fit_input = |(column, wanted): (Column, &Wanted)| {
+        let fit_input = |(column, wanted): (Column, &ExpectedTensor)| {
             let normalize = normalize.filter(|_| normalized == Some(&wanted.name));
             Ok((wanted.name.clone(), fit(column, wanted, normalize)?))
         };
@@ -187,7 +187,7 @@ impl Dataset {
         if let Some((name, input)) = inputs.iter().find(|(_, input)| input.samples() != samples) {
             return Err(error(format!("`{name}` has {} samples but {what} has {samples}", input.samples())));
         }
-        Ok(Dataset { inputs, target, samples, part: None, opened: Arc::new(opened), placed: None })
+        Ok(Dataset { inputs, target, samples, subset: None, opened: Arc::new(opened), worker_files: None })
     }
 
     /// An input of some samples, whose numbers are a part of a batch's.
@@ -217,9 +217,9 @@ impl Dataset {
     /// # Errors
     /// There is no such sample.
     pub fn sizes(&self, batch: &[i64]) -> Result<Vec<Vec<u64>>, DataError> {
-        let sizes = |(_, input): &(String, Fitted)| {
+        let sizes = |(_, input): &(String, ConvertedColumn)| {
             let mut sizes = vec![batch.len() as u64];
-            sizes.extend(input.shape_among(batch)?);
+            sizes.extend(input.shape_in_batch(batch)?);
             Ok(sizes)
         };
         self.inputs.iter().map(sizes).collect()
@@ -231,18 +231,18 @@ impl Dataset {
     /// # Errors
     /// One of the two would be empty.
     pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self), DataError> {
-        let part = |drawn| Arc::new(Drawn::new(self.samples, seed, share, drawn));
+        let part = |drawn| Arc::new(SplitSubset::new(self.samples, seed, share, drawn));
         let (rest, drawn) = (part(false), part(true));
-        if self.part.is_some() || rest.samples == 0 || drawn.samples == 0 {
+        if self.subset.is_some() || rest.samples == 0 || drawn.samples == 0 {
             let problem = format!("a split of {share} leaves {} of {} samples to train on", rest.samples, self.samples);
             return Err(DataError::Usage(problem));
         }
-        Ok((Dataset { part: Some(rest), ..self.clone() }, Dataset { part: Some(drawn), ..self }))
+        Ok((Dataset { subset: Some(rest), ..self.clone() }, Dataset { subset: Some(drawn), ..self }))
     }
 
     /// How many samples there are.
     pub fn samples(&self) -> u64 {
-        self.part.as_ref().map_or(self.samples, |part| part.samples)
+        self.subset.as_ref().map_or(self.samples, |part| part.samples)
     }
 
     /// The samples with these numbers, as a batch.
@@ -257,10 +257,10 @@ impl Dataset {
     pub(crate) fn batch_before(&self, numbers: &[i64], next: &[i64]) -> Result<Batch, DataError> {
         let batch = self.numbers(numbers)?;
         let target = || self.target(&batch, 0..batch.len());
-        if self.placed.is_some() {
+        if self.worker_files.is_some() {
             let target = self.opened.has_classes.then(target).transpose()?;
             let (data, next) = (self.clone(), self.numbers(next)?);
-            return Ok(Batch::of_numbers(Numbers { data, batch, next, target }));
+            return Ok(Batch::of_indices(SampleIndices { data, batch, next, target }));
         }
         let (x, variables) = self.of_whole(&batch)?;
         Ok(Batch::new(&x, &target()?).with(variables))
@@ -273,7 +273,7 @@ impl Dataset {
 
     /// The number of a sample in the whole of which this may be a part.
     pub fn number(&self, number: i64) -> Option<i64> {
-        match &self.part {
+        match &self.subset {
             None => Some(number),
             Some(part) => part.number(number),
         }
@@ -301,11 +301,11 @@ impl Dataset {
 }
 
 /// What the loss takes.
-fn target(graph: &LayerGraph, loss: &LossSpec) -> Wanted {
+fn target(graph: &LayerGraph, loss: &LossSpec) -> ExpectedTensor {
     let name = "target".to_string();
     match (loss.classes(), graph.outputs().first()) {
-        (Some(_), _) => Wanted { name, dtype: DType::Int64, shape: None, below: None },
-        (None, Some(output)) => Wanted { name, ..Wanted::value(graph, *output) },
-        (None, None) => Wanted { name, dtype: DType::Float32, shape: None, below: None },
+        (Some(_), _) => ExpectedTensor { name, dtype: DType::Int64, shape: None, num_embeddings: None },
+        (None, Some(output)) => ExpectedTensor { name, ..ExpectedTensor::value(graph, *output) },
+        (None, None) => ExpectedTensor { name, dtype: DType::Float32, shape: None, num_embeddings: None },
     }
 }

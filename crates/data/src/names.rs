@@ -18,7 +18,7 @@ pub struct Table {
 
 impl Table {
     /// The file whose columns are named as the model's inputs, and `target`.
-    pub fn named_alike(path: PathBuf) -> Self {
+    pub fn with_default_names(path: PathBuf) -> Self {
         Table { path, inputs: BTreeMap::new(), target: "target".into() }
     }
 

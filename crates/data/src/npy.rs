@@ -5,7 +5,7 @@
 use super::element::Element;
 use super::plain::read_exactly;
 use super::spool::Store;
-use super::stored::{Layout, Stored};
+use super::stored::{ArrayColumn, Layout};
 use crate::DataError;
 use std::io::Read;
 use std::path::Path;
@@ -16,10 +16,10 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const MAX_HEADER: usize = 10_000;
 
 /// An array whose first dimension counts samples.
-pub(super) fn open(path: &Path) -> Result<Stored, DataError> {
+pub(super) fn open(path: &Path) -> Result<ArrayColumn, DataError> {
     let mut file = std::fs::File::open(path).map_err(|e| DataError::io(path, &e))?;
     let (layout, samples) = header(path, &mut file)?;
-    Stored::new(path, Arc::new(Store::open(path)?), layout, samples)
+    ArrayColumn::new(path, Arc::new(Store::open(path)?), layout, samples)
 }
 
 /// Reads up to the first element; gives where it is, what elements are, and how many samples there are.

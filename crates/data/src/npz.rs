@@ -5,7 +5,7 @@ use super::names::Table;
 use super::npy;
 use super::plain;
 use super::spool::{Spool, Store};
-use super::stored::{Layout, Stored};
+use super::stored::{ArrayColumn, Layout};
 use crate::DataError;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,7 +26,7 @@ pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError>
     for name in table.columns() {
         let place =
             archive.index_for_name(&format!("{name}.npy")).ok_or_else(|| table.missing("array", name, &held))?;
-        columns.insert(name.to_string(), Column::Stored(array(path, name, &mut archive, place, &store)?));
+        columns.insert(name.to_string(), Column::Array(array(path, name, &mut archive, place, &store)?));
     }
     Ok(columns)
 }
@@ -37,7 +37,7 @@ fn array(
     archive: &mut ZipArchive<BufReader<File>>,
     place: usize,
     store: &Arc<Store>,
-) -> Result<Stored, DataError> {
+) -> Result<ArrayColumn, DataError> {
     // Errors name the file and the array in it.
     let path = &path.join(format!("{name}.npy"));
     let mut entry = archive.by_index(place).map_err(|e| DataError::file(path, e))?;
@@ -45,11 +45,11 @@ fn array(
     let (layout, samples) = npy::header(path, &mut entry)?;
     if let (true, Some(offset)) = (stored, offset) {
         let start = layout.start.saturating_add(offset);
-        return Stored::new(path, store.clone(), Layout { start, ..layout }, samples);
+        return ArrayColumn::new(path, store.clone(), Layout { start, ..layout }, samples);
     }
     let bytes = layout.shape.iter().try_fold(layout.element.size(), |product, size| product.checked_mul(*size));
     let bytes = bytes.and_then(|bytes| bytes.checked_mul(samples));
     let mut spool = Spool::new();
     plain::copy(path, &mut entry, &mut spool, bytes.unwrap_or(u64::MAX))?;
-    Stored::new(path, Arc::new(spool.finish()?), Layout { start: 0, ..layout }, samples)
+    ArrayColumn::new(path, Arc::new(spool.finish()?), Layout { start: 0, ..layout }, samples)
 }

@@ -3,9 +3,9 @@
 use super::column::Column;
 use super::columns::Columns;
 use super::plain;
-use super::ragged::{Marks, Padded, Pairs, Role};
-use super::tokens::{Tokenizer, Tokens};
-use super::wanted::Wanted;
+use super::ragged::{PairColumn, PairsWriter, Role, SpecialTokens};
+use super::tokens::{LoadedTokenizer, Tokenizer};
+use super::wanted::ExpectedTensor;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -25,7 +25,7 @@ pub struct TextPairs {
     /// And of the second, where that is another.
     pub target_tokenizer: Option<Tokenizer>,
     /// The names of the tokens for begin, end and padding.
-    pub marks: [String; 3],
+    pub special_tokens: [String; 3],
     /// The most tokens of a sequence with its mark; what is longer is cut.
     pub max_length: Option<u64>,
     /// Every batch has that many positions, not only as many as its longest sequence.
@@ -81,29 +81,29 @@ impl TextPairs {
     }
 }
 
-pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, DataError> {
+pub(super) fn open(texts: &TextPairs, inputs: &[ExpectedTensor]) -> Result<Columns, DataError> {
     let path = &texts.path;
     let roles = inputs.iter().map(|input| texts.role(&input.name)).collect::<Result<Vec<_>, _>>()?;
-    let source = Tokens::load(&texts.tokenizer)?;
-    let other = texts.target_tokenizer.as_ref().map(Tokens::load).transpose()?;
+    let source = LoadedTokenizer::load(&texts.tokenizer)?;
+    let other = texts.target_tokenizer.as_ref().map(LoadedTokenizer::load).transpose()?;
     let target = other.as_ref().unwrap_or(&source);
     for (input, role) in inputs.iter().zip(&roles) {
         match role {
-            Role::Source => source.expect_rows(input, true)?,
-            Role::Target => target.expect_rows(input, true)?,
+            Role::Source => source.check_embedding_rows(input, true)?,
+            Role::Target => target.check_embedding_rows(input, true)?,
             Role::SourcePadding | Role::TargetPadding | Role::Labels => {}
         }
     }
-    let [bos, eos, pad] = &texts.marks;
-    let marks = Marks {
-        bos: target.special("bos", bos)?.into(),
-        source_eos: source.special("eos", eos)?.into(),
-        target_eos: target.special("eos", eos)?.into(),
-        source_pad: source.special("pad", pad)?.into(),
-        target_pad: target.special("pad", pad)?.into(),
+    let [bos, eos, pad] = &texts.special_tokens;
+    let marks = SpecialTokens {
+        bos: target.special_token("bos", bos)?.into(),
+        source_eos: source.special_token("eos", eos)?.into(),
+        target_eos: target.special_token("eos", eos)?.into(),
+        source_pad: source.special_token("pad", pad)?.into(),
+        target_pad: target.special_token("pad", pad)?.into(),
     };
     let length = texts.max_length.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
-    let mut pairs = Pairs::new(length.map_or(usize::MAX, |length| length.saturating_sub(1)));
+    let mut pairs = PairsWriter::new(length.map_or(usize::MAX, |length| length.saturating_sub(1)));
     let mut tokens = Vec::new();
     texts.each(u64::MAX, |both| {
         for (tokenizer, text) in [&source, target].into_iter().zip(both) {
@@ -114,7 +114,7 @@ pub(super) fn open(texts: &TextPairs, inputs: &[Wanted]) -> Result<Columns, Data
         Ok(())
     })?;
     let pairs = Arc::new(pairs.finish(path, marks, length.filter(|_| texts.fixed))?);
-    let column = |role| Column::Padded(Padded { pairs: pairs.clone(), role });
+    let column = |role| Column::Pair(PairColumn { pairs: pairs.clone(), role });
     Ok(Columns { inputs: roles.into_iter().map(column).collect(), target: Some(column(Role::Labels)) })
 }
 

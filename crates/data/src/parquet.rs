@@ -4,7 +4,7 @@ use super::column::Column;
 use super::element::Element;
 use super::names::Table;
 use super::nested::Nested;
-use super::stored::Gather;
+use super::stored::ColumnWriter;
 use crate::DataError;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
@@ -35,8 +35,8 @@ fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<Stri
         fields.push(field.cloned().ok_or_else(|| table.missing("column", name, &held))?);
     }
     let projection = Type::group_type_builder(schema.name()).with_fields(fields).build().map_err(broken)?;
-    let mut columns: BTreeMap<&str, Gather> =
-        wanted.iter().map(|(name, dtype)| (name.as_str(), Gather::new(Element::wanted(*dtype)))).collect();
+    let mut columns: BTreeMap<&str, ColumnWriter> =
+        wanted.iter().map(|(name, dtype)| (name.as_str(), ColumnWriter::new(Element::for_dtype(*dtype)))).collect();
     let mut nested = Nested::default();
     for (number, row) in reader.get_row_iter(Some(projection)).map_err(broken)?.enumerate() {
         for (name, field) in row.map_err(broken)?.get_column_iter() {
@@ -48,7 +48,7 @@ fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<Stri
             }
         }
     }
-    let finish = |(name, column): (&str, Gather)| Ok((name.to_string(), Column::Stored(column.finish(path)?)));
+    let finish = |(name, column): (&str, ColumnWriter)| Ok((name.to_string(), Column::Array(column.finish(path)?)));
     columns.into_iter().map(finish).collect()
 }
 

@@ -3,7 +3,7 @@
 
 use crate::normalize::Normalize;
 use crate::source::Source;
-use crate::wanted::Wanted;
+use crate::wanted::ExpectedTensor;
 use crate::{DataError, Dataset, Opened};
 use layerspec::LayerGraph;
 use pipeline::samples::{DataId, DataSpec};
@@ -28,10 +28,10 @@ const NAMED: usize = 64;
 
 /// What is read and how, with paths below a folder that each machine has somewhere.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Description {
+pub(crate) struct FilesDescription {
     pub(crate) source: Source,
-    pub(crate) inputs: Vec<Wanted>,
-    pub(crate) target: Option<Wanted>,
+    pub(crate) inputs: Vec<ExpectedTensor>,
+    pub(crate) target: Option<ExpectedTensor>,
     pub(crate) normalize: Option<Normalize>,
     /// The first files with their sizes.
     sizes: Vec<(PathBuf, u64)>,
@@ -39,7 +39,7 @@ pub(crate) struct Description {
 
 /// A data set of which workers have the files.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Placed {
+pub(crate) struct WorkerFiles {
     pub(crate) id: DataId,
     pub(crate) description: Vec<u8>,
 }
@@ -53,46 +53,46 @@ impl Dataset {
     /// A file is not below the folder, or cannot be read.
     pub fn for_workers(self, folder: &Path) -> Result<Self, DataError> {
         let Opened { source, inputs, target, normalize, .. } = self.opened.as_ref();
-        let description = Description::new(source, folder, (inputs, target.as_ref()), normalize.as_ref())?;
-        Ok(Dataset { placed: Some(Arc::new(description.placed(folder)?)), ..self })
+        let description = FilesDescription::new(source, folder, (inputs, target.as_ref()), normalize.as_ref())?;
+        Ok(Dataset { worker_files: Some(Arc::new(description.with_digest(folder)?)), ..self })
     }
 
     /// A worker's side of [`Dataset::for_workers`]: opens what is described there in this folder.
     ///
     /// # Errors
     /// A file is missing, wrong, or another than the boss has.
-    pub fn described(description: &[u8], id: DataId, folder: &Path) -> Result<Self, DataError> {
-        let description = Description::parse(description)?;
-        if description.placed(folder)?.id != id {
+    pub fn from_description(description: &[u8], id: DataId, folder: &Path) -> Result<Self, DataError> {
+        let description = FilesDescription::parse(description)?;
+        if description.with_digest(folder)?.id != id {
             return Err(description.difference(folder));
         }
-        let Description { source, inputs, target, normalize, .. } = description;
+        let FilesDescription { source, inputs, target, normalize, .. } = description;
         let source = source.with_paths(&|path| Ok(folder.join(path)))?;
         Self::of(Opened { source, inputs, target, normalize, has_classes: false })
     }
 
     /// What workers are told that read it from files of their own; nothing where the boss sends the samples.
     pub fn spec(&self, graph: &LayerGraph) -> Option<DataSpec> {
-        let Placed { id, description } = self.placed.as_ref()?.as_ref();
+        let WorkerFiles { id, description } = self.worker_files.as_ref()?.as_ref();
         Some(DataSpec { id: *id, description: description.clone(), inputs: graph.inputs().to_vec() })
     }
 
     /// What names it to workers that read it from files of their own.
     pub fn id(&self) -> Option<DataId> {
-        self.placed.as_ref().map(|placed| placed.id)
+        self.worker_files.as_ref().map(|files| files.id)
     }
 }
 
-impl Description {
+impl FilesDescription {
     /// Of data whose files are all below this folder.
     pub(crate) fn new(
         source: &Source,
         folder: &Path,
-        (inputs, target): (&[Wanted], Option<&Wanted>),
+        (inputs, target): (&[ExpectedTensor], Option<&ExpectedTensor>),
         normalize: Option<&Normalize>,
     ) -> Result<Self, DataError> {
         let below = |path: &Path| {
-            let relative = path.strip_prefix(folder).map_err(|_| ()).and_then(|path| plain(path).ok_or(()));
+            let relative = path.strip_prefix(folder).map_err(|_| ()).and_then(|path| relative_path(path).ok_or(()));
             relative.map_err(|()| {
                 let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
                 let problem = "so workers do not know it; put it there, and name it as seen from there";
@@ -106,7 +106,7 @@ impl Description {
             sizes.push((below(file)?, size(file)?));
         }
         let (inputs, target) = (inputs.to_vec(), target.cloned());
-        Ok(Description { source, inputs, target, normalize: normalize.cloned(), sizes })
+        Ok(FilesDescription { source, inputs, target, normalize: normalize.cloned(), sizes })
     }
 
     /// What the bytes say that came from elsewhere.
@@ -118,24 +118,25 @@ impl Description {
         if bytes.len() > MAX_DESCRIPTION {
             return Err(wrong(format!("of {} bytes; at most {MAX_DESCRIPTION} are allowed", bytes.len())));
         }
-        let description: Description = rmp_serde::from_slice(bytes).map_err(|e| wrong(format!("is wrong: {e}")))?;
+        let description: FilesDescription =
+            rmp_serde::from_slice(bytes).map_err(|e| wrong(format!("is wrong: {e}")))?;
         let below = |path: &Path| {
-            plain(path).ok_or_else(|| wrong(format!("names {}, which leads out of the folder", path.display())))
+            relative_path(path).ok_or_else(|| wrong(format!("names {}, which leads out of the folder", path.display())))
         };
         let source = description.source.with_paths(&below)?;
         description.sizes.iter().try_for_each(|(path, _)| below(path).map(drop))?;
-        Ok(Description { source, ..description })
+        Ok(FilesDescription { source, ..description })
     }
 
     /// The description as it travels, with the digest of the files as they are in this folder.
-    pub(crate) fn placed(&self, folder: &Path) -> Result<Placed, DataError> {
+    pub(crate) fn with_digest(&self, folder: &Path) -> Result<WorkerFiles, DataError> {
         let description =
             rmp_serde::to_vec(self).map_err(|e| DataError::Usage(format!("data that cannot be described: {e}")))?;
         let mut digest = Sha256::new();
         digest.update((description.len() as u64).to_le_bytes());
         digest.update(&description);
         contents(&self.source.with_paths(&|path| Ok(folder.join(path)))?.files()?, folder, &mut digest)?;
-        Ok(Placed { id: DataId(digest.finalize().into()), description })
+        Ok(WorkerFiles { id: DataId(digest.finalize().into()), description })
     }
 
     /// Says which file in this folder has another size than was meant, or that their contents differ.
@@ -164,7 +165,7 @@ impl Description {
 }
 
 /// A path that only goes down.
-fn plain(path: &Path) -> Option<PathBuf> {
+fn relative_path(path: &Path) -> Option<PathBuf> {
     let parts = || path.components().filter(|part| *part != Component::CurDir);
     let down = parts().all(|part| matches!(part, Component::Normal(_)));
     (down && parts().next().is_some()).then(|| parts().collect())

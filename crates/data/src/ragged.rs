@@ -12,19 +12,19 @@ pub(super) const IGNORED: i64 = -100;
 
 /// Tokens of pairs, one after the other.
 #[derive(Debug)]
-pub(super) struct Ragged {
+pub(super) struct TokenPairs {
     path: PathBuf,
     store: Store,
     /// Where the sequences begin, first and second by turns, and where the last one ends.
     starts: Vec<u64>,
-    marks: Marks,
+    special_tokens: SpecialTokens,
     /// Positions in each batch; nothing for those of its longest sequence.
     length: Option<usize>,
 }
 
 /// The tokens that stand for no text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Marks {
+pub(super) struct SpecialTokens {
     pub(super) bos: i64,
     pub(super) source_eos: i64,
     pub(super) target_eos: i64,
@@ -47,17 +47,17 @@ pub enum Role {
     Labels,
 }
 
-/// Pairs on their way into a [`Ragged`].
-pub(super) struct Pairs {
+/// Pairs on their way into a [`TokenPairs`].
+pub(super) struct PairsWriter {
     spool: Spool,
     starts: Vec<u64>,
     /// The most tokens a sequence keeps.
     most: usize,
 }
 
-impl Pairs {
+impl PairsWriter {
     pub(super) fn new(most: usize) -> Self {
-        Pairs { spool: Spool::new(), starts: vec![0], most }
+        PairsWriter { spool: Spool::new(), starts: vec![0], most }
     }
 
     /// The first or, after it, the second of a pair.
@@ -67,20 +67,25 @@ impl Pairs {
         Ok(())
     }
 
-    pub(super) fn finish(self, path: &Path, marks: Marks, length: Option<usize>) -> Result<Ragged, DataError> {
-        let Pairs { spool, starts, .. } = self;
-        Ok(Ragged { path: path.to_path_buf(), store: spool.finish()?, starts, marks, length })
+    pub(super) fn finish(
+        self,
+        path: &Path,
+        marks: SpecialTokens,
+        length: Option<usize>,
+    ) -> Result<TokenPairs, DataError> {
+        let PairsWriter { spool, starts, .. } = self;
+        Ok(TokenPairs { path: path.to_path_buf(), store: spool.finish()?, starts, special_tokens: marks, length })
     }
 }
 
 /// One input of the model.
 #[derive(Clone, Debug)]
-pub(super) struct Padded {
-    pub(super) pairs: Arc<Ragged>,
+pub(super) struct PairColumn {
+    pub(super) pairs: Arc<TokenPairs>,
     pub(super) role: Role,
 }
 
-impl Padded {
+impl PairColumn {
     pub(super) fn samples(&self) -> u64 {
         (self.pairs.starts.len() / 2) as u64
     }
@@ -121,7 +126,7 @@ impl Padded {
     pub(super) fn rows(&self, numbers: &[i64], width: usize) -> Result<Tensor, DataError> {
         let sequences = numbers.iter().map(|number| self.pairs.sequence(*number, self.is_second()));
         let sequences: Vec<Vec<i64>> = sequences.collect::<Result<_, _>>()?;
-        let marks = &self.pairs.marks;
+        let marks = &self.pairs.special_tokens;
         let (first, last, pad) = match self.role {
             Role::Source => (None, Some(marks.source_eos), marks.source_pad),
             Role::Target => (Some(marks.bos), None, marks.target_pad),
@@ -151,7 +156,7 @@ impl Padded {
     }
 }
 
-impl Ragged {
+impl TokenPairs {
     /// Where a sequence begins and ends.
     fn ends(&self, number: i64, second: bool) -> Result<(u64, u64), DataError> {
         let place = usize::try_from(number).ok().and_then(|number| number.checked_mul(2)?.checked_add(second.into()));

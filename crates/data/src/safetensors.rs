@@ -4,7 +4,7 @@ use super::column::Column;
 use super::element::Element;
 use super::names::Table;
 use super::spool::Store;
-use super::stored::{Layout, Stored};
+use super::stored::{ArrayColumn, Layout};
 use crate::DataError;
 use safetensors::tensor::{Dtype, Metadata};
 use std::collections::BTreeMap;
@@ -39,7 +39,8 @@ pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError>
         let shape: Vec<u64> = shape.iter().map(|size| *size as u64).collect();
         let start = (8 + length).saturating_add(info.data_offsets.0 as u64);
         let layout = Layout { start, ..Layout::packed(element, &shape) };
-        columns.insert(name.to_string(), Column::Stored(Stored::new(path, store.clone(), layout, *samples as u64)?));
+        columns
+            .insert(name.to_string(), Column::Array(ArrayColumn::new(path, store.clone(), layout, *samples as u64)?));
     }
     Ok(columns)
 }

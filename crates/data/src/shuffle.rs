@@ -75,14 +75,14 @@ impl Permutation {
 
     /// At most every fourth number of the network is within the size, so the walk is four steps long on average.
     fn at(&self, place: u64) -> u64 {
-        let mut number = self.network(place);
+        let mut number = self.feistel(place);
         while number >= self.size {
-            number = self.network(number);
+            number = self.feistel(number);
         }
         number
     }
 
-    fn network(&self, number: u64) -> u64 {
+    fn feistel(&self, number: u64) -> u64 {
         let half = (1u64 << self.bits) - 1;
         let halves = (number >> self.bits, number & half);
         let (left, right) =
@@ -103,7 +103,7 @@ fn mix(number: u64) -> u64 {
 /// Those samples of a data set that are drawn for validation, or the others. A sample's lot depends on the seed and its
 /// number only: where data is added at the end, nobody changes sides.
 #[derive(Clone, Debug)]
-pub(super) struct Drawn {
+pub(super) struct SplitSubset {
     seed: u64,
     /// Lots below this are drawn.
     limit: u64,
@@ -117,11 +117,11 @@ pub(super) struct Drawn {
 /// Samples in a block: all that need be looked at to find one.
 const BLOCK: u64 = 1024;
 
-impl Drawn {
+impl SplitSubset {
     /// Of so many samples the share that is drawn, or what is left.
     pub(super) fn new(samples: u64, seed: u64, share: f64, drawn: bool) -> Self {
         let limit = (share * u64::MAX as f64) as u64;
-        let mut part = Drawn { seed: mix(seed), limit, drawn, before: Vec::new(), samples: 0 };
+        let mut part = SplitSubset { seed: mix(seed), limit, drawn, before: Vec::new(), samples: 0 };
         for block in 0..samples.div_ceil(BLOCK) {
             part.before.push(part.samples);
             let numbers = block * BLOCK..((block + 1) * BLOCK).min(samples);
@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn two_parts_are_the_whole_and_do_not_change_sides_where_data_is_added() {
-        let parts = |samples| [true, false].map(|drawn| Drawn::new(samples, 5, 0.1, drawn));
-        let all = |part: &Drawn| (0..part.samples as i64).map(|n| part.number(n).unwrap()).collect::<Vec<_>>();
+        let parts = |samples| [true, false].map(|drawn| SplitSubset::new(samples, 5, 0.1, drawn));
+        let all = |part: &SplitSubset| (0..part.samples as i64).map(|n| part.number(n).unwrap()).collect::<Vec<_>>();
         let [few, rest] = parts(5000);
         assert!((400..600).contains(&few.samples), "{}", few.samples);
         let mut whole = [all(&few), all(&rest)].concat();

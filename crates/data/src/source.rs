@@ -3,7 +3,7 @@
 use super::column::Column;
 use super::columns::Columns;
 use super::names::Table;
-use super::wanted::Wanted;
+use super::wanted::ExpectedTensor;
 use super::{csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs, Tokenizer};
 use crate::DataError;
 use layerspec::DType;
@@ -123,13 +123,17 @@ impl Source {
         })
     }
 
-    pub(super) fn open(&self, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, DataError> {
+    pub(super) fn open(
+        &self,
+        inputs: &[ExpectedTensor],
+        target: Option<&ExpectedTensor>,
+    ) -> Result<Columns, DataError> {
         match self {
             Source::File(path) => open_file(path, inputs, target),
             Source::Idx { images, labels } => {
                 only_input("idx files hold", images, inputs)?;
-                let inputs = vec![Column::Stored(idx::open(images)?)];
-                let target = target.map(|_| idx::open(labels)).transpose()?.map(Column::Stored);
+                let inputs = vec![Column::Array(idx::open(images)?)];
+                let target = target.map(|_| idx::open(labels)).transpose()?.map(Column::Array);
                 Ok(Columns { inputs, target })
             }
             Source::Npy { inputs: files, target: labels } => {
@@ -141,9 +145,9 @@ impl Source {
                 }
                 let file =
                     |name: &&str| files.get(*name).ok_or_else(|| usage(format!("no file for the input `{name}`")));
-                let open = |name: &&str| Ok(Column::Stored(npy::open(file(name)?)?));
+                let open = |name: &&str| Ok(Column::Array(npy::open(file(name)?)?));
                 let inputs = names.iter().map(open).collect::<Result<_, DataError>>()?;
-                let target = target.map(|_| npy::open(labels)).transpose()?.map(Column::Stored);
+                let target = target.map(|_| npy::open(labels)).transpose()?.map(Column::Array);
                 Ok(Columns { inputs, target })
             }
             Source::Npz(table) => by_name(table, inputs, target, |table, _| npz::open(table)),
@@ -153,7 +157,7 @@ impl Source {
             Source::Images { folder } => {
                 only_input("pictures are", folder, inputs)?;
                 let (images, labels) = images::open(folder, &inputs[0])?;
-                Ok(Columns { inputs: vec![Column::Images(images)], target: Some(Column::Stored(labels)) })
+                Ok(Columns { inputs: vec![Column::Images(images)], target: Some(Column::Array(labels)) })
             }
             Source::Text(text) => {
                 only_input("text is", self.path(), inputs)?;
@@ -164,10 +168,10 @@ impl Source {
     }
 }
 
-fn open_file(path: &Path, inputs: &[Wanted], target: Option<&Wanted>) -> Result<Columns, DataError> {
+fn open_file(path: &Path, inputs: &[ExpectedTensor], target: Option<&ExpectedTensor>) -> Result<Columns, DataError> {
     let name = path.to_string_lossy();
     let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
-    let table = || Table::named_alike(path.to_path_buf());
+    let table = || Table::with_default_names(path.to_path_buf());
     let source = match () {
         () if ends(&[".csv", ".csv.gz"]) => {
             only_input("csv holds", path, inputs)?;
@@ -188,7 +192,7 @@ fn open_file(path: &Path, inputs: &[Wanted], target: Option<&Wanted>) -> Result<
     source.open(inputs, target)
 }
 
-fn only_input(what: &str, path: &Path, inputs: &[Wanted]) -> Result<(), DataError> {
+fn only_input(what: &str, path: &Path, inputs: &[ExpectedTensor]) -> Result<(), DataError> {
     match inputs {
         [_] => Ok(()),
         _ => {
@@ -203,8 +207,8 @@ fn only_input(what: &str, path: &Path, inputs: &[Wanted]) -> Result<(), DataErro
 /// Opens a file of named columns, each of which is wanted as some dtype.
 fn by_name(
     table: &Table,
-    inputs: &[Wanted],
-    target: Option<&Wanted>,
+    inputs: &[ExpectedTensor],
+    target: Option<&ExpectedTensor>,
     open: impl Fn(&Table, &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError>,
 ) -> Result<Columns, DataError> {
     let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();

@@ -9,7 +9,7 @@ use tch::Tensor;
 
 /// Samples of one shape at equal distances in a file or in memory.
 #[derive(Clone, Debug)]
-pub(super) struct Stored {
+pub(super) struct ArrayColumn {
     /// What errors name.
     path: PathBuf,
     store: Arc<Store>,
@@ -42,7 +42,7 @@ impl Layout {
     }
 }
 
-impl Stored {
+impl ArrayColumn {
     /// Checks that the store holds what the layout promises.
     pub(super) fn new(path: &Path, store: Arc<Store>, layout: Layout, samples: u64) -> Result<Self, DataError> {
         let shape = &layout.shape;
@@ -62,7 +62,7 @@ impl Stored {
                 format!("cut short: {samples} samples of shape {shape:?} need {end} bytes, there are {found}");
             return Err(error(problem));
         }
-        Ok(Stored { path: path.to_path_buf(), store, layout, samples })
+        Ok(ArrayColumn { path: path.to_path_buf(), store, layout, samples })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -98,8 +98,8 @@ impl Stored {
     }
 }
 
-/// Samples on their way into a [`Stored`]: rows of numbers that all have the first one's shape.
-pub(super) struct Gather {
+/// Samples on their way into a [`ArrayColumn`]: rows of numbers that all have the first one's shape.
+pub(super) struct ColumnWriter {
     element: Element,
     spool: Spool,
     shape: Option<Vec<u64>>,
@@ -107,9 +107,9 @@ pub(super) struct Gather {
     row: Vec<u8>,
 }
 
-impl Gather {
+impl ColumnWriter {
     pub(super) fn new(element: Element) -> Self {
-        Gather { element, spool: Spool::new(), shape: None, samples: 0, row: Vec::new() }
+        ColumnWriter { element, spool: Spool::new(), shape: None, samples: 0, row: Vec::new() }
     }
 
     /// One more sample; what is wrong with it is told without its place.
@@ -127,8 +127,8 @@ impl Gather {
         self.spool.write(&self.row)
     }
 
-    pub(super) fn finish(self, path: &Path) -> Result<Stored, DataError> {
+    pub(super) fn finish(self, path: &Path) -> Result<ArrayColumn, DataError> {
         let layout = Layout::packed(self.element, &self.shape.unwrap_or_else(|| vec![1]));
-        Stored::new(path, Arc::new(self.spool.finish()?), layout, self.samples)
+        ArrayColumn::new(path, Arc::new(self.spool.finish()?), layout, self.samples)
     }
 }

@@ -22,13 +22,13 @@ impl Batch {
     pub(super) fn tensors(&self) -> (&Tensor, &Tensor, &Variables) {
         match self.contents() {
             Contents::Tensors { x, target, variables } => (x, target, variables),
-            Contents::Numbers(numbers) => panic!("{numbers:?}"),
+            Contents::Indices(numbers) => panic!("{numbers:?}"),
         }
     }
 
-    pub(super) fn into_numbers(self) -> Numbers {
+    pub(super) fn into_indices(self) -> SampleIndices {
         match self.into_contents() {
-            Contents::Numbers(numbers) => *numbers,
+            Contents::Indices(numbers) => *numbers,
             other => panic!("{other:?}"),
         }
     }

@@ -5,9 +5,9 @@ use super::columns::Columns;
 use super::element::Element;
 use super::plain;
 use super::spool::Spool;
-use super::stored::{Layout, Stored};
-use super::tokens::{Tokenizer, Tokens};
-use super::wanted::Wanted;
+use super::stored::{ArrayColumn, Layout};
+use super::tokens::{LoadedTokenizer, Tokenizer};
+use super::wanted::ExpectedTensor;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -27,13 +27,13 @@ pub struct Text {
 }
 
 /// Windows that follow each other: the input, and the same one token later as the target.
-pub(super) fn open(text: &Text, wanted: &Wanted) -> Result<Columns, DataError> {
-    let tokens = Tokens::load(&text.tokenizer)?;
-    let eos = text.eos.as_ref().map(|name| tokens.special("eos", name)).transpose()?;
-    tokens.expect_rows(wanted, eos.is_some())?;
+pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, DataError> {
+    let tokens = LoadedTokenizer::load(&text.tokenizer)?;
+    let eos = text.eos.as_ref().map(|name| tokens.special_token("eos", name)).transpose()?;
+    tokens.check_embedding_rows(wanted, eos.is_some())?;
     // Bytes stay bytes where nothing else is among them.
     let element = match (&tokens, eos) {
-        (Tokens::Bytes, None) => Element::U8,
+        (LoadedTokenizer::Bytes, None) => Element::U8,
         _ => Element::U32,
     };
     let mut spool = Spool::new();
@@ -62,7 +62,7 @@ pub(super) fn open(text: &Text, wanted: &Wanted) -> Result<Columns, DataError> {
     let store = Arc::new(spool.finish()?);
     let windows = |start: u64| {
         let layout = Layout { start, stride: Some(length * size), ..Layout::packed(element, &[length]) };
-        Ok::<_, DataError>(Column::Stored(Stored::new(&path, store.clone(), layout, samples)?))
+        Ok::<_, DataError>(Column::Array(ArrayColumn::new(&path, store.clone(), layout, samples)?))
     };
     Ok(Columns { inputs: vec![windows(0)?], target: Some(windows(size)?) })
 }

@@ -1,7 +1,7 @@
 //! Text as numbers: its bytes, or what a `tokenizer.json` makes of it.
 
-use super::vocabulary::Vocabulary;
-use super::wanted::Wanted;
+use super::vocabulary::TokenizerFile;
+use super::wanted::ExpectedTensor;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -21,21 +21,21 @@ const SPECIAL: [&str; 3] = ["<bos>", "<eos>", "<pad>"];
 const MAX_FILE: u64 = 256 * 1024 * 1024;
 
 /// A tokenizer, loaded.
-pub enum Tokens {
+pub enum LoadedTokenizer {
     /// Each byte is a token.
     Bytes,
     /// From a file.
-    Loaded(PathBuf, Vocabulary),
+    Loaded(PathBuf, TokenizerFile),
 }
 
-impl Tokens {
+impl LoadedTokenizer {
     /// Loads it.
     ///
     /// # Errors
     /// The file cannot be read, or is no `tokenizer.json`.
     pub fn load(tokenizer: &Tokenizer) -> Result<Self, DataError> {
         match tokenizer {
-            Tokenizer::Bytes => Ok(Tokens::Bytes),
+            Tokenizer::Bytes => Ok(LoadedTokenizer::Bytes),
             Tokenizer::File(path) => load(path),
         }
     }
@@ -43,8 +43,8 @@ impl Tokens {
     /// Appends the text's tokens, without any that mark begin or end.
     pub fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), DataError> {
         match self {
-            Tokens::Bytes => into.extend(text.bytes().map(u32::from)),
-            Tokens::Loaded(path, vocabulary) => {
+            LoadedTokenizer::Bytes => into.extend(text.bytes().map(u32::from)),
+            LoadedTokenizer::Loaded(path, vocabulary) => {
                 vocabulary.encode(text, into).map_err(|e| DataError::file(path, e))?;
             }
         }
@@ -52,12 +52,12 @@ impl Tokens {
     }
 
     /// Whether the model has a row for each token; `special` says that those which stand for no text are used, too.
-    pub(super) fn expect_rows(&self, wanted: &Wanted, special: bool) -> Result<(), DataError> {
+    pub(super) fn check_embedding_rows(&self, wanted: &ExpectedTensor, special: bool) -> Result<(), DataError> {
         let (path, tokens) = match self {
-            Tokens::Bytes => (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 }),
-            Tokens::Loaded(path, vocabulary) => (path.as_path(), vocabulary.size()),
+            LoadedTokenizer::Bytes => (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 }),
+            LoadedTokenizer::Loaded(path, vocabulary) => (path.as_path(), vocabulary.size()),
         };
-        match wanted.below.filter(|rows| *rows < tokens as u64) {
+        match wanted.num_embeddings.filter(|rows| *rows < tokens as u64) {
             None => Ok(()),
             Some(rows) => {
                 let name = &wanted.name;
@@ -71,35 +71,37 @@ impl Tokens {
     /// The text of tokens; those that stand for no text are left out.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
         match self {
-            Tokens::Bytes => {
+            LoadedTokenizer::Bytes => {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Tokens::Loaded(path, vocabulary) => vocabulary.decode(tokens).map_err(|e| DataError::file(path, e)),
+            LoadedTokenizer::Loaded(path, vocabulary) => {
+                vocabulary.decode(tokens).map_err(|e| DataError::file(path, e))
+            }
         }
     }
 
     /// The number of a token that stands for no text.
-    pub fn special(&self, key: &str, name: &str) -> Result<u32, DataError> {
+    pub fn special_token(&self, key: &str, name: &str) -> Result<u32, DataError> {
         let id = match self {
-            Tokens::Bytes => SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id),
-            Tokens::Loaded(_, vocabulary) => vocabulary.id(name),
+            LoadedTokenizer::Bytes => SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id),
+            LoadedTokenizer::Loaded(_, vocabulary) => vocabulary.id(name),
         };
         let path = match self {
-            Tokens::Bytes => Path::new("tokenizer: bytes"),
-            Tokens::Loaded(path, _) => path,
+            LoadedTokenizer::Bytes => Path::new("tokenizer: bytes"),
+            LoadedTokenizer::Loaded(path, _) => path,
         };
         id.ok_or_else(|| DataError::file(path, format!("has no token `{name}`; name one that it has with `{key}:`")))
     }
 }
 
-fn load(path: &Path) -> Result<Tokens, DataError> {
+fn load(path: &Path) -> Result<LoadedTokenizer, DataError> {
     let error = |problem: String| DataError::file(path, problem);
     let size = std::fs::metadata(path).map_err(|e| DataError::io(path, &e))?.len();
     if size > MAX_FILE {
         return Err(error(format!("has {size} bytes, which no tokenizer.json has; is this the right file?")));
     }
     let bytes = std::fs::read(path).map_err(|e| DataError::io(path, &e))?;
-    let vocabulary = Vocabulary::from_bytes(&bytes).map_err(error)?;
-    Ok(Tokens::Loaded(path.to_path_buf(), vocabulary))
+    let vocabulary = TokenizerFile::from_bytes(&bytes).map_err(error)?;
+    Ok(LoadedTokenizer::Loaded(path.to_path_buf(), vocabulary))
 }

@@ -4,15 +4,15 @@ use tokenizers::Tokenizer;
 
 /// A loaded `tokenizer.json`. Samples are cut and padded elsewhere, so its own rules for that are off.
 #[derive(Clone, Debug)]
-pub struct Vocabulary(Box<Tokenizer>);
+pub struct TokenizerFile(Box<Tokenizer>);
 
-impl Vocabulary {
+impl TokenizerFile {
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let tokenizer = Tokenizer::from_bytes(bytes);
         let mut tokenizer = tokenizer.map_err(|e| format!("is no tokenizer.json: {e}"))?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
-        Ok(Vocabulary(Box::new(tokenizer)))
+        Ok(TokenizerFile(Box::new(tokenizer)))
     }
 
     pub(super) fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), String> {

@@ -5,16 +5,16 @@ use serde::{Deserialize, Serialize};
 
 /// What the model takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct ExpectedTensor {
     pub(super) name: String,
     pub(super) dtype: DType,
     /// Of a sample, where its sizes are known; nothing where the model does not say anything.
     pub(super) shape: Option<Vec<Option<u64>>>,
     /// Numbers must be below this, where they are looked up in a table.
-    pub(super) below: Option<u64>,
+    pub(super) num_embeddings: Option<u64>,
 }
 
-impl Wanted {
+impl ExpectedTensor {
     pub(super) fn value(graph: &LayerGraph, id: ValueId) -> Self {
         let value = graph.value(id);
         let shape = value.ty.dims().iter().skip(1).map(Dim::as_fixed).collect();
@@ -22,7 +22,12 @@ impl Wanted {
             LayerKind::Embedding(embedding) => Some(embedding.num_embeddings),
             _ => None,
         });
-        Wanted { name: value.name.clone(), dtype: value.ty.dtype, shape: Some(shape), below: rows.min() }
+        ExpectedTensor {
+            name: value.name.clone(),
+            dtype: value.ty.dtype,
+            shape: Some(shape),
+            num_embeddings: rows.min(),
+        }
     }
 
     /// The sizes of a sample, where they are all known.

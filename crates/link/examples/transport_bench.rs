@@ -7,7 +7,7 @@
 //! trip is a tensor sent and sent back. Numbers are medians over `--runs` runs (five unless said).
 
 use layerspec::DType;
-use link::testing::Wire;
+use link::testing::TestConnection;
 use link::{Identity, Listener, Payload, Ticket, Transport, WorkerInfo};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::Head;
@@ -49,7 +49,7 @@ async fn measure(runs: usize) -> Fallible<()> {
         let mut child = Command::new(std::env::current_exe()?);
         child.args(["answer", &listener.address().to_string(), &identity.ticket().to_string(), transport]);
         let _other = Other(child.spawn()?);
-        let mut wire = Wire::accept(listener).await.ok_or("nobody came")?;
+        let mut wire = TestConnection::accept(listener).await.ok_or("nobody came")?;
         wire.receive().await?;
         for size in SENT_SIZES {
             let mut rates = Vec::new();
@@ -87,7 +87,7 @@ fn kib(size: usize) -> String {
 }
 
 /// Seconds until the other end has received it all.
-async fn send(wire: &mut Wire, size: usize) -> Fallible<f64> {
+async fn send(wire: &mut TestConnection, size: usize) -> Fallible<f64> {
     let tensor = tensor(size);
     let count = SENT / size;
     let most = (ON_THE_WAY / size).max(2);
@@ -111,7 +111,7 @@ async fn send(wire: &mut Wire, size: usize) -> Fallible<f64> {
 }
 
 /// Seconds of each.
-async fn round_trips(wire: &mut Wire, size: usize, count: usize) -> Fallible<Vec<f64>> {
+async fn round_trips(wire: &mut TestConnection, size: usize, count: usize) -> Fallible<Vec<f64>> {
     let tensor = tensor(size);
     let mut times = Vec::new();
     for _ in 0..count {
@@ -130,7 +130,7 @@ async fn round_trips(wire: &mut Wire, size: usize, count: usize) -> Fallible<Vec
 async fn answer(address: SocketAddr, ticket: &Ticket, transport: Transport) -> Fallible<()> {
     let endpoint = link::worker_endpoint(ticket, address)?;
     let info = WorkerInfo { direct: false, process: std::process::id(), ..WorkerInfo::default() };
-    let mut wire = Wire::dial(&endpoint, address, ticket, info, transport).await?;
+    let mut wire = TestConnection::dial(&endpoint, address, ticket, info, transport).await?;
     wire.send(&head(0, 0), &[])?;
     let mut expected = 0;
     let (mut count, mut every) = (0u64, 0u32);

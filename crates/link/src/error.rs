@@ -97,7 +97,7 @@ pub enum LinkError {
     },
     /// The boss does without this worker.
     #[error("the boss sent this worker away ({reason})")]
-    SentAway {
+    Evicted {
         /// Its words.
         reason: String,
     },
@@ -130,7 +130,7 @@ impl LinkError {
     }
 
     /// Whether trying again later can help.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             LinkError::NoAnswer { .. } | LinkError::Lost { .. } | LinkError::Host { .. } => true,
             LinkError::Refused { retry, .. } => *retry,

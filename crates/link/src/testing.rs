@@ -3,14 +3,14 @@
 use crate::connection::link_message::LinkMessage;
 use crate::connection::outgoing;
 use crate::connection::wire::{self, Incoming};
-use crate::connection::{Connection as Connected, Event, DONE};
+use crate::connection::{Connection as Connected, ConnectionEvent, DONE};
 use crate::error::LinkError;
 use crate::memory::payload::Payload;
-use crate::memory::pool::Pool;
-use crate::memory::shared::{Memory, Transport};
+use crate::memory::pool::BufferPool;
+use crate::memory::shared::{SharedMemory, Transport};
 use crate::quic::endpoint;
 use crate::quic::report::PathReport;
-use crate::trust::handshake::{self, Handshake, Reply, WorkerInfo};
+use crate::trust::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
 use crate::trust::identity::Identity;
 use crate::trust::ticket::Ticket;
 use crate::trust::tls::SERVER_NAME;
@@ -30,12 +30,12 @@ pub async fn dial(endpoint: &Endpoint, address: SocketAddr, ticket: &Ticket) -> 
 }
 
 /// Asks for a place as a worker does, and gives the control stream.
-pub async fn greet(quic: &Connection, info: WorkerInfo) -> Result<(SendStream, RecvStream), LinkError> {
-    take_place(quic, info).await.map(|(_, _, control)| control)
+pub async fn join_control(quic: &Connection, info: WorkerInfo) -> Result<(SendStream, RecvStream), LinkError> {
+    join_raw(quic, info).await.map(|(_, _, control)| control)
 }
 
 /// The same, with the number that it was given and the run's.
-pub async fn take_place(
+pub async fn join_raw(
     quic: &Connection,
     info: WorkerInfo,
 ) -> Result<(WorkerId, u64, (SendStream, RecvStream)), LinkError> {
@@ -43,7 +43,7 @@ pub async fn take_place(
     let (mut send, mut recv) = quic.open_bi().await.map_err(lost)?;
     handshake::write(&mut send, &Handshake::Join(info)).await?;
     match handshake::read(&mut recv).await? {
-        Reply::Welcome { worker, run, .. } => Ok((worker, run, (send, recv))),
+        HandshakeReply::Welcome { worker, run, .. } => Ok((worker, run, (send, recv))),
         other => Err(LinkError::Refused { reason: format!("{other:?}"), retry: false }),
     }
 }
@@ -63,7 +63,7 @@ pub async fn dial_worker(
 /// The next frame on a stream; what the other end says of the connection is left out.
 pub async fn next_frame(recv: &mut RecvStream) -> Result<Envelope, String> {
     loop {
-        match wire::read(recv, &Memory::default(), &Pool::default()).await? {
+        match wire::read(recv, &SharedMemory::default(), &BufferPool::default()).await? {
             Some(Incoming::Frame(envelope, _)) => return Ok(envelope),
             Some(Incoming::LinkMessage(_)) => {}
             None => return Err("the stream has ended".into()),
@@ -82,13 +82,13 @@ pub fn listen(identity: &Identity, address: SocketAddr) -> Result<Endpoint, Link
 }
 
 /// A connection as a run uses it, without a run: frames with tensors go out and come in.
-pub struct Wire {
+pub struct TestConnection {
     connection: Connected,
-    events: tokio::sync::mpsc::Receiver<Event>,
-    _kept: Option<(Endpoint, crate::trust::acceptor::Acceptor)>,
+    events: tokio::sync::mpsc::Receiver<ConnectionEvent>,
+    _keep_alive: Option<(Endpoint, crate::trust::acceptor::Acceptor)>,
 }
 
-impl Wire {
+impl TestConnection {
     /// The worker's end, with shared memory agreed upon and the path measured.
     pub async fn dial(
         endpoint: &Endpoint,
@@ -98,12 +98,12 @@ impl Wire {
         transport: Transport,
     ) -> Result<Self, LinkError> {
         let mut membership = crate::join(endpoint, address, ticket, info).await?;
-        membership.boss.settle(transport);
+        membership.boss.negotiate(transport);
         match membership.events.recv().await {
-            Some(Event::Measured { .. }) => {}
+            Some(ConnectionEvent::Measured { .. }) => {}
             other => return Err(LinkError::Lost { peer: "the boss".into(), reason: format!("{other:?}") }),
         }
-        Ok(Wire { connection: membership.boss, events: membership.events, _kept: None })
+        Ok(TestConnection { connection: membership.boss, events: membership.events, _keep_alive: None })
     }
 
     /// The boss's end, once somebody has dialled.
@@ -112,13 +112,13 @@ impl Wire {
             listener.next().await;
         }
         let (member, events, endpoint, acceptor) = listener.into_first()?;
-        Some(Wire { connection: member.connection, events, _kept: Some((endpoint, acceptor)) })
+        Some(TestConnection { connection: member.connection, events, _keep_alive: Some((endpoint, acceptor)) })
     }
 
     /// Sends a frame.
     pub fn send(&self, head: &Head, tensors: &[Payload]) -> Result<(), String> {
         let to = Destination { peer: Peer::Boss, route: None, head: head.clone() };
-        let (way, head) = outgoing::head(&to, tensors)?;
+        let (way, head) = outgoing::encode_head(&to, tensors)?;
         self.connection.send(way, head, tensors.iter().map(|t| t.bytes.clone()).collect());
         Ok(())
     }
@@ -126,9 +126,9 @@ impl Wire {
     /// The next frame, or why the connection ended.
     pub async fn receive(&mut self) -> Result<(Head, Vec<Payload>), String> {
         match self.events.recv().await {
-            Some(Event::Frame { envelope, payloads, .. }) => Ok((envelope.head, payloads)),
-            Some(Event::Closed { reason, .. }) => Err(reason),
-            Some(Event::Measured { .. }) => Err("measured twice".into()),
+            Some(ConnectionEvent::Frame { envelope, payloads, .. }) => Ok((envelope.head, payloads)),
+            Some(ConnectionEvent::Closed { reason, .. }) => Err(reason),
+            Some(ConnectionEvent::Measured { .. }) => Err("measured twice".into()),
             None => Err("the connection's tasks have ended".into()),
         }
     }

@@ -5,7 +5,7 @@
 mod proxy;
 
 use layerspec::{DType, ValueId};
-use link::testing::Wire;
+use link::testing::TestConnection;
 use link::{Carrier, Identity, Listener, Payload, Transport, WorkerInfo};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::Head;
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// Boss and worker, by way of what stands between them.
 struct Pair {
-    boss: Wire,
-    worker: Wire,
+    boss: TestConnection,
+    worker: TestConnection,
     _keys: tempfile::TempDir,
     proxy: Option<Proxy>,
 }
@@ -33,8 +33,10 @@ impl Pair {
         let ticket = identity.ticket().clone();
         let endpoint = link::worker_endpoint(&ticket, address).unwrap();
         let info = WorkerInfo { direct: false, ..WorkerInfo::default() };
-        let (boss, worker) =
-            tokio::join!(Wire::accept(listener), Wire::dial(&endpoint, address, &ticket, info, transport));
+        let (boss, worker) = tokio::join!(
+            TestConnection::accept(listener),
+            TestConnection::dial(&endpoint, address, &ticket, info, transport)
+        );
         Pair { boss: boss.unwrap(), worker: worker.unwrap(), _keys: keys, proxy }
     }
 }
@@ -54,7 +56,7 @@ fn tensor(size: usize, seed: usize) -> Payload {
 }
 
 /// Sends frame after frame and waits for each.
-async fn exchange(from: &Wire, to: &mut Wire, frames: u32, size: usize) {
+async fn exchange(from: &TestConnection, to: &mut TestConnection, frames: u32, size: usize) {
     let sent = tensor(size, 3);
     for number in 0..frames {
         from.send(&head(number), std::slice::from_ref(&sent)).unwrap();

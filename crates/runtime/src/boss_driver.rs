@@ -2,9 +2,9 @@
 
 use crate::clock::Clock;
 use link::connection::outgoing;
-use link::connection::{Connection, Event, BROKE_PROTOCOL, DONE, SENT_AWAY};
-use link::quic::listening::Listening;
-use link::trust::acceptor::{Accept, Acceptor, Arrival};
+use link::connection::{Connection, ConnectionEvent, DONE, EVICTED, PROTOCOL_VIOLATION};
+use link::quic::listening_endpoint::ListeningEndpoint;
+use link::trust::acceptor::{Accept, Acceptor, Caller};
 use link::trust::handshake::{Handshake, WorkerInfo};
 use link::trust::listener::{Admission, Admitted};
 use link::{LinkError, Listener};
@@ -24,29 +24,29 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// Workers close their connections when told to stop; who has not done so after this long is left.
-const FAREWELL: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// So many workers may come in one run, those that have left counted.
-const MOST_WORKERS: usize = u16::MAX as usize;
+const MAX_WORKERS: usize = u16::MAX as usize;
 
-type Reply = oneshot::Sender<Result<Answer, Failure>>;
+type ReplySender = oneshot::Sender<Result<Answer, Failure>>;
 
 enum Input {
-    Request(Request, Reply),
+    Request(Request, ReplySender),
     Lost(WorkerId, String),
     /// Workers may come and go, and are told of here.
-    Open(mpsc::UnboundedSender<PoolEvent>),
+    AdmitWorkers(mpsc::UnboundedSender<MembershipEvent>),
     /// How the run stands, for this worker.
-    Tell(WorkerId, Progress),
+    Progress(WorkerId, Progress),
     /// Closes the connection to a worker.
-    Dismiss(WorkerId, String, VarInt),
-    Leave,
+    Disconnect(WorkerId, String, VarInt),
+    DisconnectAll,
     Stop(oneshot::Sender<()>),
 }
 
 /// Who comes and goes in a run that is open.
 #[derive(Debug)]
-pub enum PoolEvent {
+pub enum MembershipEvent {
     /// A worker is here. It has no stages yet.
     Joined {
         /// Its number.
@@ -91,39 +91,39 @@ impl Handle {
     }
 
     /// Tells that a worker is known to be gone, sooner than its connection shows it.
-    pub fn lost(&self, worker: WorkerId, reason: &str) {
+    pub fn report_lost(&self, worker: WorkerId, reason: &str) {
         self.inputs.send(Input::Lost(worker, reason.to_string())).ok();
     }
 
     /// From now on workers may come and go; who does is told here.
-    pub fn open(&self) -> mpsc::UnboundedReceiver<PoolEvent> {
+    pub fn admit_workers(&self) -> mpsc::UnboundedReceiver<MembershipEvent> {
         let (sender, events) = mpsc::unbounded_channel();
-        self.inputs.send(Input::Open(sender)).ok();
+        self.inputs.send(Input::AdmitWorkers(sender)).ok();
         events
     }
 
     /// Has a worker print how the run stands.
-    pub fn tell(&self, worker: WorkerId, progress: Progress) {
-        self.inputs.send(Input::Tell(worker, progress)).ok();
+    pub fn send_progress(&self, worker: WorkerId, progress: Progress) {
+        self.inputs.send(Input::Progress(worker, progress)).ok();
     }
 
     /// Closes the connection to a worker, which is told why and may come again.
-    pub fn dismiss(&self, worker: WorkerId, reason: &str) {
-        self.inputs.send(Input::Dismiss(worker, reason.to_string(), BROKE_PROTOCOL)).ok();
+    pub fn disconnect(&self, worker: WorkerId, reason: &str) {
+        self.inputs.send(Input::Disconnect(worker, reason.to_string(), PROTOCOL_VIOLATION)).ok();
     }
 
     /// The same, and the worker does not come again.
-    pub fn send_away(&self, worker: WorkerId, reason: &str) {
-        self.inputs.send(Input::Dismiss(worker, reason.to_string(), SENT_AWAY)).ok();
+    pub fn evict(&self, worker: WorkerId, reason: &str) {
+        self.inputs.send(Input::Disconnect(worker, reason.to_string(), EVICTED)).ok();
     }
 
     /// Closes all connections, as where the last clone of this is dropped.
-    pub fn leave(&self) {
-        self.inputs.send(Input::Leave).ok();
+    pub fn disconnect_all(&self) {
+        self.inputs.send(Input::DisconnectAll).ok();
     }
 
     /// What whoever holds the ticket is shown who asks how the run stands; JSON.
-    pub fn show(&self, status: String) {
+    pub fn set_status(&self, status: String) {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
 
@@ -187,56 +187,56 @@ struct Driver {
     connections: Vec<Connection>,
     slots: Slots,
     clock: Clock,
-    replies: BTreeMap<u64, Reply>,
+    replies: BTreeMap<u64, ReplySender>,
     next_request: u64,
     notice: Box<dyn FnMut(String) + Send>,
     admission: Admission,
     /// Who is told of those who come and go, where they may.
-    pool: Option<mpsc::UnboundedSender<PoolEvent>>,
+    pool: Option<mpsc::UnboundedSender<MembershipEvent>>,
     status: Arc<Mutex<String>>,
 }
 
 impl Driver {
     async fn run(
         mut self,
-        listening: Listening,
+        listening: ListeningEndpoint,
         mut acceptor: Acceptor,
-        mut events: mpsc::Receiver<Event>,
+        mut events: mpsc::Receiver<ConnectionEvent>,
         mut inputs: mpsc::UnboundedReceiver<Input>,
     ) {
         loop {
-            self.carry_out();
+            self.execute_effects();
             let deadline = self.session.poll_timeout();
             tokio::select! {
                 Some(event) = events.recv() => self.on_event(event),
                 input = inputs.recv() => match input {
                     Some(Input::Request(request, reply)) => self.request(request, reply),
                     Some(Input::Lost(worker, reason)) => self.lost(worker, &reason),
-                    Some(Input::Open(pool)) => {
+                    Some(Input::AdmitWorkers(pool)) => {
                         self.session.open();
                         for (worker, reason) in self.session.lost() {
-                            pool.send(PoolEvent::Left { worker, reason: reason.to_string() }).ok();
+                            pool.send(MembershipEvent::Left { worker, reason: reason.to_string() }).ok();
                         }
                         self.pool = Some(pool);
                     }
-                    Some(Input::Tell(worker, progress)) => self.session.tell(worker, progress),
-                    Some(Input::Dismiss(worker, reason, code)) => self.hang_up(worker, &reason, code),
+                    Some(Input::Progress(worker, progress)) => self.session.tell(worker, progress),
+                    Some(Input::Disconnect(worker, reason, code)) => self.hang_up(worker, &reason, code),
                     Some(Input::Stop(done)) => {
                         self.stop(&mut events).await;
                         done.send(()).ok();
                         break;
                     }
-                    Some(Input::Leave) | None => {
+                    Some(Input::DisconnectAll) | None => {
                         for connection in &self.connections {
                             connection.close(DONE, "the boss left the run");
                         }
                         drop(acceptor);
-                        return listening.keep();
+                        return listening.retain_for_next_run();
                     }
                 },
                 Some(accept) = acceptor.next() => {
-                    if let Accept::Arrived(arrival) = accept {
-                        self.on_arrival(arrival);
+                    if let Accept::Authenticated(caller) = accept {
+                        self.on_arrival(caller);
                     }
                 }
                 // The boss session asks for no timeouts yet; the driver keeps the contract anyway.
@@ -245,39 +245,39 @@ impl Driver {
         }
         drop(acceptor);
         listening.endpoint.close(DONE, b"the boss left the run");
-        tokio::time::timeout(FAREWELL, listening.endpoint.wait_idle()).await.ok();
+        tokio::time::timeout(CLOSE_TIMEOUT, listening.endpoint.wait_idle()).await.ok();
     }
 
     /// Lets a worker in where workers may come and go.
-    fn on_arrival(&mut self, arrival: Arrival) {
-        let info = match &arrival.handshake {
-            Handshake::Look => {
+    fn on_arrival(&mut self, caller: Caller) {
+        let info = match &caller.handshake {
+            Handshake::Status => {
                 let status = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                return arrival.show(status);
+                return caller.send_status(status);
             }
-            Handshake::Peer { .. } => return arrival.refuse("this is a boss, not a worker".into(), false),
+            Handshake::Peer { .. } => return caller.refuse("this is a boss, not a worker".into(), false),
             Handshake::Join(info) => info.clone(),
         };
         let places = self.connections.len();
         match &self.pool {
-            None => arrival.refuse_late(places),
-            Some(_) if places >= MOST_WORKERS => {
-                arrival.refuse(format!("{places} workers have come in this run, which is as many as can"), false);
+            None => caller.refuse_full(places),
+            Some(_) if places >= MAX_WORKERS => {
+                caller.refuse(format!("{places} workers have come in this run, which is as many as can"), false);
             }
             Some(pool) => {
                 let worker = WorkerId(places as u16);
-                let Some(member) = self.admission.seat(arrival, worker, info.clone()) else { return };
+                let Some(member) = self.admission.admit(caller, worker, info.clone()) else { return };
                 let address = member.address;
                 self.connections.push(member.connection);
                 self.session.on_joined(info.direct.then_some(address));
-                pool.send(PoolEvent::Joined { worker, info, address }).ok();
+                pool.send(MembershipEvent::Joined { worker, info, address }).ok();
             }
         }
     }
 
     fn lost(&mut self, worker: WorkerId, reason: &str) {
         if let Some(pool) = &self.pool {
-            pool.send(PoolEvent::Left { worker, reason: reason.to_string() }).ok();
+            pool.send(MembershipEvent::Left { worker, reason: reason.to_string() }).ok();
         }
         self.session.on_lost(self.clock.now(), worker, reason);
     }
@@ -289,7 +289,7 @@ impl Driver {
         self.lost(worker, reason);
     }
 
-    fn request(&mut self, request: Request, reply: Reply) {
+    fn request(&mut self, request: Request, reply: ReplySender) {
         let number = self.next_request;
         self.next_request += 1;
         self.replies.insert(number, reply);
@@ -297,48 +297,49 @@ impl Driver {
     }
 
     /// Tells the workers, once they have cleared up after a request that failed, and hears them out.
-    async fn stop(&mut self, events: &mut mpsc::Receiver<Event>) {
+    async fn stop(&mut self, events: &mut mpsc::Receiver<ConnectionEvent>) {
         let (reply, _answer) = oneshot::channel();
         self.request(Request::Stop, reply);
         let farewell = async {
             while self.connections.iter().any(|connection| !connection.is_closed()) {
-                self.carry_out();
+                self.execute_effects();
                 // A connection that closes is an event, too.
                 let Some(event) = events.recv().await else { return };
                 self.on_event(event);
             }
         };
-        tokio::time::timeout(FAREWELL, farewell).await.ok();
+        tokio::time::timeout(CLOSE_TIMEOUT, farewell).await.ok();
     }
 
-    fn on_event(&mut self, event: Event) {
+    fn on_event(&mut self, event: ConnectionEvent) {
         let now = self.clock.now();
         match event {
-            Event::Frame { from: Peer::Worker(from), envelope, payloads } => {
-                let slots = payloads.into_iter().map(|p| self.slots.put(p)).collect();
+            ConnectionEvent::Frame { from: Peer::Worker(from), envelope, payloads } => {
+                let slots = payloads.into_iter().map(|p| self.slots.insert(p)).collect();
                 self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
             }
-            Event::Closed { from: Peer::Worker(from), reason, .. } => self.lost(from, &reason),
+            ConnectionEvent::Closed { from: Peer::Worker(from), reason, .. } => self.lost(from, &reason),
             // Workers measure and report.
-            Event::Frame { from: Peer::Boss, .. } | Event::Closed { from: Peer::Boss, .. } | Event::Measured { .. } => {
-            }
+            ConnectionEvent::Frame { from: Peer::Boss, .. }
+            | ConnectionEvent::Closed { from: Peer::Boss, .. }
+            | ConnectionEvent::Measured { .. } => {}
         }
     }
 
-    fn carry_out(&mut self) {
+    fn execute_effects(&mut self) {
         while let Some(effect) = self.session.poll_effect() {
             match effect {
                 BossEffect::Send { to, slots } => {
-                    if let Err(reason) = outgoing::take(&self.slots, &slots).and_then(|t| self.send(&to, &t)) {
-                        self.unsent(&to, &reason);
+                    if let Err(reason) = outgoing::take_payloads(&self.slots, &slots).and_then(|t| self.send(&to, &t)) {
+                        self.on_send_failed(&to, &reason);
                     }
                 }
                 BossEffect::Reply { request, result } => self.reply(request, result),
-                BossEffect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
+                BossEffect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.remove(slot))),
                 BossEffect::Hangup { worker, reason } => {
-                    self.hang_up(worker, &format!("it broke the protocol: it {reason}"), BROKE_PROTOCOL);
+                    self.hang_up(worker, &format!("it broke the protocol: it {reason}"), PROTOCOL_VIOLATION);
                 }
-                BossEffect::Dismiss { worker, reason } => self.hang_up(worker, &reason, BROKE_PROTOCOL),
+                BossEffect::Dismiss { worker, reason } => self.hang_up(worker, &reason, PROTOCOL_VIOLATION),
                 BossEffect::Notice(text) => (self.notice)(text),
             }
         }
@@ -347,7 +348,7 @@ impl Driver {
     fn send(&self, to: &[Destination], tensors: &[Payload]) -> Result<(), String> {
         for destination in to {
             let Peer::Worker(worker) = destination.peer else { continue };
-            let (way, head) = outgoing::head(destination, tensors)?;
+            let (way, head) = outgoing::encode_head(destination, tensors)?;
             // A connection that is gone was or will be reported to the session as lost.
             if let Some(connection) = self.connections.get(worker.0 as usize) {
                 connection.send(way, head, tensors.iter().map(|t| t.bytes.clone()).collect());
@@ -357,7 +358,7 @@ impl Driver {
     }
 
     /// A frame that cannot be written leaves its receivers waiting: the run ends for them.
-    fn unsent(&mut self, to: &[Destination], reason: &str) {
+    fn on_send_failed(&mut self, to: &[Destination], reason: &str) {
         for destination in to {
             if let Peer::Worker(worker) = destination.peer {
                 self.lost(worker, reason);
@@ -370,7 +371,7 @@ impl Driver {
         // A caller that no longer waits (its future was dropped) leaves tensors behind.
         if let Err(Ok(answer)) = reply.send(result) {
             let slots = answer.outputs.iter().map(|(.., slot)| *slot).chain(answer.state.iter().map(|(_, s)| *s));
-            slots.for_each(|slot| drop(self.slots.take(slot)));
+            slots.for_each(|slot| drop(self.slots.remove(slot)));
         }
     }
 }

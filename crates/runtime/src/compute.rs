@@ -1,7 +1,7 @@
 //! The compute thread: takes tasks in order and never waits on the network.
 
 use crate::interrupt::Interrupt;
-use crate::watchdog::AtWork;
+use crate::watchdog::TaskWatch;
 use link::Payload;
 use pipeline::ids::Ticket;
 use pipeline::message::Failure;
@@ -23,13 +23,13 @@ pub trait Compute {
 }
 
 /// What comes of tasks, in this order.
-pub(crate) enum Report {
+pub(crate) enum ComputeEvent {
     HandedOut(HandedOut<Payload>),
-    Done(Done),
+    Done(FinishedTask),
 }
 
 /// A task that was carried out.
-pub(crate) struct Done {
+pub(crate) struct FinishedTask {
     pub(crate) ticket: Ticket,
     pub(crate) result: Result<Outcome<Payload>, Failure>,
     /// When the work began and ended.
@@ -39,30 +39,32 @@ pub(crate) struct Done {
 
 /// Longer than any task of a device in order takes, unless [`ComputeThread::task_limit`] says otherwise: what NCCL's watchdog
 /// in PyTorch allows.
-const LONGEST_TASK: Duration = Duration::from_secs(600);
+const DEFAULT_TASK_LIMIT: Duration = Duration::from_secs(600);
 
 /// A thread that ends when this is dropped, which waits for the task at work; that one waits for no other worker then.
 pub struct ComputeThread {
     /// Taken, and so closed, to end the thread.
     tasks: Option<std::sync::mpsc::Sender<(Ticket, Task<Payload>)>>,
-    results: results::UnboundedReceiver<Report>,
+    results: results::UnboundedReceiver<ComputeEvent>,
     thread: Option<JoinHandle<()>>,
     interrupt: Interrupt,
-    at_work: AtWork,
+    at_work: TaskWatch,
     limit: Duration,
 }
 
 impl ComputeThread {
     /// Starts the thread; `make` runs on it.
     pub fn start<C: Compute>(make: impl FnOnce() -> C + Send + 'static) -> std::io::Result<Self> {
-        Self::interruptible(|_| make())
+        Self::start_interruptible(|_| make())
     }
 
     /// The same for tasks that wait for other workers, unless they are interrupted.
-    pub fn interruptible<C: Compute>(make: impl FnOnce(Interrupt) -> C + Send + 'static) -> std::io::Result<Self> {
+    pub fn start_interruptible<C: Compute>(
+        make: impl FnOnce(Interrupt) -> C + Send + 'static,
+    ) -> std::io::Result<Self> {
         let interrupt = Interrupt::default();
         let given = interrupt.clone();
-        let at_work = AtWork::default();
+        let at_work = TaskWatch::default();
         let working = at_work.clone();
         let (tasks, todo) = std::sync::mpsc::channel::<(Ticket, Task<Payload>)>();
         let (done, results) = results::unbounded_channel();
@@ -70,22 +72,22 @@ impl ComputeThread {
             let mut compute = make(given);
             for (ticket, task) in todo {
                 let start = Instant::now();
-                working.begins(task.waits_for_others());
+                working.begin(task.waits_for_others());
                 // A panic is a defect of ours; it must reach the boss as an error all the same.
                 // Where nobody listens any more, the thread ends below.
-                let mut hand_out = |handed| drop(done.send(Report::HandedOut(handed)));
+                let mut hand_out = |handed| drop(done.send(ComputeEvent::HandedOut(handed)));
                 let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut hand_out)));
-                working.ends();
+                working.end();
                 let panicked =
                     || Failure { unfit: true, ..Failure::new("the compute thread panicked; please report it") };
                 let result = result.unwrap_or_else(|_| Err(panicked()));
-                let report = Report::Done(Done { ticket, result, start, end: Instant::now() });
+                let report = ComputeEvent::Done(FinishedTask { ticket, result, start, end: Instant::now() });
                 if done.send(report).is_err() {
                     return;
                 }
             }
         })?;
-        let (tasks, thread, limit) = (Some(tasks), Some(thread), LONGEST_TASK);
+        let (tasks, thread, limit) = (Some(tasks), Some(thread), DEFAULT_TASK_LIMIT);
         Ok(ComputeThread { tasks, results, thread, interrupt, at_work, limit })
     }
 
@@ -102,9 +104,9 @@ impl ComputeThread {
     }
 
     /// Ends where a task takes longer.
-    pub(crate) fn hangs(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub(crate) fn watchdog(&self) -> impl Future<Output = ()> + Send + 'static {
         let (at_work, limit) = (self.at_work.clone(), self.limit);
-        async move { at_work.stays(limit).await }
+        async move { at_work.stuck_for(limit).await }
     }
 
     /// Leaves the thread behind: it is in a task that never ends.
@@ -112,7 +114,7 @@ impl ComputeThread {
         self.thread = None;
     }
 
-    pub(crate) fn give(&self, ticket: Ticket, task: Task<Payload>) {
+    pub(crate) fn submit(&self, ticket: Ticket, task: Task<Payload>) {
         // The thread lives as long as this does.
         if let Some(tasks) = &self.tasks {
             tasks.send((ticket, task)).ok();
@@ -125,7 +127,7 @@ impl ComputeThread {
     }
 
     /// What comes next. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Option<Report> {
+    pub(crate) async fn next(&mut self) -> Option<ComputeEvent> {
         self.results.recv().await
     }
 }

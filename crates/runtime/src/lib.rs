@@ -22,10 +22,10 @@ mod stage_driver;
 pub mod testing;
 mod watchdog;
 
-pub use boss_driver::{start, Handle, PoolEvent};
+pub use boss_driver::{start, Handle, MembershipEvent};
 pub use compute::{Compute, ComputeThread};
 pub use interrupt::Interrupt;
-pub use reader_thread::ReadSamples;
-pub use reduction::compression::decompressed;
+pub use reader_thread::SampleReader;
+pub use reduction::compression::decompress;
 pub use snapshot_store::SnapshotStore;
 pub use stage_driver::serve;

@@ -8,7 +8,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use tokio::sync::mpsc as results;
 
 /// What reads samples; the worker crate does it with the crate `data`.
-pub trait ReadSamples: Send {
+pub trait SampleReader: Send {
     /// Opens a data set, and sees that it is the one that is meant.
     fn open(&mut self, spec: DataSpec) -> Result<(), Failure>;
 
@@ -18,33 +18,33 @@ pub trait ReadSamples: Send {
 
 type Done = (Ticket, Result<Vec<Payload>, Failure>);
 
-enum Todo {
+enum Job {
     Task(Ticket, DataTask),
-    Ahead(Vec<Reading>),
+    Prefetch(Vec<Reading>),
 }
 
 /// A thread that begins with the first task, and ends some time after this is dropped.
-pub(crate) struct SampleThread(State);
+pub(crate) struct ReaderThread(State);
 
 enum State {
-    Idle(Option<Box<dyn ReadSamples>>),
-    Running { todo: std::sync::mpsc::Sender<Todo>, done: results::UnboundedReceiver<Done> },
+    Idle(Option<Box<dyn SampleReader>>),
+    Running { todo: std::sync::mpsc::Sender<Job>, done: results::UnboundedReceiver<Done> },
 }
 
-impl SampleThread {
-    pub(crate) fn new(reader: Option<Box<dyn ReadSamples>>) -> Self {
-        SampleThread(State::Idle(reader))
+impl ReaderThread {
+    pub(crate) fn new(reader: Option<Box<dyn SampleReader>>) -> Self {
+        ReaderThread(State::Idle(reader))
     }
 
-    pub(crate) fn give(&mut self, ticket: Ticket, task: DataTask) -> Result<(), String> {
-        self.send(Todo::Task(ticket, task))
+    pub(crate) fn submit(&mut self, ticket: Ticket, task: DataTask) -> Result<(), String> {
+        self.send(Job::Task(ticket, task))
     }
 
     pub(crate) fn read_ahead(&mut self, readings: Vec<Reading>) -> Result<(), String> {
-        self.send(Todo::Ahead(readings))
+        self.send(Job::Prefetch(readings))
     }
 
-    fn send(&mut self, what: Todo) -> Result<(), String> {
+    fn send(&mut self, what: Job) -> Result<(), String> {
         if let State::Idle(reader) = &mut self.0 {
             let reader = reader.take().ok_or("it reads no samples by itself")?;
             let (todo, done) = start(reader).map_err(|e| format!("cannot start a thread that reads samples: {e}"))?;
@@ -67,18 +67,18 @@ impl SampleThread {
     }
 }
 
-type Channels = (std::sync::mpsc::Sender<Todo>, results::UnboundedReceiver<Done>);
+type Channels = (std::sync::mpsc::Sender<Job>, results::UnboundedReceiver<Done>);
 
-fn start(reader: Box<dyn ReadSamples>) -> std::io::Result<Channels> {
-    let (sender, todo) = std::sync::mpsc::channel::<Todo>();
+fn start(reader: Box<dyn SampleReader>) -> std::io::Result<Channels> {
+    let (sender, todo) = std::sync::mpsc::channel::<Job>();
     let (done, receiver) = results::unbounded_channel();
     std::thread::Builder::new().name("samples".into()).spawn(move || {
-        let mut samples = ReadAhead { reader, kept: Vec::new() };
+        let mut samples = PrefetchingReader { reader, kept: Vec::new() };
         for todo in todo {
             match todo {
-                Todo::Ahead(readings) => samples.ahead(readings),
-                Todo::Task(ticket, task) => {
-                    if done.send((ticket, samples.carry_out(task))).is_err() {
+                Job::Prefetch(readings) => samples.prefetch(readings),
+                Job::Task(ticket, task) => {
+                    if done.send((ticket, samples.execute(task))).is_err() {
                         return;
                     }
                 }
@@ -89,30 +89,30 @@ fn start(reader: Box<dyn ReadSamples>) -> std::io::Result<Channels> {
 }
 
 /// A reader with what it has read before it was asked for.
-struct ReadAhead {
-    reader: Box<dyn ReadSamples>,
+struct PrefetchingReader {
+    reader: Box<dyn SampleReader>,
     kept: Vec<(Reading, Vec<Payload>)>,
 }
 
-impl ReadAhead {
-    fn carry_out(&mut self, task: DataTask) -> Result<Vec<Payload>, Failure> {
+impl PrefetchingReader {
+    fn execute(&mut self, task: DataTask) -> Result<Vec<Payload>, Failure> {
         match task {
             DataTask::Open(spec) => {
-                guarded(|| self.reader.open(spec))?;
+                catch_panic(|| self.reader.open(spec))?;
                 Ok(Vec::new())
             }
             DataTask::Read(reading) => match self.kept.iter().position(|(kept, _)| *kept == reading) {
                 Some(place) => Ok(self.kept.swap_remove(place).1),
-                None => guarded(|| self.reader.read(&reading)),
+                None => catch_panic(|| self.reader.read(&reading)),
             },
         }
     }
 
-    fn ahead(&mut self, readings: Vec<Reading>) {
+    fn prefetch(&mut self, readings: Vec<Reading>) {
         self.kept.clear();
         for reading in readings {
             // What fails here fails again once it is asked for, and is told then.
-            if let Ok(payloads) = guarded(|| self.reader.read(&reading)) {
+            if let Ok(payloads) = catch_panic(|| self.reader.read(&reading)) {
                 self.kept.push((reading, payloads));
             }
         }
@@ -120,7 +120,7 @@ impl ReadAhead {
 }
 
 /// A panic is a defect of ours; it must reach the boss as an error all the same.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let panicked = |_| Err(Failure::new("the thread that reads samples panicked; please report it"));
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
@@ -136,7 +136,7 @@ mod tests {
     /// Gives the numbers of the samples, and notes what it was asked for.
     struct Counting(Arc<Mutex<Vec<i64>>>);
 
-    impl ReadSamples for Counting {
+    impl SampleReader for Counting {
         fn open(&mut self, _: DataSpec) -> Result<(), Failure> {
             Ok(())
         }
@@ -162,20 +162,20 @@ mod tests {
     #[test]
     fn what_was_read_ahead_is_not_read_again() {
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let mut samples = ReadAhead { reader: Box::new(Counting(asked.clone())), kept: Vec::new() };
-        let read = |samples: &mut ReadAhead, batch: &[i64]| {
-            let result = samples.carry_out(DataTask::Read(reading(batch)));
+        let mut samples = PrefetchingReader { reader: Box::new(Counting(asked.clone())), kept: Vec::new() };
+        let read = |samples: &mut PrefetchingReader, batch: &[i64]| {
+            let result = samples.execute(DataTask::Read(reading(batch)));
             result.map(|payloads| payloads[0].bytes.to_vec()).map_err(|failure| failure.message)
         };
-        samples.ahead(vec![reading(&[1, 2]), reading(&[-1]), reading(&[3])]);
+        samples.prefetch(vec![reading(&[1, 2]), reading(&[-1]), reading(&[3])]);
         assert_eq!(read(&mut samples, &[3]), Ok(vec![3]));
         assert_eq!(read(&mut samples, &[1, 2]), Ok(vec![1, 2]));
         assert_eq!(*asked.lock().unwrap(), [1, 2, -1, 3]);
         assert_eq!(read(&mut samples, &[3]), Ok(vec![3]));
         assert_eq!(read(&mut samples, &[-1]), Err("no sample -1".into()));
         assert_eq!(*asked.lock().unwrap(), [1, 2, -1, 3, 3, -1]);
-        samples.ahead(vec![reading(&[4])]);
-        samples.ahead(vec![reading(&[5])]);
+        samples.prefetch(vec![reading(&[4])]);
+        samples.prefetch(vec![reading(&[5])]);
         assert_eq!(samples.kept.len(), 1);
         let panicked = read(&mut samples, &[i64::MIN]).unwrap_err();
         assert!(panicked.contains("please report it"), "{panicked}");

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// sender's (`outgoing::Channel::Background`).
 #[derive(Clone, Default)]
 pub struct SnapshotStore {
-    copies: Arc<Mutex<BTreeMap<SnapshotId, Copy>>>,
+    copies: Arc<Mutex<BTreeMap<SnapshotId, Snapshot>>>,
 }
 
-struct Copy {
+struct Snapshot {
     note: SnapshotNote,
     parts: BTreeMap<u32, BTreeMap<String, Payload>>,
 }
@@ -23,7 +23,7 @@ impl SnapshotStore {
         self.with(|copies| {
             let names =
                 |(part, tensors): (&u32, &BTreeMap<String, Payload>)| (*part, tensors.keys().cloned().collect());
-            let listed = copies.iter().map(|(copy, Copy { note, parts })| PeerSnapshot {
+            let listed = copies.iter().map(|(copy, Snapshot { note, parts })| PeerSnapshot {
                 copy: *copy,
                 note: note.clone(),
                 parts: parts.iter().map(names).collect::<BTreeMap<u32, BTreeSet<String>>>(),
@@ -32,9 +32,14 @@ impl SnapshotStore {
         })
     }
 
-    pub(crate) fn put(&self, (copy, part): (SnapshotId, u32), note: SnapshotNote, tensors: BTreeMap<String, Payload>) {
+    pub(crate) fn insert(
+        &self,
+        (copy, part): (SnapshotId, u32),
+        note: SnapshotNote,
+        tensors: BTreeMap<String, Payload>,
+    ) {
         self.with(|copies| {
-            let copy = copies.entry(copy).or_insert_with(|| Copy { note, parts: BTreeMap::new() });
+            let copy = copies.entry(copy).or_insert_with(|| Snapshot { note, parts: BTreeMap::new() });
             copy.parts.insert(part, tensors);
         });
     }
@@ -43,11 +48,11 @@ impl SnapshotStore {
         self.with(|copies| copies.get(&copy)?.parts.get(&part)?.get(name).cloned())
     }
 
-    pub(crate) fn keep_only(&self, wanted: &[SnapshotId]) {
+    pub(crate) fn retain(&self, wanted: &[SnapshotId]) {
         self.with(|copies| copies.retain(|copy, _| wanted.contains(copy)));
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<SnapshotId, Copy>) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<SnapshotId, Snapshot>) -> T) -> T {
         act(&mut self.copies.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -69,19 +74,19 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_kept_until_they_are_let_go() {
+    fn snapshots_are_kept_until_they_are_released() {
         let (kept, note) = (SnapshotStore::default(), SnapshotNote { parts: 2, text: "it".into() });
         let part = |byte| BTreeMap::from([("w".to_string(), payload(&[byte]))]);
-        kept.put((copy(1), 0), note.clone(), part(10));
-        kept.put((copy(1), 1), note.clone(), part(11));
+        kept.insert((copy(1), 0), note.clone(), part(10));
+        kept.insert((copy(1), 1), note.clone(), part(11));
         let of_next_membership = kept.clone();
-        kept.put((copy(2), 0), note.clone(), part(20));
+        kept.insert((copy(2), 0), note.clone(), part(20));
         let listed = of_next_membership.list();
         assert_eq!(listed.iter().map(|kept| (kept.copy.step, kept.parts.len())).collect::<Vec<_>>(), [(1, 2), (2, 1)]);
         assert_eq!(listed[0].note, note);
         let payload = kept.get((copy(1), 1), "w").map(|payload| payload.bytes).unwrap_or_default();
         assert_eq!(&payload[..], [11]);
-        kept.keep_only(&[copy(2), copy(3)]);
+        kept.retain(&[copy(2), copy(3)]);
         assert!(kept.get((copy(1), 1), "w").is_none() && kept.get((copy(2), 0), "w").is_some());
         assert!(kept.get((copy(2), 0), "b").is_none() && kept.get((copy(2), 1), "w").is_none());
     }

@@ -1,16 +1,16 @@
 //! Feeds a worker's session with what happens and carries out what it wants.
 
 use crate::clock::Clock;
-use crate::compute::{ComputeThread, Report};
-use crate::reader_thread::{ReadSamples, SampleThread};
-use crate::reduction::thread::SumThread;
+use crate::compute::{ComputeEvent, ComputeThread};
+use crate::reader_thread::{ReaderThread, SampleReader};
+use crate::reduction::thread::ReductionThread;
 use crate::snapshot_store::SnapshotStore;
 use link::connection::outgoing::{self, Channel};
-use link::connection::{Connection, Event, Silence, BROKE_PROTOCOL, DONE};
-use link::quic::endpoint::Callers;
-use link::trust::acceptor::{Accept, Acceptor, Arrival};
-use link::trust::handshake::{self, Handshake, Reply};
-use link::trust::join::{dial_peer, Membership};
+use link::connection::{Connection, ConnectionEvent, SilenceLimit, DONE, PROTOCOL_VIOLATION};
+use link::quic::endpoint::AcceptPolicy;
+use link::trust::acceptor::{Accept, Acceptor, Caller};
+use link::trust::handshake::{self, Handshake, HandshakeReply};
+use link::trust::join::{dial_peer, JoinedRun};
 use link::LinkError;
 use link::Ticket;
 use link::Transport;
@@ -36,17 +36,17 @@ type Dialled = Result<(quinn::Connection, SendStream, RecvStream), LinkError>;
 /// Other workers are let in, and dialled, as the boss's assignment says. Without `samples` a boss that wants some read breaks
 /// the protocol. `kept` is what the worker keeps for the boss that comes next, should it lose this one.
 pub async fn serve(
-    membership: Membership,
+    membership: JoinedRun,
     endpoint: &Endpoint,
     ticket: &Ticket,
     compute: ComputeThread,
-    samples: Option<Box<dyn ReadSamples>>,
+    samples: Option<Box<dyn SampleReader>>,
     kept: SnapshotStore,
 ) -> Result<(), LinkError> {
-    let Membership { worker, run, boss, boss_address, sender, mut events, transport } = membership;
-    boss.settle(transport);
+    let JoinedRun { worker, run, boss, boss_address, sender, mut events, transport } = membership;
+    boss.negotiate(transport);
     let (dial_sender, mut dials) = mpsc::channel::<(WorkerId, Dialled)>(16);
-    let mut acceptor = Acceptor::open(endpoint.clone(), Callers::of_worker(ticket)?);
+    let mut acceptor = Acceptor::open(endpoint.clone(), AcceptPolicy::of_worker(ticket)?);
     let mut driver = Driver {
         session: StageSession::with_kept(kept.list()),
         me: worker,
@@ -58,8 +58,8 @@ pub async fn serve(
         slots: Slots::default(),
         clock: Clock::start(),
         compute,
-        sums: SumThread::default(),
-        samples: SampleThread::new(samples),
+        sums: ReductionThread::default(),
+        samples: ReaderThread::new(samples),
         kept,
         endpoint: endpoint.clone(),
         ticket: ticket.clone(),
@@ -67,10 +67,10 @@ pub async fn serve(
         dials: dial_sender,
     };
     driver.session.on_measuring(Peer::Boss);
-    let hangs = driver.compute.hangs();
-    tokio::pin!(hangs);
+    let watchdog = driver.compute.watchdog();
+    tokio::pin!(watchdog);
     let result = loop {
-        match driver.carry_out() {
+        match driver.execute_effects() {
             ControlFlow::Continue(()) => {}
             ControlFlow::Break(result) => break result,
         }
@@ -83,17 +83,17 @@ pub async fn serve(
             }
             Some(report) = driver.compute.next() => driver.on_report(report),
             Some((ticket, sums)) = driver.sums.next() => {
-                let slots = sums.map(|sums| sums.into_iter().map(|sum| driver.slots.put(sum)).collect());
+                let slots = sums.map(|sums| sums.into_iter().map(|sum| driver.slots.insert(sum)).collect());
                 driver.session.on_summed(driver.clock.now(), ticket, slots);
             }
             Some((ticket, tensors)) = driver.samples.next() => {
-                let slots = tensors.map(|tensors| tensors.into_iter().map(|tensor| driver.slots.put(tensor)).collect());
+                let slots = tensors.map(|tensors| tensors.into_iter().map(|tensor| driver.slots.insert(tensor)).collect());
                 driver.session.on_data(driver.clock.now(), ticket, slots);
             }
             Some(accept) = acceptor.next() => driver.on_accept(accept),
             Some((peer, dialled)) = dials.recv() => driver.on_dialled(peer, dialled),
             () = driver.clock.at(deadline) => driver.session.on_timeout(driver.clock.now()),
-            () = &mut hangs => {
+            () = &mut watchdog => {
                 driver.compute.abandon();
                 break Err(LinkError::Hung { seconds: driver.compute.limit().as_secs() });
             }
@@ -101,7 +101,7 @@ pub async fn serve(
     };
     let (code, reason) = match &result {
         Ok(()) => (DONE, "the run is over".to_string()),
-        Err(e) => (BROKE_PROTOCOL, e.to_string()),
+        Err(e) => (PROTOCOL_VIOLATION, e.to_string()),
     };
     for connection in driver.peers.values().chain([&driver.boss]) {
         connection.close(code, &reason);
@@ -120,28 +120,28 @@ struct Driver {
     slots: Slots,
     clock: Clock,
     compute: ComputeThread,
-    sums: SumThread,
-    samples: SampleThread,
+    sums: ReductionThread,
+    samples: ReaderThread,
     kept: SnapshotStore,
     endpoint: Endpoint,
     ticket: Ticket,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<ConnectionEvent>,
     dials: mpsc::Sender<(WorkerId, Dialled)>,
 }
 
 impl Driver {
-    fn carry_out(&mut self) -> ControlFlow<Result<(), LinkError>> {
+    fn execute_effects(&mut self) -> ControlFlow<Result<(), LinkError>> {
         while let Some(effect) = self.session.poll_effect() {
             match effect {
                 StageEffect::Send { to, slots } => {
-                    if let Err(reason) = outgoing::take(&self.slots, &slots).and_then(|t| self.send(&to, t)) {
+                    if let Err(reason) = outgoing::take_payloads(&self.slots, &slots).and_then(|t| self.send(&to, t)) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
                 StageEffect::Compute { ticket, task } => {
                     let slots = &self.slots;
-                    match task.try_map(|slot| slots.take(slot).ok_or(slot)) {
-                        Ok(task) => self.compute.give(ticket, task),
+                    match task.try_map(|slot| slots.remove(slot).ok_or(slot)) {
+                        Ok(task) => self.compute.submit(ticket, task),
                         Err(slot) => {
                             let reason = format!("{slot} holds no tensor; please report it");
                             return ControlFlow::Break(Err(broken("this worker", reason)));
@@ -150,14 +150,15 @@ impl Driver {
                 }
                 StageEffect::Interrupt => self.compute.interrupt(),
                 StageEffect::Sum { ticket, summing, sums } => {
-                    let take = |(node, slots): (Node, Vec<Slot>)| Ok((node, outgoing::take(&self.slots, &slots)?));
+                    let take =
+                        |(node, slots): (Node, Vec<Slot>)| Ok((node, outgoing::take_payloads(&self.slots, &slots)?));
                     let given = sums.into_iter().map(take).collect::<Result<_, String>>();
-                    if let Err(reason) = given.and_then(|sums| self.sums.give(ticket, summing, sums)) {
+                    if let Err(reason) = given.and_then(|sums| self.sums.submit(ticket, summing, sums)) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
                 StageEffect::Data { ticket, task } => {
-                    if let Err(reason) = self.samples.give(ticket, task) {
+                    if let Err(reason) = self.samples.submit(ticket, task) {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
@@ -168,8 +169,8 @@ impl Driver {
                 }
                 StageEffect::StoreSnapshot { copy, note, part, tensors } => {
                     let (names, slots): (Vec<String>, Vec<Slot>) = tensors.into_iter().unzip();
-                    match outgoing::take(&self.slots, &slots) {
-                        Ok(tensors) => self.kept.put((copy, part), note, names.into_iter().zip(tensors).collect()),
+                    match outgoing::take_payloads(&self.slots, &slots) {
+                        Ok(tensors) => self.kept.insert((copy, part), note, names.into_iter().zip(tensors).collect()),
                         Err(reason) => return ControlFlow::Break(Err(broken("this worker", reason))),
                     }
                 }
@@ -179,34 +180,34 @@ impl Driver {
                         return ControlFlow::Break(Err(broken("this worker", reason)));
                     }
                 }
-                StageEffect::RetainSnapshots(copies) => self.kept.keep_only(&copies),
+                StageEffect::RetainSnapshots(copies) => self.kept.retain(&copies),
                 StageEffect::Residuals(residuals) => self.sums.settle(residuals),
                 StageEffect::Dial { peer, address } => self.dial(peer, address),
-                StageEffect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.take(slot))),
+                StageEffect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.remove(slot))),
                 StageEffect::Hangup { peer: Peer::Boss, reason } => {
                     return ControlFlow::Break(Err(broken("the boss", reason)));
                 }
                 StageEffect::Hangup { peer: Peer::Worker(peer), reason } => {
                     if let Some(connection) = self.peers.get(&peer) {
-                        connection.close(BROKE_PROTOCOL, &reason);
+                        connection.close(PROTOCOL_VIOLATION, &reason);
                     }
                 }
                 StageEffect::Finish => return ControlFlow::Break(Ok(())),
-                StageEffect::Progress(progress) => say(&progress),
+                StageEffect::Progress(progress) => print_progress(&progress),
             }
         }
         ControlFlow::Continue(())
     }
 
-    fn on_report(&mut self, report: Report) {
+    fn on_report(&mut self, report: ComputeEvent) {
         let now = self.clock.now();
         match report {
-            Report::HandedOut(handed) => {
-                let handed = handed.map(|payload| self.slots.put(payload));
+            ComputeEvent::HandedOut(handed) => {
+                let handed = handed.map(|payload| self.slots.insert(payload));
                 self.session.on_handed_out(now, handed);
             }
-            Report::Done(done) => {
-                let result = done.result.map(|outcome| outcome.map(|payload| self.slots.put(payload)));
+            ComputeEvent::Done(done) => {
+                let result = done.result.map(|outcome| outcome.map(|payload| self.slots.insert(payload)));
                 let span = (self.clock.of(done.start), self.clock.of(done.end));
                 self.session.on_done(now, done.ticket, result, span);
             }
@@ -216,12 +217,12 @@ impl Driver {
     fn send(&mut self, to: &[Destination], tensors: Vec<Payload>) -> Result<(), String> {
         for destination in to {
             if destination.peer == Peer::Worker(self.me) {
-                let slots = tensors.iter().map(|t| self.slots.put(t.clone())).collect();
+                let slots = tensors.iter().map(|t| self.slots.insert(t.clone())).collect();
                 let frame = Frame { route: None, head: destination.head.clone(), slots };
                 self.session.on_frame(self.clock.now(), destination.peer, frame);
                 continue;
             }
-            let (way, head) = outgoing::head(destination, &tensors)?;
+            let (way, head) = outgoing::encode_head(destination, &tensors)?;
             let connection = match destination.peer {
                 Peer::Boss => Some(&self.boss),
                 Peer::Worker(peer) => self.peers.get(&peer),
@@ -254,28 +255,28 @@ impl Driver {
     }
 
     fn on_accept(&mut self, accept: Accept) {
-        let Accept::Arrived(arrival) = accept else { return };
-        match arrival.handshake {
-            Handshake::Peer { worker, run } if run == self.run && self.is_taken(worker, &arrival) => {
-                arrival.refuse(format!("{worker} is here, and calls from elsewhere"), false);
+        let Accept::Authenticated(caller) = accept else { return };
+        match caller.handshake {
+            Handshake::Peer { worker, run } if run == self.run && self.is_connected_elsewhere(worker, &caller) => {
+                caller.refuse(format!("{worker} is here, and calls from elsewhere"), false);
             }
             Handshake::Peer { worker, run } if run == self.run && worker != self.me => {
-                if let Ok(accepted) = handshake::encode(&Reply::Accepted) {
-                    self.connected(worker, arrival.quic, (arrival.send, arrival.recv), Some(accepted));
+                if let Ok(accepted) = handshake::encode(&HandshakeReply::Accepted) {
+                    self.connected(worker, caller.quic, (caller.send, caller.recv), Some(accepted));
                 }
             }
-            Handshake::Peer { .. } => arrival.refuse("this worker is in another run".into(), false),
-            Handshake::Join(_) | Handshake::Look => {
-                arrival.refuse("this is a worker, not a boss; check MODEL_HOST and MODEL_PORT".into(), false)
+            Handshake::Peer { .. } => caller.refuse("this worker is in another run".into(), false),
+            Handshake::Join(_) | Handshake::Status => {
+                caller.refuse("this is a worker, not a boss; check MODEL_HOST and MODEL_PORT".into(), false)
             }
         }
     }
 
     /// Whether a caller says that it is a worker which is connected from another address. One whose old connection is lost
     /// calls again from the same one.
-    fn is_taken(&self, worker: WorkerId, arrival: &Arrival) -> bool {
+    fn is_connected_elsewhere(&self, worker: WorkerId, caller: &Caller) -> bool {
         let there = self.peers.get(&worker).filter(|connection| !connection.is_closed());
-        there.is_some_and(|connection| connection.address() != arrival.quic.remote_address())
+        there.is_some_and(|connection| connection.address() != caller.quic.remote_address())
     }
 
     fn connected(
@@ -291,13 +292,13 @@ impl Driver {
             control,
             &self.events,
             self.transport,
-            Silence::BETWEEN_WORKERS,
+            SilenceLimit::BETWEEN_WORKERS,
         );
         match greeting {
             Some(greeting) => connection.send(Channel::Control, greeting, Vec::new()),
             None => {
                 // This end dialled.
-                connection.settle(self.transport);
+                connection.negotiate(self.transport);
                 self.session.on_measuring(Peer::Worker(peer));
             }
         }
@@ -305,21 +306,21 @@ impl Driver {
         self.session.on_link_up(self.clock.now(), peer);
     }
 
-    fn on_event(&mut self, event: Event) -> ControlFlow<LinkError> {
+    fn on_event(&mut self, event: ConnectionEvent) -> ControlFlow<LinkError> {
         let now = self.clock.now();
         match event {
-            Event::Frame { from, envelope, payloads } => {
-                let slots = payloads.into_iter().map(|p| self.slots.put(p)).collect();
+            ConnectionEvent::Frame { from, envelope, payloads } => {
+                let slots = payloads.into_iter().map(|p| self.slots.insert(p)).collect();
                 self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
             }
-            Event::Measured { from, report } => self.on_measured(from, report),
-            Event::Closed { from: Peer::Boss, reason, for_good: true, .. } => {
-                return ControlFlow::Break(LinkError::SentAway { reason });
+            ConnectionEvent::Measured { from, report } => self.on_measured(from, report),
+            ConnectionEvent::Closed { from: Peer::Boss, reason, permanent: true, .. } => {
+                return ControlFlow::Break(LinkError::Evicted { reason });
             }
-            Event::Closed { from: Peer::Boss, reason, .. } => {
+            ConnectionEvent::Closed { from: Peer::Boss, reason, .. } => {
                 return ControlFlow::Break(LinkError::Lost { peer: "the boss".into(), reason });
             }
-            Event::Closed { from: Peer::Worker(peer), connection, reason, .. } => {
+            ConnectionEvent::Closed { from: Peer::Worker(peer), connection, reason, .. } => {
                 // A newer connection to the same worker stays.
                 if self.peers.get(&peer).is_some_and(|c| c.id() == connection) {
                     self.peers.remove(&peer);
@@ -346,7 +347,7 @@ impl Driver {
 }
 
 /// One line for whoever looks at a worker of a pool.
-fn say(progress: &Progress) {
+fn print_progress(progress: &Progress) {
     let Progress { step, loss, steps, samples, share, bytes_per_second } = progress;
     let link = bytes_per_second.map_or(String::new(), |rate| format!(", link {:.1} MB/s", rate as f64 / 1e6));
     let share = share * 100.0;

@@ -2,7 +2,7 @@
 
 /// At most so many blocks: as many contents may be with the reader at a time.
 pub(crate) const BLOCKS: usize = 512;
-/// Blocks are whole pages, so that each is warm or cold by itself.
+/// BlockAllocator are whole pages, so that each is warm or cold by itself.
 const PAGE: usize = 4096;
 
 /// A part of the file.
@@ -11,25 +11,25 @@ pub(crate) struct Block {
     pub(crate) offset: usize,
     pub(crate) capacity: usize,
     /// The number of its latest content; 0 before the first.
-    pub(crate) content: u64,
+    pub(crate) generation: u64,
     free: bool,
 }
 
 /// What a content can be put into.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Room {
+pub(crate) enum Allocation {
     /// The block with this number.
-    Used(usize),
+    Reused(usize),
     /// The same; its pages were never written.
-    New(usize),
+    Fresh(usize),
 }
 
 /// The blocks of one file.
 #[derive(Debug)]
-pub(crate) struct Blocks {
+pub(crate) struct BlockAllocator {
     blocks: Vec<Block>,
     /// Contents of blocks that are no more; numbers go on from there.
-    past: Vec<u64>,
+    retired: Vec<u64>,
     start: usize,
     end: usize,
     limit: usize,
@@ -37,10 +37,10 @@ pub(crate) struct Blocks {
     touched: usize,
 }
 
-impl Blocks {
+impl BlockAllocator {
     /// None yet, in the part of the file from `start` to `limit`.
     pub(crate) fn new(start: usize, limit: usize) -> Self {
-        Blocks { blocks: Vec::new(), past: vec![0; BLOCKS], start, end: start, limit, touched: start }
+        BlockAllocator { blocks: Vec::new(), retired: vec![0; BLOCKS], start, end: start, limit, touched: start }
     }
 
     pub(crate) fn get(&self, number: usize) -> Option<&Block> {
@@ -52,12 +52,12 @@ impl Blocks {
     ///
     /// The first that fits well is taken, and blocks of equal size stand in the order of their making: so
     /// what is warm in the processor's cache is used again soon.
-    pub(crate) fn find(&mut self, len: usize, returned: impl Fn(usize) -> u64) -> Option<Room> {
+    pub(crate) fn allocate(&mut self, len: usize, returned: impl Fn(usize) -> u64) -> Option<Allocation> {
         let len = len.max(1).checked_next_multiple_of(PAGE)?;
         let mut best: Option<(usize, usize)> = None;
         let mut all_free = true;
         for (number, block) in self.blocks.iter_mut().enumerate() {
-            block.free = block.free || returned(number) == block.content;
+            block.free = block.free || returned(number) == block.generation;
             all_free &= block.free;
             if block.free && block.capacity >= len && best.is_none_or(|(_, capacity)| block.capacity < capacity) {
                 best = Some((number, block.capacity));
@@ -69,12 +69,12 @@ impl Blocks {
         let room = len <= self.limit - self.end && self.blocks.len() < BLOCKS;
         match best {
             // A block much too large is kept for what needs it, while there is room for a fitting one.
-            Some((number, capacity)) if capacity / 2 <= len || !room => Some(Room::Used(number)),
+            Some((number, capacity)) if capacity / 2 <= len || !room => Some(Allocation::Reused(number)),
             _ if room => Some(self.add(len)),
-            // Blocks of sizes that nobody needs any more make room once all came back.
+            // BlockAllocator of sizes that nobody needs any more make room once all came back.
             _ if all_free && len <= self.limit - self.start => {
-                for (past, block) in self.past.iter_mut().zip(&self.blocks) {
-                    *past = block.content;
+                for (retired, block) in self.retired.iter_mut().zip(&self.blocks) {
+                    *retired = block.generation;
                 }
                 self.blocks.clear();
                 self.end = self.start;
@@ -84,22 +84,22 @@ impl Blocks {
         }
     }
 
-    fn add(&mut self, capacity: usize) -> Room {
+    fn add(&mut self, capacity: usize) -> Allocation {
         let number = self.blocks.len();
-        let content = self.past.get(number).copied().unwrap_or(0);
-        self.blocks.push(Block { offset: self.end, capacity, content, free: true });
+        let generation = self.retired.get(number).copied().unwrap_or(0);
+        self.blocks.push(Block { offset: self.end, capacity, generation, free: true });
         self.end += capacity;
         let new = self.end > self.touched;
         self.touched = self.touched.max(self.end);
         if new {
-            Room::New(number)
+            Allocation::Fresh(number)
         } else {
-            Room::Used(number)
+            Allocation::Reused(number)
         }
     }
 
     /// Takes the latest block back, for which there was no memory.
-    pub(crate) fn retract(&mut self) {
+    pub(crate) fn undo_allocate(&mut self) {
         if let Some(block) = self.blocks.pop() {
             self.end = block.offset;
             // It may have begun on pages that were written before; asking for them again costs nothing.
@@ -110,7 +110,7 @@ impl Blocks {
     /// Gives the block's next content its number; the block is then with the reader.
     pub(crate) fn fill(&mut self, number: usize) -> Option<Block> {
         let block = self.blocks.get_mut(number)?;
-        block.content += 1;
+        block.generation += 1;
         block.free = false;
         Some(*block)
     }
@@ -122,52 +122,52 @@ mod tests {
 
     const START: usize = 8192;
 
-    fn fill(blocks: &mut Blocks, len: usize, returned: &[u64]) -> Option<(Room, Block)> {
-        let room = blocks.find(len, |i| returned.get(i).copied().unwrap_or(0))?;
-        let (Room::Used(number) | Room::New(number)) = room;
+    fn fill(blocks: &mut BlockAllocator, len: usize, returned: &[u64]) -> Option<(Allocation, Block)> {
+        let room = blocks.allocate(len, |i| returned.get(i).copied().unwrap_or(0))?;
+        let (Allocation::Reused(number) | Allocation::Fresh(number)) = room;
         Some((room, blocks.fill(number).unwrap()))
     }
 
     #[test]
     fn a_block_is_used_again_once_it_came_back() {
-        let mut blocks = Blocks::new(START, START + 4 * PAGE);
+        let mut blocks = BlockAllocator::new(START, START + 4 * PAGE);
         let (room, first) = fill(&mut blocks, 5000, &[]).unwrap();
-        assert_eq!((room, first.offset, first.capacity, first.content), (Room::New(0), START, 8192, 1));
+        assert_eq!((room, first.offset, first.capacity, first.generation), (Allocation::Fresh(0), START, 8192, 1));
         let (room, second) = fill(&mut blocks, 8192, &[0, 0]).unwrap();
-        assert_eq!((room, second.offset, second.content), (Room::New(1), START + 8192, 1));
+        assert_eq!((room, second.offset, second.generation), (Allocation::Fresh(1), START + 8192, 1));
         assert!(fill(&mut blocks, 1, &[0, 0]).is_none(), "both are with the reader");
         assert!(fill(&mut blocks, 1, &[7, 9]).is_none(), "contents that never were say nothing");
         let (room, again) = fill(&mut blocks, 8000, &[0, 1]).unwrap();
-        assert_eq!((room, again.offset, again.content), (Room::Used(1), START + 8192, 2));
-        assert!(fill(&mut blocks, 8000, &[0, 1]).is_none(), "its first content came back, not its second");
+        assert_eq!((room, again.offset, again.generation), (Allocation::Reused(1), START + 8192, 2));
+        assert!(fill(&mut blocks, 8000, &[0, 1]).is_none(), "its first generation came back, not its second");
     }
 
     #[test]
     fn other_sizes_find_room_when_all_came_back() {
-        let mut blocks = Blocks::new(START, START + 4 * PAGE);
+        let mut blocks = BlockAllocator::new(START, START + 4 * PAGE);
         for _ in 0..4 {
             fill(&mut blocks, PAGE, &[0; 4]).unwrap();
         }
         assert!(fill(&mut blocks, 4 * PAGE, &[1, 1, 1, 0]).is_none());
         let (room, whole) = fill(&mut blocks, 4 * PAGE, &[1; 4]).unwrap();
-        assert_eq!((room, whole.offset, whole.content), (Room::Used(0), START, 2), "numbers go on");
+        assert_eq!((room, whole.offset, whole.generation), (Allocation::Reused(0), START, 2), "numbers go on");
         assert!(fill(&mut blocks, 4 * PAGE + 1, &[2; 4]).is_none(), "more than there is");
         assert!(fill(&mut blocks, usize::MAX, &[2; 4]).is_none());
     }
 
     #[test]
     fn a_large_block_is_kept_for_large_contents() {
-        let mut blocks = Blocks::new(START, START + 64 * PAGE);
+        let mut blocks = BlockAllocator::new(START, START + 64 * PAGE);
         fill(&mut blocks, 16 * PAGE, &[]).unwrap();
         let (room, _) = fill(&mut blocks, PAGE, &[1]).unwrap();
-        assert_eq!(room, Room::New(1));
+        assert_eq!(room, Allocation::Fresh(1));
         let (room, _) = fill(&mut blocks, 10 * PAGE, &[1, 0]).unwrap();
-        assert_eq!(room, Room::Used(0));
+        assert_eq!(room, Allocation::Reused(0));
     }
 
     #[test]
     fn never_more_blocks_than_the_file_has_numbers_for() {
-        let mut blocks = Blocks::new(START, usize::MAX);
+        let mut blocks = BlockAllocator::new(START, usize::MAX);
         for _ in 0..BLOCKS {
             fill(&mut blocks, 1, &[]).unwrap();
         }

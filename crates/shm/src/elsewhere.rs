@@ -1,47 +1,47 @@
 //! Systems without memory files that can be sealed: nothing is shared.
 
-use crate::{Address, Nonce, Place, ShmError};
+use crate::{BlockLocation, FileAddress, Nonce, ShmError};
 use std::convert::Infallible;
 use std::sync::Arc;
 
 /// This process's memory file; never made here.
-pub struct Own(Infallible);
+pub struct LocalFile(Infallible);
 
 /// Never made here.
 #[derive(Clone)]
-pub struct Ledger(Infallible);
+pub struct ReleaseTable(Infallible);
 
 /// The other process's memory file; never opened here.
-pub struct Theirs(Infallible);
+pub struct PeerFile(Infallible);
 
 /// Bytes in the other's file; never lent here.
-pub struct Borrowed(Infallible);
+pub struct BlockRef(Infallible);
 
-impl Own {
+impl LocalFile {
     /// Answers that there is none.
     pub fn create(_limit: usize, _nonce: Nonce) -> Result<Self, ShmError> {
         Err(ShmError::Unsupported)
     }
 
     /// See the Linux side.
-    pub fn address(&self) -> Address {
+    pub fn address(&self) -> FileAddress {
         match self.0 {}
     }
 
     /// See the Linux side.
-    pub fn ledger(&self) -> Ledger {
+    pub fn ledger(&self) -> ReleaseTable {
         match self.0 {}
     }
 
     /// See the Linux side.
-    pub fn put(&mut self, _theirs: &Theirs, _parts: &[&[u8]]) -> Option<Place> {
+    pub fn write(&mut self, _theirs: &PeerFile, _parts: &[&[u8]]) -> Option<BlockLocation> {
         match self.0 {}
     }
 }
 
-impl Theirs {
+impl PeerFile {
     /// Answers that there is none.
-    pub fn open(_address: Address) -> Result<Self, ShmError> {
+    pub fn open(_address: FileAddress) -> Result<Self, ShmError> {
         Err(ShmError::Unsupported)
     }
 
@@ -51,12 +51,17 @@ impl Theirs {
     }
 
     /// See the Linux side.
-    pub fn take(self: &Arc<Self>, _own: &Ledger, _place: Place, _len: usize) -> Result<Borrowed, ShmError> {
+    pub fn read(
+        self: &Arc<Self>,
+        _own: &ReleaseTable,
+        _place: BlockLocation,
+        _len: usize,
+    ) -> Result<BlockRef, ShmError> {
         match self.0 {}
     }
 }
 
-impl AsRef<[u8]> for Borrowed {
+impl AsRef<[u8]> for BlockRef {
     fn as_ref(&self) -> &[u8] {
         match self.0 {}
     }

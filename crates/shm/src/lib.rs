@@ -1,14 +1,14 @@
 //! Memory that two processes of one machine share: one writes, the other reads.
 //!
-//! Each of the two processes makes an [`Own`] memory file and opens the other's as [`Theirs`]. A process
+//! Each of the two processes makes an [`LocalFile`] memory file and opens the other's as [`PeerFile`]. A process
 //! only ever writes into its own file. In it lie
 //!
 //! ```text
-//! | mark, nonce | for each block the number of its content | numbers of the other's contents given back | blocks |
+//! | mark, nonce | for each block the number of its generation | numbers of the other's contents given back | blocks |
 //! ```
 //!
-//! [`Own::put`] copies bytes into a free block and gives it a content number; what it returns, a
-//! [`Place`], is told to the other process by whatever way the two talk. There [`Theirs::take`] gives the
+//! [`LocalFile::write`] copies bytes into a free block and gives it a content number; what it returns, a
+//! [`BlockLocation`], is told to the other process by whatever way the two talk. There [`PeerFile::read`] gives the
 //! bytes without a copy. When they are dropped, the content's number is written into the reader's own
 //! file, where the writer finds that the block is free again: no message, no system call.
 //!
@@ -28,7 +28,7 @@
 //!   its number, and only once.
 //! - The reader maps the other's file readable only, and the file is sealed against new writable mappings
 //!   (`F_SEAL_FUTURE_WRITE`), so only the mapping of the process that made it can write: one process, one
-//!   object, one lock ([`Own::put`] takes `&mut self`).
+//!   object, one lock ([`LocalFile::write`] takes `&mut self`).
 //! - Numbers shared by both sides are only accessed atomically; those in the other's file only by loads.
 //! - What is left is a process that breaks this protocol on purpose and writes a block that it has lent.
 //!   It has shown that it may open this process's files under `/proc`, for which the system asks the rights
@@ -48,9 +48,9 @@ mod linux;
 mod map;
 
 #[cfg(not(target_os = "linux"))]
-pub use elsewhere::{Borrowed, Ledger, Own, Theirs};
+pub use elsewhere::{BlockRef, LocalFile, PeerFile, ReleaseTable};
 #[cfg(target_os = "linux")]
-pub use linux::{Borrowed, Ledger, Own, Theirs};
+pub use linux::{BlockRef, LocalFile, PeerFile, ReleaseTable};
 
 pub use copy::copy;
 use thiserror::Error;
@@ -63,7 +63,7 @@ pub type Nonce = [u8; 32];
 
 /// Where a memory file can be opened on its machine.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Address {
+pub struct FileAddress {
     /// The process that made it.
     pub process: u32,
     /// The file's number in that process.
@@ -72,11 +72,11 @@ pub struct Address {
 
 /// Where a content lies in a memory file.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct BlockLocation {
     /// The block.
     pub block: u32,
     /// The content's number; a block never has the same twice.
-    pub content: u64,
+    pub generation: u64,
     /// Where the block starts in the file.
     pub offset: u64,
 }
@@ -97,8 +97,8 @@ pub enum ShmError {
     },
     /// What was opened is not such a file.
     #[error("not a memory file of BossMan: {0}")]
-    Foreign(&'static str),
+    NotAMemoryFile(&'static str),
     /// A place that is none.
     #[error("a place in shared memory that is none: {0}")]
-    Place(&'static str),
+    Location(&'static str),
 }

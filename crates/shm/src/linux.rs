@@ -1,8 +1,8 @@
 //! Memory files of Linux (`memfd_create`), sealed.
 
-use crate::blocks::{Blocks, Room, BLOCKS};
+use crate::blocks::{Allocation, BlockAllocator, BLOCKS};
 use crate::map::Map;
-use crate::{Address, Nonce, Place, ShmError, ALIGNMENT};
+use crate::{BlockLocation, FileAddress, Nonce, ShmError, ALIGNMENT};
 use rustix::fs::{self, FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 const MARK: u64 = u64::from_le_bytes(*b"BOSSMEM1");
 const NONCE: usize = 8;
 /// The number of each block's content.
-const CONTENTS: usize = 4096;
+const GENERATIONS: usize = 4096;
 /// For each block of the other's file, the number of the latest content that was given back.
-const RETURNED: usize = CONTENTS + 8 * BLOCKS;
-/// Blocks begin here.
+const RETURNED: usize = GENERATIONS + 8 * BLOCKS;
+/// BlockAllocator begin here.
 const START: usize = RETURNED + 8 * BLOCKS;
 /// A larger file is not opened: its address range is taken from this process.
 const LARGEST: u64 = 64 << 30;
@@ -23,15 +23,15 @@ const LARGEST: u64 = 64 << 30;
 const SHARE_OF_MEMORY: u64 = 16;
 
 /// This process's memory file: what it writes, the other reads.
-pub struct Own {
+pub struct LocalFile {
     file: File,
     /// Shared with what was borrowed, which says in it what it gives back.
     header: Arc<Map>,
     data: Map,
-    blocks: Blocks,
+    blocks: BlockAllocator,
 }
 
-impl Own {
+impl LocalFile {
     /// Makes a file of at most `limit` bytes for contents, and of at most a sixteenth of the machine's
     /// memory. It takes memory only as contents need it, and keeps what it took.
     ///
@@ -41,7 +41,7 @@ impl Own {
         let system = |what| move |e: rustix::io::Errno| ShmError::System { what, source: e.into() };
         let info = rustix::system::sysinfo();
         let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
-        let limit = limit.min(usize::try_from(memory / SHARE_OF_MEMORY).unwrap_or(limit)) & !(CONTENTS - 1);
+        let limit = limit.min(usize::try_from(memory / SHARE_OF_MEMORY).unwrap_or(limit)) & !(GENERATIONS - 1);
         let len = START + limit;
         let file = fs::memfd_create("bossman", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = file.map_err(system("making a memory file"))?;
@@ -57,33 +57,33 @@ impl Own {
         header.store(0, MARK);
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         fs::fcntl_add_seals(&file, seals).map_err(system("sealing a memory file"))?;
-        Ok(Own { file, header: Arc::new(header), data, blocks: Blocks::new(START, len) })
+        Ok(LocalFile { file, header: Arc::new(header), data, blocks: BlockAllocator::new(START, len) })
     }
 
     /// Where the other process finds it.
-    pub fn address(&self) -> Address {
+    pub fn address(&self) -> FileAddress {
         use std::os::fd::AsRawFd;
-        Address { process: std::process::id(), file: self.file.as_raw_fd().unsigned_abs() }
+        FileAddress { process: std::process::id(), file: self.file.as_raw_fd().unsigned_abs() }
     }
 
     /// Where contents of the other's file are given back.
-    pub fn ledger(&self) -> Ledger {
-        Ledger(self.header.clone())
+    pub fn ledger(&self) -> ReleaseTable {
+        ReleaseTable(self.header.clone())
     }
 
     /// Copies bytes into a free block, one part behind the other, each at a multiple of [`ALIGNMENT`].
     /// Nothing where too much is with the other process, or the system has no more memory.
-    pub fn put(&mut self, theirs: &Theirs, parts: &[&[u8]]) -> Option<Place> {
+    pub fn write(&mut self, theirs: &PeerFile, parts: &[&[u8]]) -> Option<BlockLocation> {
         let mut len = 0usize;
         for part in parts {
             len = len.checked_next_multiple_of(ALIGNMENT)?.checked_add(part.len())?;
         }
-        let room = self.blocks.find(len, |block| theirs.map.load(RETURNED + 8 * block).unwrap_or(0))?;
-        let (Room::Used(number) | Room::New(number)) = room;
-        if let Room::New(_) = room {
+        let room = self.blocks.allocate(len, |block| theirs.map.load(RETURNED + 8 * block).unwrap_or(0))?;
+        let (Allocation::Reused(number) | Allocation::Fresh(number)) = room;
+        if let Allocation::Fresh(_) = room {
             let block = *self.blocks.get(number)?;
             if reserve(&self.file, block.offset, block.capacity).is_err() {
-                self.blocks.retract();
+                self.blocks.undo_allocate();
                 return None;
             }
         }
@@ -91,15 +91,19 @@ impl Own {
         let mut at = block.offset;
         for part in parts {
             at = at.next_multiple_of(ALIGNMENT);
-            // SAFETY: `find` gives a block only once its latest content came back from the other process,
+            // SAFETY: `allocate` gives a block only once its latest content came back from the other process,
             // and this process never makes slices of its own file.
             if !unsafe { self.data.write(at, part) } {
                 return None;
             }
             at += part.len();
         }
-        self.header.store(CONTENTS + 8 * number, block.content);
-        Some(Place { block: u32::try_from(number).ok()?, content: block.content, offset: block.offset as u64 })
+        self.header.store(GENERATIONS + 8 * number, block.generation);
+        Some(BlockLocation {
+            block: u32::try_from(number).ok()?,
+            generation: block.generation,
+            offset: block.offset as u64,
+        })
     }
 }
 
@@ -112,45 +116,45 @@ fn reserve(file: &File, offset: usize, len: usize) -> Result<(), rustix::io::Err
     }
 }
 
-/// The part of [`Own`] in which contents of the other's file are given back.
+/// The part of [`LocalFile`] in which contents of the other's file are given back.
 #[derive(Clone)]
-pub struct Ledger(Arc<Map>);
+pub struct ReleaseTable(Arc<Map>);
 
 /// The other process's memory file.
-pub struct Theirs {
+pub struct PeerFile {
     map: Map,
     nonce: Nonce,
     /// The latest content taken of each block: none is taken twice, for it is given back once.
     taken: Vec<AtomicU64>,
 }
 
-impl Theirs {
+impl PeerFile {
     /// Opens it, for reading only.
     ///
     /// # Errors
-    /// Where there is no such file on this machine, or it is not sealed as one of [`Own`].
-    pub fn open(address: Address) -> Result<Self, ShmError> {
+    /// Where there is no such file on this machine, or it is not sealed as one of [`LocalFile`].
+    pub fn open(address: FileAddress) -> Result<Self, ShmError> {
         let system = |what| move |e: rustix::io::Errno| ShmError::System { what, source: e.into() };
         let path = format!("/proc/{}/fd/{}", address.process, address.file);
         // Whatever else may be there, a pipe or a terminal, must not make this process wait or take it over.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = fs::open(path, flags, Mode::empty()).map_err(system("opening shared memory"))?;
-        let seals = fs::fcntl_get_seals(&file).map_err(|_| ShmError::Foreign("it has no seals"))?;
+        let seals = fs::fcntl_get_seals(&file).map_err(|_| ShmError::NotAMemoryFile("it has no seals"))?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE) {
-            return Err(ShmError::Foreign("it is not sealed"));
+            return Err(ShmError::NotAMemoryFile("it is not sealed"));
         }
         let len = fs::fstat(&file).map_err(system("sizing shared memory"))?.st_size;
         let len = u64::try_from(len).ok().filter(|len| (START as u64..=LARGEST).contains(len));
-        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or(ShmError::Foreign("its size"))?;
+        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or(ShmError::NotAMemoryFile("its size"))?;
         let map = Map::new(&File::from(file), len, false)?;
         if map.load(0) != Some(MARK) {
-            return Err(ShmError::Foreign("it begins otherwise"));
+            return Err(ShmError::NotAMemoryFile("it begins otherwise"));
         }
         let mut nonce = [0; 32];
         for (at, bytes) in nonce.chunks_exact_mut(8).enumerate() {
             bytes.copy_from_slice(&map.load(NONCE + 8 * at).unwrap_or(0).to_le_bytes());
         }
-        Ok(Theirs { map, nonce, taken: (0..BLOCKS).map(|_| AtomicU64::new(0)).collect() })
+        Ok(PeerFile { map, nonce, taken: (0..BLOCKS).map(|_| AtomicU64::new(0)).collect() })
     }
 
     /// What proves that this process has read it.
@@ -162,36 +166,36 @@ impl Theirs {
     ///
     /// # Errors
     /// Where the place is outside the file, its block has another content, or this one was taken before.
-    pub fn take(self: &Arc<Self>, own: &Ledger, place: Place, len: usize) -> Result<Borrowed, ShmError> {
+    pub fn read(self: &Arc<Self>, own: &ReleaseTable, place: BlockLocation, len: usize) -> Result<BlockRef, ShmError> {
         let block = usize::try_from(place.block).ok().filter(|block| *block < BLOCKS);
-        let block = block.ok_or(ShmError::Place("no such block"))?;
-        let offset = usize::try_from(place.offset).map_err(|_| ShmError::Place("its offset"))?;
-        let end = offset.checked_add(len).ok_or(ShmError::Place("its length"))?;
+        let block = block.ok_or(ShmError::Location("no such block"))?;
+        let offset = usize::try_from(place.offset).map_err(|_| ShmError::Location("its offset"))?;
+        let end = offset.checked_add(len).ok_or(ShmError::Location("its length"))?;
         if offset < START || !offset.is_multiple_of(ALIGNMENT) || end > self.map.len() {
-            return Err(ShmError::Place("outside the file"));
+            return Err(ShmError::Location("outside the file"));
         }
-        if self.map.load(CONTENTS + 8 * block) != Some(place.content) {
-            return Err(ShmError::Place("another content is there"));
+        if self.map.load(GENERATIONS + 8 * block) != Some(place.generation) {
+            return Err(ShmError::Location("another generation is there"));
         }
-        let taken = self.taken.get(block).map(|taken| taken.fetch_max(place.content, Ordering::Relaxed));
-        if taken.is_none_or(|taken| taken >= place.content) {
-            return Err(ShmError::Place("a content that was taken before"));
+        let taken = self.taken.get(block).map(|taken| taken.fetch_max(place.generation, Ordering::Relaxed));
+        if taken.is_none_or(|taken| taken >= place.generation) {
+            return Err(ShmError::Location("a generation that was taken before"));
         }
-        Ok(Borrowed { map: self.clone(), own: own.0.clone(), block, content: place.content, offset, len })
+        Ok(BlockRef { map: self.clone(), own: own.0.clone(), block, generation: place.generation, offset, len })
     }
 }
 
 /// A content of the other's file. Dropping it gives its block back.
-pub struct Borrowed {
-    map: Arc<Theirs>,
+pub struct BlockRef {
+    map: Arc<PeerFile>,
     own: Arc<Map>,
     block: usize,
-    content: u64,
+    generation: u64,
     offset: usize,
     len: usize,
 }
 
-impl AsRef<[u8]> for Borrowed {
+impl AsRef<[u8]> for BlockRef {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the other process writes to a block only once its content was given back, which `drop`
         // does (see the argument in lib.rs).
@@ -199,8 +203,8 @@ impl AsRef<[u8]> for Borrowed {
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for BlockRef {
     fn drop(&mut self) {
-        self.own.store(RETURNED + 8 * self.block, self.content);
+        self.own.store(RETURNED + 8 * self.block, self.generation);
     }
 }

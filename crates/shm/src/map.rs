@@ -26,7 +26,7 @@ impl Map {
         // SAFETY: the system chooses an address range that nothing else uses.
         let start = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
         let start = start.map_err(|e| ShmError::System { what: "mapping shared memory", source: e.into() })?;
-        let start = NonNull::new(start.cast()).ok_or(ShmError::Foreign("mapped at address 0"))?;
+        let start = NonNull::new(start.cast()).ok_or(ShmError::NotAMemoryFile("mapped at address 0"))?;
         Ok(Map { start, len, writable })
     }
 

@@ -29,7 +29,7 @@ async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
         return eprintln!("left out: nothing can be mounted here");
     }
     let whole = at_once("1", EVERY).await;
-    let quiet = whole.left();
+    let quiet = whole.outputs();
     let one = kilobytes(&whole.place.file("c/step-00000040"));
 
     let run = Run::new();
@@ -48,11 +48,11 @@ async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
     let size = (one * 3 / 2).to_string();
     let arguments = ["-Urm", "sh", "-c", SCRIPT, "sh", &size, folder.to_str().unwrap(), &begin, &go_on];
     let boss = run.place.start_by(Command::new("unshare"), "unshare", &arguments, &[]);
-    let ended = boss.end_within(2 * PATIENCE).await.well();
+    let ended = boss.end_within(2 * PATIENCE).await.expect_success();
 
     let warned =
         |step: &str| ended.errors.iter().any(|line| line.contains(step) && line.contains("No space left on device"));
     assert!(warned("step-00000014") && warned("step-00000021"), "{:#?}", ended.errors);
     assert!(ended.output.iter().any(|line| line.contains("going on after step 7")), "{:#?}", ended.output);
-    assert!(run.left() == quiet, "{:#?}\n{:#?}", run.left().0, quiet.0);
+    assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }

@@ -10,14 +10,14 @@ mod s3;
 
 use std::path::Path;
 use std::time::Duration;
-use tests::programs::{Ended, Place, Process};
+use tests::programs::{Ended, Process, TestFolder};
 use tests::stateful_model::MODEL;
 
 /// Far more than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Run {
-    place: Place,
+    place: TestFolder,
     environment: Vec<(&'static str, String)>,
 }
 
@@ -27,7 +27,7 @@ impl Run {
     }
 
     fn of(model: &str, environment: Vec<(&'static str, String)>) -> Self {
-        let place = Place::new();
+        let place = TestFolder::new();
         std::fs::write(place.file("model.yaml"), model).unwrap();
         let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
         std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
@@ -68,14 +68,14 @@ impl Run {
     }
 
     /// The metrics of steps without times, and the weights.
-    fn left(&self) -> (Vec<String>, Vec<u8>) {
-        let (metrics, weights, _) = self.all_left();
+    fn outputs(&self) -> (Vec<String>, Vec<u8>) {
+        let (metrics, weights, _) = self.all_outputs();
         // A run that ends looks at the model, whatever the step.
         (metrics.into_iter().filter(|line| !line.contains("validation")).collect(), weights)
     }
 
     /// All metrics without times, the weights and the best weights.
-    fn all_left(&self) -> (Vec<String>, Vec<u8>, Vec<u8>) {
+    fn all_outputs(&self) -> (Vec<String>, Vec<u8>, Vec<u8>) {
         let metrics = std::fs::read_to_string(self.place.file("metrics.jsonl")).unwrap();
         let line = |line: &str| {
             let all: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
@@ -95,21 +95,21 @@ async fn in_parts(parts: &[(u64, &str, &str)]) -> (Vec<String>, Vec<u8>) {
     for (number, (steps, workers, more)) in parts.iter().enumerate() {
         run.write(*steps, &format!("{EVERY}\n{more}"));
         let resume: &[&str] = if number == 0 { &[] } else { &["--resume"] };
-        run.train(workers, resume).await.well();
+        run.train(workers, resume).await.expect_success();
     }
-    run.left()
+    run.outputs()
 }
 
 async fn at_once(workers: &str, more: &str) -> Run {
     let run = Run::new();
     run.write(40, more);
-    run.train(workers, &[]).await.well();
+    run.train(workers, &[]).await.expect_success();
     run
 }
 
 #[tokio::test]
 async fn a_run_goes_on_among_other_workers() {
-    let quiet = at_once("1", "").await.left();
+    let quiet = at_once("1", "").await.outputs();
     let parts = [
         (9, "1", "schedule: 1f1b"),
         (21, "3", "schedule: zb-h1"),
@@ -122,7 +122,7 @@ async fn a_run_goes_on_among_other_workers() {
 
 #[tokio::test]
 async fn a_run_goes_on_with_other_replicas_and_shards() {
-    let quiet = at_once("1", "replicas: 1").await.left();
+    let quiet = at_once("1", "replicas: 1").await.outputs();
     let parts = [
         (8, "2", "replicas: 2\nshard: optimizer"),
         (15, "3", "replicas: 3\nshard: parameters\nchunks: 2"),
@@ -137,14 +137,14 @@ async fn a_run_goes_on_with_other_replicas_and_shards() {
 #[tokio::test]
 async fn gradients_of_several_steps_belong_to_one_update() {
     let more = "accumulate: 3\noptimizer: {SGD: {lr: 0.05, momentum: 0.9}}";
-    let quiet = at_once("1", more).await.left();
+    let quiet = at_once("1", more).await.outputs();
     let run = Run::new();
     // A checkpoint is due after every second step and made after every third.
     for (steps, flags) in [(20, &[][..]), (40, &["--resume"][..])] {
         run.write(steps, &format!("checkpoint: {{dir: c, every: 2, keep: 1}}\n{more}"));
-        run.train("2", flags).await.well();
+        run.train("2", flags).await.expect_success();
     }
-    assert!(run.left() == quiet, "{:#?}\n{:#?}", run.left().0, quiet.0);
+    assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
 /// Killed at any moment, with whatever it was writing.
@@ -154,14 +154,14 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     let steps = 200;
     let first = Run::new();
     first.write(1, "");
-    first.train("1", &[]).await.well();
+    first.train("1", &[]).await.expect_success();
     let weights = first.place.file("w.safetensors");
     let weights = ["--weights", weights.to_str().unwrap()];
     let quiet = {
         let run = Run::new();
         run.write(steps, "");
-        run.train("1", &weights).await.well();
-        run.all_left()
+        run.train("1", &weights).await.expect_success();
+        run.all_outputs()
     };
     let run = Run::new();
     run.write(steps, "checkpoint: {dir: c, every: 1, keep: 2}\nschedule: 1f1b");
@@ -176,8 +176,8 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     }
     let line = run.train("2", &["--resume", weights[0], weights[1]]).await.error_line();
     assert!(line.contains("--weights: with --resume the run goes on with its checkpoint's"), "{line}");
-    run.train("2", &["--resume"]).await.well();
-    let (found, expected) = (run.all_left(), quiet);
+    run.train("2", &["--resume"]).await.expect_success();
+    let (found, expected) = (run.all_outputs(), quiet);
     let differs = found.0.iter().zip(&expected.0).find(|(found, expected)| found != expected);
     assert!(found == expected, "{differs:?}; {} and {} lines", found.0.len(), expected.0.len());
     let left: Vec<_> = std::fs::read_dir(run.place.file("c")).unwrap().collect();
@@ -186,10 +186,10 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
 
 #[tokio::test]
 async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
-    let quiet = at_once("1", "").await.left();
+    let quiet = at_once("1", "").await.outputs();
     let run = Run::new();
     run.write(21, EVERY);
-    run.train("2", &[]).await.well();
+    run.train("2", &[]).await.expect_success();
     let folder = run.place.file("c/step-00000021/weights");
     let damaged = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
     let mut bytes = std::fs::read(&damaged).unwrap();
@@ -205,14 +205,14 @@ async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
         verify.output
     );
     run.write(40, EVERY);
-    let ended = run.train("2", &["--resume"]).await.well();
+    let ended = run.train("2", &["--resume"]).await.expect_success();
     let warning = ended.errors.iter().find(|line| line.contains("is damaged")).unwrap();
     assert!(
         warning.contains(damaged.to_str().unwrap()) && warning.contains("looking for the checkpoint before"),
         "{warning}"
     );
     assert!(ended.output.iter().any(|line| line.contains("going on after step 14")), "{:?}", ended.output);
-    assert!(run.left() == quiet, "{:#?}\n{:#?}", run.left().0, quiet.0);
+    assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
 #[tokio::test]
@@ -224,7 +224,7 @@ async fn what_would_not_go_on_as_it_was_is_refused() {
     run.write(7, EVERY);
     let error = run.train("1", &["--resume"]).await.error_line();
     assert!(error.ends_with("c: there is no such folder"), "{error}");
-    run.train("1", &[]).await.well();
+    run.train("1", &[]).await.expect_success();
     let error = run.train("1", &[]).await.error_line();
     assert!(error.contains("holds checkpoints of a run up to step 7; --resume goes on with it"), "{error}");
     let refused = async |from: &str, to: &str, expected: &str| {
@@ -245,16 +245,16 @@ async fn what_would_not_go_on_as_it_was_is_refused() {
     std::fs::remove_file(run.place.file("metrics.jsonl")).unwrap();
     std::fs::remove_dir_all(run.place.file("c")).unwrap();
     run.write(21, EVERY);
-    run.train("1", &[]).await.well();
+    run.train("1", &[]).await.expect_success();
     let error = run.train("1", &["--resume=step-00000014"]).await.error_line();
     assert!(error.contains("--after step-00000014` deletes them"), "{error}");
     let dir = run.place.file("c");
     let command = async |arguments: &[&str]| {
         let all = [&["checkpoint"], arguments, &[dir.to_str().unwrap()]].concat();
-        run.place.start("bossman", &all).end().await.well().output
+        run.place.start("bossman", &all).end().await.expect_success().output
     };
     assert_eq!(command(&["prune", "--after", "step-00000014"]).await, ["deleted step-00000021"]);
-    run.train("1", &["--resume=step-00000014"]).await.well();
+    run.train("1", &["--resume=step-00000014"]).await.expect_success();
     let listed = command(&["ls"]).await;
     assert_eq!(listed.len(), 2, "{listed:?}");
     assert!(listed[0].starts_with("step-00000014  ") && listed[1].starts_with("step-00000021  "), "{listed:?}");

@@ -19,16 +19,16 @@ layers:
 
 #[tokio::test]
 async fn a_run_goes_on_from_an_object_store() {
-    let quiet = at_once("1", "").await.left();
+    let quiet = at_once("1", "").await.outputs();
     let s3 = S3::start().await;
     let run = Run::of(MODEL, s3.environment("secret"));
     let every = EVERY.replace("dir: c", PLACE);
     for (steps, workers, flags) in [(16, "2", &[][..]), (40, "1", &["--resume"][..])] {
         run.write(steps, &every);
-        run.train(workers, flags).await.well();
+        run.train(workers, flags).await.expect_success();
     }
-    assert!(run.left() == quiet, "{:#?}\n{:#?}", run.left().0, quiet.0);
-    let listed = run.bossman(&["checkpoint", "ls", "s3://bucket/runs/one"]).end().await.well().output;
+    assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
+    let listed = run.bossman(&["checkpoint", "ls", "s3://bucket/runs/one"]).end().await.expect_success().output;
     let names: Vec<_> = listed.iter().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, ["step-00000035", "step-00000040"]);
     // Nothing else is left there.
@@ -54,20 +54,20 @@ async fn a_broken_upload_costs_that_checkpoint_alone() {
     let optimizer = "optimizer: {SGD: {lr: 0.05}}";
     let quiet = Run::of(WIDE, Vec::new());
     quiet.write(30, optimizer);
-    quiet.train("1", &[]).await.well();
+    quiet.train("1", &[]).await.expect_success();
 
     let s3 = S3::start().await;
     let run = Run::of(WIDE, s3.environment("secret"));
     let every = EVERY.replace("dir: c", PLACE);
     run.write(21, &format!("{every}\n{optimizer}"));
     s3.break_at("step-00000014/weights/0001");
-    let ended = run.train("1", &[]).await.well();
+    let ended = run.train("1", &[]).await.expect_success();
     let warning = ended.errors.iter().find(|line| line.contains("warning: no checkpoint of step 14: ")).unwrap();
     assert!(warning.contains("s3://bucket/runs/one/step-00000014/weights/0001"), "{warning}");
-    let verified = run.bossman(&["checkpoint", "verify", "s3://bucket/runs/one"]).end().await.well().output;
+    let verified = run.bossman(&["checkpoint", "verify", "s3://bucket/runs/one"]).end().await.expect_success().output;
     assert_eq!(verified, ["step-00000007  whole", "step-00000021  whole"]);
 
     run.write(30, &format!("{every}\n{optimizer}"));
-    run.train("2", &["--resume"]).await.well();
-    assert!(run.left() == quiet.left(), "{:#?}\n{:#?}", run.left().0, quiet.left().0);
+    run.train("2", &["--resume"]).await.expect_success();
+    assert!(run.outputs() == quiet.outputs(), "{:#?}\n{:#?}", run.outputs().0, quiet.outputs().0);
 }

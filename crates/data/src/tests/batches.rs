@@ -54,7 +54,7 @@ fn batches_come_ahead_and_errors_at_the_batch_they_belong_to() {
     std::fs::OpenOptions::new().write(true).open(folder.path("images")).unwrap().set_len(12 + 4).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
-        let mut ahead = Batches::new(data, 2, None).ahead().unwrap();
+        let mut ahead = Batches::new(data, 2, None).prefetch().unwrap();
         assert_eq!(numbers(ahead.next_batch().await.unwrap().x()), [0.0, 1.0]);
         assert_eq!(numbers(ahead.next_batch().await.unwrap().x()), [2.0, 3.0]);
         let error = folder.error(ahead.next_batch().await);

@@ -158,7 +158,7 @@ fn files_that_cannot_be_read_are_named_with_what_helps() {
 fn an_input_that_the_model_has_not_is_named() {
     let folder = Folder::new();
     let path = folder.file("a.npz", archive(true, &[]));
-    let table = Table { inputs: [("y".into(), "pixels".into())].into(), ..Table::named_alike(path) };
+    let table = Table { inputs: [("y".into(), "pixels".into())].into(), ..Table::with_default_names(path) };
     let error = folder.error(Dataset::open(&Source::Npz(table), &model("4"), &CLASSES, None));
     assert_eq!(error, "a.npz: the model has no input `y`; its inputs are x");
 }

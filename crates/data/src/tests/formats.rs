@@ -43,7 +43,7 @@ fn npy_and_npz_give_what_numpy_wrote() {
     for compressed in [false, true] {
         let files = [("x.npy", x.clone()), ("y.npy", y.clone())];
         let path = folder.file(&format!("{compressed}.npz"), archive(compressed, &files));
-        sources.push(Source::Npz(Table { target: "y".into(), ..Table::named_alike(path) }));
+        sources.push(Source::Npz(Table { target: "y".into(), ..Table::with_default_names(path) }));
     }
     for source in sources {
         let batch = Dataset::open(&source, &model("3"), &CLASSES, None).unwrap().batch(&[1, 0]).unwrap();
@@ -60,7 +60,7 @@ fn safetensors_are_read_where_they_lie_and_under_other_names() {
         &path,
         &[("pixels", Tensor::from_slice(&[1u8, 2, 3, 4]).reshape([2, 2])), ("target", Tensor::from_slice(&[5i64, 6]))],
     );
-    let table = Table { inputs: [("x".into(), "pixels".into())].into(), ..Table::named_alike(path) };
+    let table = Table { inputs: [("x".into(), "pixels".into())].into(), ..Table::with_default_names(path) };
     let batch = Dataset::open(&Source::Safetensors(table), &model("2"), &CLASSES, None).unwrap().batch(&[1]).unwrap();
     assert_eq!((numbers(batch.x()), numbers(batch.y())), (vec![3.0, 4.0], vec![6.0]));
 }

@@ -34,7 +34,7 @@ fn told(folder: &Folder, source: &Source, model: &LayerGraph, normalize: Option<
 }
 
 fn described(spec: &DataSpec, folder: &Folder) -> Result<Dataset, DataError> {
-    Dataset::described(&spec.description, spec.id, folder.0.path())
+    Dataset::from_description(&spec.description, spec.id, folder.0.path())
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_worker_reads_what_the_boss_would_send() {
     assert!(there.target(&[7, 3, 9, 0], 1..3).unwrap().equal(&sent.y().narrow(0, 1, 2)));
     assert!(there.input(1, &[7], 0..1).is_err() && there.input(0, &[10], 0..1).is_err());
     // The boss knows the batch's sizes and its classes, and carries nothing else.
-    let numbers = data.batch(&[7, 3]).unwrap().into_numbers();
+    let numbers = data.batch(&[7, 3]).unwrap().into_indices();
     assert_eq!((numbers.data.sizes(&numbers.batch).unwrap(), numbers.next), (vec![vec![2, 6]], vec![]));
     assert!(numbers.target.unwrap().equal(&Tensor::from_slice(&[7i64, 3])));
 }
@@ -85,7 +85,7 @@ fn a_split_keeps_its_samples_and_batches_say_what_comes_next() {
     assert_eq!((train.id(), train.samples() + validation.samples()), (validation.id(), 10));
     let samples = train.samples() as usize;
     let mut batches = Batches::new(train, 4, Some(5));
-    let taken: Vec<Numbers> = (0..6).map(|_| batches.next_batch().unwrap().into_numbers()).collect();
+    let taken: Vec<SampleIndices> = (0..6).map(|_| batches.next_batch().unwrap().into_indices()).collect();
     assert!(taken.windows(2).all(|pair| pair[0].next == pair[1].batch));
     let epoch = samples.div_ceil(4);
     let mut seen = taken[..epoch].iter().flat_map(|numbers| numbers.batch.clone()).collect::<Vec<_>>();
@@ -149,12 +149,12 @@ fn nothing_outside_of_the_folder_is_read() {
         let at = bytes.windows(11).position(|window| window == b"data/images").unwrap();
         let path: Vec<u8> = path.bytes().chain(std::iter::repeat(b'/')).take(11).collect();
         bytes[at..at + 11].copy_from_slice(&path);
-        let error = worker.error(Dataset::described(&bytes, spec.id, worker.0.path()));
+        let error = worker.error(Dataset::from_description(&bytes, spec.id, worker.0.path()));
         assert!(error.contains("which leads out of the folder"), "{error}");
     }
-    let error = worker.error(Dataset::described(&spec.description[1..], spec.id, worker.0.path()));
+    let error = worker.error(Dataset::from_description(&spec.description[1..], spec.id, worker.0.path()));
     assert!(error.starts_with("a description of data is wrong"), "{error}");
-    let error = worker.error(Dataset::described(&vec![0; 2 << 20], spec.id, worker.0.path()));
+    let error = worker.error(Dataset::from_description(&vec![0; 2 << 20], spec.id, worker.0.path()));
     assert!(error.contains("at most 1048576 are allowed"), "{error}");
 }
 
@@ -191,7 +191,7 @@ fn large_files_are_compared_in_parts() {
 #[test]
 fn tokenizers_and_tables_go_along() {
     let place = |path: &Path| Ok(Path::new("/elsewhere").join(path));
-    let table = Table::named_alike("a/t".into());
+    let table = Table::with_default_names("a/t".into());
     let text =
         Text { paths: vec!["a/x".into()], tokenizer: Tokenizer::File("a/k".into()), sequence_length: 3, eos: None };
     let mut both = super::text::pairs("a/p".into());

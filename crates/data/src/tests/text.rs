@@ -79,7 +79,7 @@ pub(super) fn pairs(path: PathBuf) -> TextPairs {
         keys: None,
         tokenizer: Tokenizer::Bytes,
         target_tokenizer: None,
-        marks: ["<bos>", "<eos>", "<pad>"].map(String::from),
+        special_tokens: ["<bos>", "<eos>", "<pad>"].map(String::from),
         max_length: None,
         fixed: false,
         inputs: [("target".to_string(), "given".to_string())].into(),
@@ -128,7 +128,7 @@ fn mistakes_in_pairs_are_named() {
             "a.tsv: what is the model's input `given`? `inputs:` says it for each of source, target, source_padding, target_padding",
         ),
         (
-            TextPairs { marks: ["<s>", "</s>", "<pad>"].map(String::from), ..whole.clone() },
+            TextPairs { special_tokens: ["<s>", "</s>", "<pad>"].map(String::from), ..whole.clone() },
             "tokenizer: bytes: has no token `<s>`; name one that it has with `bos:`",
         ),
         (

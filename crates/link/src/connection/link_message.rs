@@ -1,7 +1,7 @@
 //! What the two ends of a connection say to each other below their sessions: about the connection itself.
 
 use serde::{Deserialize, Serialize};
-use shm::{Address, Nonce};
+use shm::{FileAddress, Nonce};
 
 /// Not a frame but a message between the two ends.
 pub(crate) const LINK_MESSAGE: u32 = 1 << 30;
@@ -12,9 +12,9 @@ pub(crate) const MAX_BYTES: usize = 1 << 10;
 #[derive(Copy, Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum LinkMessage {
     /// Our memory file can be opened there.
-    Memory { process: u32, file: u32 },
+    MemoryFile { process: u32, file: u32 },
     /// This is the nonce in your memory file; nothing where it cannot be opened or is not wanted.
-    Seen(Option<Nonce>),
+    MemoryNonce(Option<Nonce>),
     /// Say [`LinkMessage::Pong`] with the same number.
     Ping(u32),
     /// See [`LinkMessage::Ping`].
@@ -22,12 +22,12 @@ pub(crate) enum LinkMessage {
     /// At the start of a stream of its own: so many bytes follow. Say when all have come.
     Burst { bytes: u32 },
     /// A burst of that size has come.
-    Came { bytes: u32 },
+    BurstReceived { bytes: u32 },
 }
 
 impl LinkMessage {
-    pub(crate) fn memory(address: Address) -> Self {
-        LinkMessage::Memory { process: address.process, file: address.file }
+    pub(crate) fn memory_file(address: FileAddress) -> Self {
+        LinkMessage::MemoryFile { process: address.process, file: address.file }
     }
 
     /// Length and body.

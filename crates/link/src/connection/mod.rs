@@ -8,31 +8,31 @@
 //!      +------> wire (bytes in as frames), taking (who is silent)
 //! ```
 
-pub(crate) mod ends;
-pub(crate) mod lane;
 pub(crate) mod link_message;
+pub(crate) mod ordered_stream;
 pub mod outgoing;
-pub(crate) mod taking;
+pub(crate) mod progress;
+pub(crate) mod shared;
 pub(crate) mod wire;
 
-use crate::connection::ends::{Ends, ANSWERS};
-use crate::connection::lane::Lane;
 use crate::connection::link_message::LinkMessage;
+use crate::connection::ordered_stream::OrderedStream;
 use crate::connection::outgoing::Channel;
-use crate::connection::taking::{Looks, Taking};
+use crate::connection::progress::{SendProgress, StallDetector};
+use crate::connection::shared::{ConnectionShared, MAX_PENDING_ANSWERS};
 use crate::connection::wire::Incoming;
 use crate::memory::payload::Payload;
-use crate::memory::pool::Pool;
-use crate::memory::shared::{Memory, Transport};
+use crate::memory::pool::BufferPool;
+use crate::memory::shared::{SharedMemory, Transport};
 use crate::quic::endpoint::KEEP_ALIVE;
-use crate::quic::path::Path;
+use crate::quic::network_path::NetworkPath;
 use crate::quic::probe;
 use crate::quic::report::PathReport;
 use bytes::Bytes;
 use pipeline::effect::Peer;
 use pipeline::frame::Envelope;
 use quinn::{ConnectionError, RecvStream, SendStream, VarInt};
-use shm::Address;
+use shm::FileAddress;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -41,36 +41,36 @@ use tokio::time::MissedTickBehavior;
 
 /// Tensors up to this size go behind their head on the ordered stream: a stream of their own, or shared
 /// memory, would cost more than it gains.
-const SMALL: usize = 8 << 10;
+const INLINE_LIMIT: usize = 8 << 10;
 /// Shared memory is agreed upon within this long or not used.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often is looked whether something has come: twice for each time that the other end says that it is there.
-const LOOK: Duration = Duration::from_millis(KEEP_ALIVE.as_millis() as u64 / 2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(KEEP_ALIVE.as_millis() as u64 / 2);
 /// After so many looks in vain a connection is taken for dead.
-pub struct Silence(u32);
+pub struct SilenceLimit(u32);
 
-impl Silence {
+impl SilenceLimit {
     /// Of boss and worker: 2.75 to 3 seconds after the last message.
-    pub const WITH_BOSS: Silence = Silence(11);
+    pub const WITH_BOSS: SilenceLimit = SilenceLimit(11);
     /// Longer, so that the boss is the first to miss a worker here, too.
-    pub const BETWEEN_WORKERS: Silence = Silence(24);
+    pub const BETWEEN_WORKERS: SilenceLimit = SilenceLimit(24);
 }
 
 /// Why a connection ended on which nothing came, or nothing went.
 const SILENT: &str = "silent for 3 seconds";
-const TAKES_NOTHING: &str = "it takes nothing of what it is sent";
+const STALLED: &str = "it takes nothing of what it is sent";
 
 /// The close code of a connection that is not needed any more.
 pub const DONE: VarInt = VarInt::from_u32(0);
 /// The close code for a peer that violates the protocol.
-pub const BROKE_PROTOCOL: VarInt = VarInt::from_u32(1);
+pub const PROTOCOL_VIOLATION: VarInt = VarInt::from_u32(1);
 /// The boss does without this worker, which is not to come again.
-pub const SENT_AWAY: VarInt = VarInt::from_u32(2);
+pub const EVICTED: VarInt = VarInt::from_u32(2);
 
 /// What a connection reports to its driver.
 #[derive(Debug)]
-pub enum Event {
+pub enum ConnectionEvent {
     /// A frame arrived.
     Frame {
         /// The sender.
@@ -96,19 +96,19 @@ pub enum Event {
         /// Why it ended, as far as known.
         reason: String,
         /// The other end wants no other connection in its place.
-        for_good: bool,
+        permanent: bool,
     },
 }
 
 /// A frame with its tensors.
-type Large = (Vec<u8>, Vec<Bytes>);
+type LargeFrame = (Vec<u8>, Vec<Bytes>);
 
 /// A connection that is up. Dropping it does not close it; its tasks end with the connection.
 pub struct Connection {
-    ends: Arc<Ends>,
-    data: mpsc::UnboundedSender<Large>,
-    background: mpsc::UnboundedSender<Large>,
-    events: mpsc::Sender<Event>,
+    shared: Arc<ConnectionShared>,
+    data: mpsc::UnboundedSender<LargeFrame>,
+    background: mpsc::UnboundedSender<LargeFrame>,
+    events: mpsc::Sender<ConnectionEvent>,
 }
 
 impl Connection {
@@ -117,201 +117,206 @@ impl Connection {
         peer: Peer,
         quic: quinn::Connection,
         (send, recv): (SendStream, RecvStream),
-        events: &mpsc::Sender<Event>,
+        events: &mpsc::Sender<ConnectionEvent>,
         transport: Transport,
-        patience: Silence,
+        patience: SilenceLimit,
     ) -> Self {
         // What is small goes before large tensors when both wait for the network.
         send.set_priority(1).ok();
-        let taking = Arc::new(Taking::default());
-        let ends = Arc::new(Ends {
+        let progress = Arc::new(SendProgress::default());
+        let shared = Arc::new(ConnectionShared {
             peer,
-            path: Path::to(quic.remote_address()),
+            path: NetworkPath::to(quic.remote_address()),
             quic,
-            memory: Memory::default(),
+            memory: SharedMemory::default(),
             transport,
-            lane: Lane::new(send, taking.clone()),
-            taking,
-            pool: Pool::of_process(),
+            ordered: OrderedStream::new(send, progress.clone()),
+            progress,
+            pool: BufferPool::global(),
             answers: Mutex::default(),
             report: Mutex::default(),
             ended: OnceLock::new(),
         });
         let (data, large) = mpsc::unbounded_channel();
-        tokio::spawn(write_large(ends.clone(), large));
+        tokio::spawn(write_large(shared.clone(), large));
         let (background, large) = mpsc::unbounded_channel();
-        tokio::spawn(write_background(ends.clone(), large));
-        tokio::spawn(read(ends.clone(), recv, events.clone()));
-        tokio::spawn(end_in_silence(ends.clone(), patience));
-        Connection { ends, data, background, events: events.clone() }
+        tokio::spawn(write_background(shared.clone(), large));
+        tokio::spawn(read_streams(shared.clone(), recv, events.clone()));
+        tokio::spawn(watch_liveness(shared.clone(), patience));
+        Connection { shared, data, background, events: events.clone() }
     }
 
     /// Agrees with the other end on shared memory, if wanted and possible, and measures the path; for the end
     /// that dialled. Frames may be sent meanwhile.
-    pub fn settle(&self, transport: Transport) {
-        let (sender, answers) = mpsc::channel(ANSWERS);
-        *self.ends.answers.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-        tokio::spawn(settle(self.ends.clone(), transport, answers, self.events.clone()));
+    pub fn negotiate(&self, transport: Transport) {
+        let (sender, answers) = mpsc::channel(MAX_PENDING_ANSWERS);
+        *self.shared.answers.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        tokio::spawn(negotiate(self.shared.clone(), transport, answers, self.events.clone()));
     }
 
     /// How fast the path is, once measured, at the end that dialled.
     pub fn report(&self) -> Option<PathReport> {
-        *self.ends.report.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.shared.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a frame. Small ones, and all of control, arrive in the order given.
     pub fn send(&self, way: Channel, head: Vec<u8>, tensors: Vec<Bytes>) {
-        let large = tensors.iter().map(Bytes::len).sum::<usize>() > SMALL;
+        let large = tensors.iter().map(Bytes::len).sum::<usize>() > INLINE_LIMIT;
         // Copying is left to a task: the caller has a compute thread to feed. A task that has ended
         // means a lost connection, which the reader reports.
         match way {
             Channel::Data if large => drop(self.data.send((head, tensors))),
             Channel::Background if large => drop(self.background.send((head, tensors))),
-            _ => self.ends.lane.send(wire::whole_frame(head, tensors)),
+            _ => self.shared.ordered.send(wire::whole_frame(head, tensors)),
         }
     }
 
     /// Closes the connection. The other end is told the code and the reason.
     pub fn close(&self, code: VarInt, reason: &str) {
-        self.ends.quic.close(code, reason.as_bytes());
+        self.shared.quic.close(code, reason.as_bytes());
     }
 
     /// Bytes of a packet now, and how many packets were lost that were not probes.
     pub fn packets(&self) -> (u16, u64) {
-        let path = self.ends.quic.stats().path;
+        let path = self.shared.quic.stats().path;
         (path.current_mtu, path.lost_packets)
     }
 
     /// Names this connection among all of the process.
     pub fn id(&self) -> usize {
-        self.ends.quic.stable_id()
+        self.shared.quic.stable_id()
     }
 
     /// Where the other end is.
     pub fn address(&self) -> SocketAddr {
-        self.ends.quic.remote_address()
+        self.shared.quic.remote_address()
     }
 
     /// Whether the other end has closed, or is lost.
     pub fn is_closed(&self) -> bool {
-        self.ends.quic.close_reason().is_some()
+        self.shared.quic.close_reason().is_some()
     }
 }
 
 /// Sends frames with large tensors, those first that were given first. A copy into shared memory keeps its thread busy for
 /// less than a millisecond, in which nothing else could be sent over this connection anyway.
-async fn write_large(ends: Arc<Ends>, mut frames: mpsc::UnboundedReceiver<Large>) {
+async fn write_large(shared: Arc<ConnectionShared>, mut frames: mpsc::UnboundedReceiver<LargeFrame>) {
     while let Some((head, tensors)) = frames.recv().await {
-        if let Some(place) = ends.memory.put(&tensors) {
-            ends.lane.send(wire::shared_frame(head, place));
+        if let Some(place) = shared.memory.write(&tensors) {
+            shared.ordered.send(wire::shared_frame(head, place));
             continue;
         }
-        if write_stream(&ends, 0, wire::whole_frame(head, tensors)).await.is_none() {
+        if write_stream(&shared, 0, wire::whole_frame(head, tensors)).await.is_none() {
             return;
         }
     }
 }
 
 /// Sends what can wait whenever nothing else wants to go; not through shared memory, of which the rest has need.
-async fn write_background(ends: Arc<Ends>, mut frames: mpsc::UnboundedReceiver<Large>) {
+async fn write_background(shared: Arc<ConnectionShared>, mut frames: mpsc::UnboundedReceiver<LargeFrame>) {
     while let Some((head, tensors)) = frames.recv().await {
-        if write_stream(&ends, -1, wire::whole_frame(head, tensors)).await.is_none() {
+        if write_stream(&shared, -1, wire::whole_frame(head, tensors)).await.is_none() {
             return;
         }
     }
 }
 
 /// Sends a frame on a stream of its own; nothing where the connection is gone.
-async fn write_stream(ends: &Ends, priority: i32, mut frame: Vec<Bytes>) -> Option<()> {
-    let _waits = ends.taking.waits();
-    let mut stream = ends.quic.open_uni().await.ok()?;
-    ends.taking.took();
+async fn write_stream(shared: &ConnectionShared, priority: i32, mut frame: Vec<Bytes>) -> Option<()> {
+    let _waits = shared.progress.begin_write();
+    let mut stream = shared.quic.open_uni().await.ok()?;
+    shared.progress.record_progress();
     stream.set_priority(priority).ok()?;
-    ends.taking.write(&mut stream, &mut frame).await.ok()?;
+    shared.progress.write(&mut stream, &mut frame).await.ok()?;
     stream.finish().ok()
 }
 
-async fn settle(
-    ends: Arc<Ends>,
+async fn negotiate(
+    shared: Arc<ConnectionShared>,
     transport: Transport,
     mut answers: mpsc::Receiver<LinkMessage>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<ConnectionEvent>,
 ) {
-    if transport == Transport::Auto && ends.path.same_machine {
-        if let Some(address) = ends.memory.offer() {
-            ends.say(LinkMessage::memory(address));
+    if transport == Transport::Auto && shared.path.same_machine {
+        if let Some(address) = shared.memory.offer() {
+            shared.send_message(LinkMessage::memory_file(address));
             let agreed = async {
                 // The other end has no use for memory, or its own file comes and is opened.
-                while !matches!(answers.recv().await, None | Some(LinkMessage::Seen(None) | LinkMessage::Memory { .. }))
-                {
-                }
+                while !matches!(
+                    answers.recv().await,
+                    None | Some(LinkMessage::MemoryNonce(None) | LinkMessage::MemoryFile { .. })
+                ) {}
             };
-            tokio::time::timeout(PATIENCE, agreed).await.ok();
+            tokio::time::timeout(MEMORY_TIMEOUT, agreed).await.ok();
         }
     }
-    let report = probe::measure(&ends, &mut answers).await;
-    *ends.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
-    events.send(Event::Measured { from: ends.peer, report }).await.ok();
+    let report = probe::measure(&shared, &mut answers).await;
+    *shared.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    events.send(ConnectionEvent::Measured { from: shared.peer, report }).await.ok();
 }
 
 /// Closes a connection on which nothing comes any more, or whose other end takes nothing. In silence quinn does so, too, but
 /// later: it counts from what this end sent last, and waits three times as long as an answer may take, which is long once a
 /// machine or a line has stood still. Looks are counted and not time, for this process may have stood still itself, with all
 /// that came meanwhile still to be read.
-async fn end_in_silence(ends: Arc<Ends>, Silence(most): Silence) {
-    let mut looks = tokio::time::interval(LOOK);
+async fn watch_liveness(shared: Arc<ConnectionShared>, SilenceLimit(most): SilenceLimit) {
+    let mut looks = tokio::time::interval(CHECK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut heard, mut attempts, mut takes) = (0, 0, Looks::default());
+    let (mut heard, mut idle_checks, mut takes) = (0, 0, StallDetector::default());
     let (code, reason) = loop {
         tokio::select! {
-            _ = ends.quic.closed() => return,
+            _ = shared.quic.closed() => return,
             _ = looks.tick() => {}
         }
-        let now = ends.quic.stats().udp_rx.datagrams;
-        attempts = if now == heard { attempts + 1 } else { 0 };
+        let now = shared.quic.stats().udp_rx.datagrams;
+        idle_checks = if now == heard { idle_checks + 1 } else { 0 };
         heard = now;
-        if attempts >= most {
+        if idle_checks >= most {
             break (DONE, SILENT);
         }
-        if takes.is_stuck(&ends.taking) {
-            break (BROKE_PROTOCOL, TAKES_NOTHING);
+        if takes.is_stuck(&shared.progress) {
+            break (PROTOCOL_VIOLATION, STALLED);
         }
     };
-    ends.ended.set(reason).ok();
-    ends.quic.close(code, reason.as_bytes());
+    shared.ended.set(reason).ok();
+    shared.quic.close(code, reason.as_bytes());
 }
 
 /// Reads every stream until the connection ends, and says how it ended.
-async fn read(ends: Arc<Ends>, mut control: RecvStream, events: mpsc::Sender<Event>) {
-    let (control_ends, control_events) = (ends.clone(), events.clone());
-    tokio::spawn(async move { while forward(&control_ends, &mut control, &control_events).await {} });
-    let (reason, for_good) = loop {
-        match ends.quic.accept_uni().await {
+async fn read_streams(shared: Arc<ConnectionShared>, mut control: RecvStream, events: mpsc::Sender<ConnectionEvent>) {
+    let (control_shared, control_events) = (shared.clone(), events.clone());
+    tokio::spawn(async move { while deliver_frame(&control_shared, &mut control, &control_events).await {} });
+    let (reason, permanent) = loop {
+        match shared.quic.accept_uni().await {
             Ok(mut stream) => {
-                let (ends, events) = (ends.clone(), events.clone());
-                tokio::spawn(async move { while forward(&ends, &mut stream, &events).await {} });
+                let (shared, events) = (shared.clone(), events.clone());
+                tokio::spawn(async move { while deliver_frame(&shared, &mut stream, &events).await {} });
             }
             Err(e) => {
-                let for_good = matches!(&e, ConnectionError::ApplicationClosed(close) if close.error_code == SENT_AWAY);
-                break (ends.ended.get().map_or_else(|| close_reason(&e), |reason| reason.to_string()), for_good);
+                let permanent = matches!(&e, ConnectionError::ApplicationClosed(close) if close.error_code == EVICTED);
+                break (shared.ended.get().map_or_else(|| close_reason(&e), |reason| reason.to_string()), permanent);
             }
         }
     };
-    let closed = Event::Closed { from: ends.peer, connection: ends.quic.stable_id(), reason, for_good };
+    let closed = ConnectionEvent::Closed { from: shared.peer, connection: shared.quic.stable_id(), reason, permanent };
     events.send(closed).await.ok();
 }
 
 /// Hands one frame to the driver; false where no more will come.
-async fn forward(ends: &Ends, stream: &mut RecvStream, events: &mpsc::Sender<Event>) -> bool {
-    let done = match wire::read(stream, &ends.memory, &ends.pool).await {
+async fn deliver_frame(
+    shared: &ConnectionShared,
+    stream: &mut RecvStream,
+    events: &mpsc::Sender<ConnectionEvent>,
+) -> bool {
+    let done = match wire::read(stream, &shared.memory, &shared.pool).await {
         Ok(Some(Incoming::Frame(envelope, payloads))) => {
-            return events.send(Event::Frame { from: ends.peer, envelope, payloads }).await.is_ok();
+            return events.send(ConnectionEvent::Frame { from: shared.peer, envelope, payloads }).await.is_ok();
         }
         Ok(Some(Incoming::LinkMessage(LinkMessage::Burst { bytes }))) => {
-            probe::receive_burst(ends, stream, bytes).await
+            probe::receive_burst(shared, stream, bytes).await
         }
         Ok(Some(Incoming::LinkMessage(message))) => {
-            on_link_message(ends, message);
+            on_link_message(shared, message);
             Ok(())
         }
         Ok(None) => return false,
@@ -320,28 +325,33 @@ async fn forward(ends: &Ends, stream: &mut RecvStream, events: &mpsc::Sender<Eve
     match done {
         Ok(()) => true,
         // Where the connection itself is gone, `read` says why.
-        Err(_) if ends.quic.close_reason().is_some() => false,
+        Err(_) if shared.quic.close_reason().is_some() => false,
         Err(reason) => {
             let reason_here = format!("it broke the protocol: {reason}");
-            let (from, connection) = (ends.peer, ends.quic.stable_id());
-            let closed = Event::Closed { from, connection, reason: reason_here, for_good: false };
+            let (from, connection) = (shared.peer, shared.quic.stable_id());
+            let closed = ConnectionEvent::Closed { from, connection, reason: reason_here, permanent: false };
             events.send(closed).await.ok();
-            ends.quic.close(BROKE_PROTOCOL, reason.as_bytes());
+            shared.quic.close(PROTOCOL_VIOLATION, reason.as_bytes());
             false
         }
     }
 }
 
-fn on_link_message(ends: &Ends, message: LinkMessage) {
-    let asker = ends.answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+fn on_link_message(shared: &ConnectionShared, message: LinkMessage) {
+    let asker = shared.answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
     match message {
-        LinkMessage::Ping(number) => ends.answer(LinkMessage::Pong(number)),
-        LinkMessage::Memory { process, file } if asker.is_none() => answer_memory(ends, Address { process, file }),
-        LinkMessage::Memory { process, file } => {
-            ends.answer(LinkMessage::Seen(ends.memory.open(Address { process, file })))
+        LinkMessage::Ping(number) => shared.send_answer(LinkMessage::Pong(number)),
+        LinkMessage::MemoryFile { process, file } if asker.is_none() => {
+            answer_memory(shared, FileAddress { process, file })
         }
-        LinkMessage::Seen(Some(nonce)) => ends.memory.on_seen(&nonce),
-        LinkMessage::Seen(None) | LinkMessage::Pong(_) | LinkMessage::Came { .. } | LinkMessage::Burst { .. } => {}
+        LinkMessage::MemoryFile { process, file } => {
+            shared.send_answer(LinkMessage::MemoryNonce(shared.memory.open_peer(FileAddress { process, file })))
+        }
+        LinkMessage::MemoryNonce(Some(nonce)) => shared.memory.on_nonce(&nonce),
+        LinkMessage::MemoryNonce(None)
+        | LinkMessage::Pong(_)
+        | LinkMessage::BurstReceived { .. }
+        | LinkMessage::Burst { .. } => {}
     }
     if let Some(asker) = asker {
         // Nobody waits for more answers than there is room for.
@@ -350,14 +360,14 @@ fn on_link_message(ends: &Ends, message: LinkMessage) {
 }
 
 /// The end that was dialled: opens the other's file and shows its own, or says no.
-fn answer_memory(ends: &Ends, address: Address) {
+fn answer_memory(shared: &ConnectionShared, address: FileAddress) {
     // Only what an address of this machine says may have files opened here.
-    let may = ends.transport == Transport::Auto && ends.path.same_machine;
-    let own = may.then(|| ends.memory.offer()).flatten();
-    let seen = own.and_then(|own| Some((own, ends.memory.open(address)?)));
-    ends.answer(LinkMessage::Seen(seen.map(|(_, nonce)| nonce)));
+    let may = shared.transport == Transport::Auto && shared.path.same_machine;
+    let own = may.then(|| shared.memory.offer()).flatten();
+    let seen = own.and_then(|own| Some((own, shared.memory.open_peer(address)?)));
+    shared.send_answer(LinkMessage::MemoryNonce(seen.map(|(_, nonce)| nonce)));
     if let Some((own, _)) = seen {
-        ends.answer(LinkMessage::memory(own));
+        shared.send_answer(LinkMessage::memory_file(own));
     }
 }
 

@@ -6,9 +6,9 @@ use pipeline::frame::{encode, Envelope};
 use pipeline::ids::Slot;
 
 /// Takes the tensors of a send out of their slots.
-pub fn take(slots: &Slots, numbers: &[Slot]) -> Result<Vec<Payload>, String> {
+pub fn take_payloads(slots: &Slots, numbers: &[Slot]) -> Result<Vec<Payload>, String> {
     let missing = |slot: &Slot| format!("{slot} holds no tensor; please report it");
-    numbers.iter().map(|slot| slots.take(*slot).ok_or_else(|| missing(slot))).collect()
+    numbers.iter().map(|slot| slots.remove(*slot).ok_or_else(|| missing(slot))).collect()
 }
 
 /// How a frame goes.
@@ -23,7 +23,7 @@ pub enum Channel {
 }
 
 /// The encoded head for one receiver, and how the frame goes.
-pub fn head(to: &Destination, tensors: &[Payload]) -> Result<(Channel, Vec<u8>), String> {
+pub fn encode_head(to: &Destination, tensors: &[Payload]) -> Result<(Channel, Vec<u8>), String> {
     let envelope =
         Envelope { route: to.route, head: to.head.clone(), tensors: tensors.iter().map(|t| t.meta.clone()).collect() };
     let way = match (to.head.is_data(), to.head.can_wait()) {

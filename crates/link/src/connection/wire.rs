@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! | length of the head          | head | tensor 0 | tensor 1 | ...
-//! | length of the head + SHARED | head | block: u32 LE | content: u64 LE | offset: u64 LE |
+//! | length of the head + SHARED | head | block: u32 LE | generation: u64 LE | offset: u64 LE |
 //! | length of a message   + LINK_MESSAGE   | message |
 //! ```
 //!
@@ -11,18 +11,18 @@
 
 use crate::connection::link_message::{self, LinkMessage, LINK_MESSAGE};
 use crate::memory::payload::Payload;
-use crate::memory::pool::Pool;
-use crate::memory::shared::Memory;
+use crate::memory::pool::BufferPool;
+use crate::memory::shared::SharedMemory;
 use bytes::{Bytes, BytesMut};
 use pipeline::frame::{decode, head_len, Envelope};
 use pipeline::TensorMeta;
 use quinn::RecvStream;
-use shm::Place;
+use shm::BlockLocation;
 
 /// The frame's tensors are in shared memory.
 const SHARED: u32 = 1 << 31;
-const PLACE_BYTES: usize = 20;
-/// Memory for a tensor is taken in steps of this size as its bytes arrive, so a frame that only
+const LOCATION_BYTES: usize = 20;
+/// SharedMemory for a tensor is taken in steps of this size as its bytes arrive, so a frame that only
 /// claims to be large costs little.
 const STEP: usize = 64 << 20;
 
@@ -33,7 +33,11 @@ pub(crate) enum Incoming {
 }
 
 /// Reads the next; nothing at the end of the stream.
-pub(crate) async fn read(recv: &mut RecvStream, memory: &Memory, pool: &Pool) -> Result<Option<Incoming>, String> {
+pub(crate) async fn read(
+    recv: &mut RecvStream,
+    memory: &SharedMemory,
+    pool: &BufferPool,
+) -> Result<Option<Incoming>, String> {
     let mut prefix = [0u8; 4];
     match recv.read_exact(&mut prefix).await {
         Ok(()) => {}
@@ -54,8 +58,8 @@ pub(crate) async fn read(recv: &mut RecvStream, memory: &Memory, pool: &Pool) ->
     let len = head_len(len.to_le_bytes()).map_err(|e| e.to_string())?;
     let envelope = decode(&body(recv, len).await?).map_err(|e| e.to_string())?;
     let tensors = if mark == SHARED {
-        let place = place(&body(recv, PLACE_BYTES).await?).ok_or("a place that cannot be read")?;
-        memory.take(place, &envelope.tensors)?
+        let place = place(&body(recv, LOCATION_BYTES).await?).ok_or("a place that cannot be read")?;
+        memory.read(place, &envelope.tensors)?
     } else {
         let mut tensors = Vec::with_capacity(envelope.tensors.len());
         for meta in &envelope.tensors {
@@ -74,7 +78,7 @@ async fn body(recv: &mut RecvStream, len: usize) -> Result<Vec<u8>, String> {
     Ok(body)
 }
 
-async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta, pool: &Pool) -> Result<Bytes, String> {
+async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta, pool: &BufferPool) -> Result<Bytes, String> {
     let len = meta.byte_len().and_then(|len| usize::try_from(len).ok());
     let len = len.ok_or_else(|| format!("a tensor too large for this machine: {meta}"))?;
     if len <= STEP {
@@ -96,12 +100,12 @@ async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta, pool: &Pool) -> R
 }
 
 /// A frame whose tensors lie in shared memory.
-pub(crate) fn shared_frame(mut head: Vec<u8>, place: Place) -> Vec<Bytes> {
+pub(crate) fn shared_frame(mut head: Vec<u8>, place: BlockLocation) -> Vec<Bytes> {
     if let Some(mark) = head.get_mut(3) {
         *mark |= SHARED.to_le_bytes()[3];
     }
     head.extend(place.block.to_le_bytes());
-    head.extend(place.content.to_le_bytes());
+    head.extend(place.generation.to_le_bytes());
     head.extend(place.offset.to_le_bytes());
     vec![head.into()]
 }
@@ -111,13 +115,13 @@ pub(crate) fn whole_frame(head: Vec<u8>, tensors: Vec<Bytes>) -> Vec<Bytes> {
     [Bytes::from(head)].into_iter().chain(tensors).collect()
 }
 
-fn place(bytes: &[u8]) -> Option<Place> {
+fn place(bytes: &[u8]) -> Option<BlockLocation> {
     let (block, rest) = bytes.split_first_chunk()?;
-    let (content, rest) = rest.split_first_chunk()?;
+    let (generation, rest) = rest.split_first_chunk()?;
     let (offset, _) = rest.split_first_chunk()?;
-    Some(Place {
+    Some(BlockLocation {
         block: u32::from_le_bytes(*block),
-        content: u64::from_le_bytes(*content),
+        generation: u64::from_le_bytes(*generation),
         offset: u64::from_le_bytes(*offset),
     })
 }

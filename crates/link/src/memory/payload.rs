@@ -29,7 +29,7 @@ struct Held {
 
 impl Slots {
     /// Keeps a tensor.
-    pub fn put(&self, payload: Payload) -> Slot {
+    pub fn insert(&self, payload: Payload) -> Slot {
         let mut held = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = Slot(held.next);
         held.next += 1;
@@ -38,7 +38,7 @@ impl Slots {
     }
 
     /// Gives a tensor out; its slot is then empty.
-    pub fn take(&self, slot: Slot) -> Option<Payload> {
+    pub fn remove(&self, slot: Slot) -> Option<Payload> {
         let mut held = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         held.payloads.remove(&slot)
     }

@@ -5,26 +5,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// Kept for later, at most, and where memory is short.
-const KEPT: usize = 64 << 20;
-const KEPT_OF_LITTLE: usize = 8 << 20;
+const MAX_POOLED: usize = 64 << 20;
+const MAX_POOLED_WHEN_SCARCE: usize = 8 << 20;
 /// What holds now.
-static MOST: AtomicUsize = AtomicUsize::new(KEPT);
+static LIMIT: AtomicUsize = AtomicUsize::new(MAX_POOLED);
 
 /// Whether memory that tensors came in is kept for those that come later, 64 MiB at most, or all but 8 MiB of it given back.
 pub fn keep_received_memory(keep: bool) {
-    MOST.store(if keep { KEPT } else { KEPT_OF_LITTLE }, Ordering::Relaxed);
+    LIMIT.store(if keep { MAX_POOLED } else { MAX_POOLED_WHEN_SCARCE }, Ordering::Relaxed);
 }
 /// A cache line, and what vector instructions like best.
 const ALIGNMENT: usize = 64;
 
 /// Memory that is used again.
 #[derive(Clone, Default)]
-pub struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
+pub struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
 
-impl Pool {
+impl BufferPool {
     /// The one of this process: what one connection is done with, another takes.
-    pub fn of_process() -> Self {
-        static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
+    pub fn global() -> Self {
+        static POOL: LazyLock<BufferPool> = LazyLock::new(BufferPool::default);
         POOL.clone()
     }
 
@@ -47,7 +47,7 @@ impl Pool {
         kept.push(memory);
         let mut sum: usize = kept.iter().map(Vec::len).sum();
         // The oldest goes: its size may be that of another model.
-        while sum > MOST.load(Ordering::Relaxed) && !kept.is_empty() {
+        while sum > LIMIT.load(Ordering::Relaxed) && !kept.is_empty() {
             sum -= kept.remove(0).len();
         }
     }
@@ -58,7 +58,7 @@ pub struct Buffer {
     memory: Vec<u8>,
     start: usize,
     len: usize,
-    pool: Pool,
+    pool: BufferPool,
 }
 
 impl Buffer {
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn memory_is_used_again_and_aligned() {
-        let pool = Pool::default();
+        let pool = BufferPool::default();
         let mut buffer = pool.get(1000);
         buffer.as_mut().fill(7);
         let bytes = buffer.freeze();
@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn it_keeps_a_bounded_amount() {
-        let pool = Pool::default();
-        let buffers: Vec<Buffer> = (0..3).map(|_| pool.get(KEPT / 2 - ALIGNMENT)).collect();
+        let pool = BufferPool::default();
+        let buffers: Vec<Buffer> = (0..3).map(|_| pool.get(MAX_POOLED / 2 - ALIGNMENT)).collect();
         drop(buffers);
         assert_eq!(pool.0.lock().unwrap().len(), 2);
-        drop(pool.get(KEPT));
-        assert!(pool.0.lock().unwrap().iter().map(Vec::len).sum::<usize>() <= KEPT);
+        drop(pool.get(MAX_POOLED));
+        assert!(pool.0.lock().unwrap().iter().map(Vec::len).sum::<usize>() <= MAX_POOLED);
     }
 }

@@ -2,9 +2,9 @@
 //! one machine. `shm` says how it works and why it is sound.
 //!
 //! ```text
-//! caller -> Memory { address of its file }
-//! callee -> Seen { the nonce in it }, Memory { address of its own file }
-//! caller -> Seen { the nonce in that }
+//! caller -> MemoryFile { address of its file }
+//! callee -> MemoryNonce { the nonce in it }, MemoryFile { address of its own file }
+//! caller -> MemoryNonce { the nonce in that }
 //! ```
 //!
 //! The nonces are in the files only, so who says one has read the file. Whoever has both opened the
@@ -15,7 +15,7 @@ use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use bytes::Bytes;
 use pipeline::TensorMeta;
 use serde::{Deserialize, Serialize};
-use shm::{Address, Ledger, Nonce, Own, Place, Theirs, ALIGNMENT};
+use shm::{BlockLocation, FileAddress, LocalFile, Nonce, PeerFile, ReleaseTable, ALIGNMENT};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Tensors on their way, or still in use at the other end, take at most so much memory on each side.
@@ -54,41 +54,41 @@ impl std::str::FromStr for Transport {
 
 /// One connection's shared memory, at whatever stage of agreeing on it.
 #[derive(Default)]
-pub(crate) struct Memory {
+pub(crate) struct SharedMemory {
     state: Mutex<State>,
     /// Apart from the rest, so that a long copy holds no receiver up.
-    own: Mutex<Option<Own>>,
+    own: Mutex<Option<LocalFile>>,
 }
 
 #[derive(Default)]
 struct State {
     nonce: Nonce,
-    ledger: Option<Ledger>,
-    theirs: Option<Arc<Theirs>>,
+    ledger: Option<ReleaseTable>,
+    theirs: Option<Arc<PeerFile>>,
     /// The other end has opened our file.
     seen: bool,
 }
 
-impl Memory {
+impl SharedMemory {
     /// Makes our file, the first time, and says where it is.
-    pub(crate) fn offer(&self) -> Option<Address> {
+    pub(crate) fn offer(&self) -> Option<FileAddress> {
         let mut nonce = [0; 32];
         SystemRandom::new().fill(&mut nonce).ok()?;
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if own.is_none() {
-            let made = Own::create(LIMIT, nonce).ok()?;
+            let made = LocalFile::create(LIMIT, nonce).ok()?;
             let mut state = self.state();
             state.nonce = nonce;
             state.ledger = Some(made.ledger());
             *own = Some(made);
         }
-        own.as_ref().map(Own::address)
+        own.as_ref().map(LocalFile::address)
     }
 
     /// Opens the other's file, once and only where ours was offered; gives the nonce in it.
-    pub(crate) fn open(&self, address: Address) -> Option<Nonce> {
+    pub(crate) fn open_peer(&self, address: FileAddress) -> Option<Nonce> {
         self.state().ledger.as_ref()?;
-        let theirs = Theirs::open(address).ok()?;
+        let theirs = PeerFile::open(address).ok()?;
         let nonce = theirs.nonce();
         let mut state = self.state();
         if state.theirs.is_some() {
@@ -99,7 +99,7 @@ impl Memory {
     }
 
     /// The other end has said what it read in our file.
-    pub(crate) fn on_seen(&self, nonce: &Nonce) {
+    pub(crate) fn on_nonce(&self, nonce: &Nonce) {
         let mut state = self.state();
         state.seen = state.ledger.is_some() && state.nonce == *nonce;
     }
@@ -111,23 +111,23 @@ impl Memory {
     }
 
     /// Copies a frame's tensors in. Nothing where memory is not shared, or too much of it is in use.
-    pub(crate) fn put(&self, tensors: &[Bytes]) -> Option<Place> {
+    pub(crate) fn write(&self, tensors: &[Bytes]) -> Option<BlockLocation> {
         let theirs = {
             let state = self.state();
             state.theirs.clone().filter(|_| state.seen)?
         };
         let parts: Vec<&[u8]> = tensors.iter().map(Bytes::as_ref).collect();
-        self.own.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.put(&theirs, &parts)
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.write(&theirs, &parts)
     }
 
     /// A frame's tensors, which give their memory back when the last is dropped.
-    pub(crate) fn take(&self, place: Place, metas: &[TensorMeta]) -> Result<Vec<Bytes>, String> {
+    pub(crate) fn read(&self, place: BlockLocation, metas: &[TensorMeta]) -> Result<Vec<Bytes>, String> {
         let (theirs, ledger) = {
             let state = self.state();
             state.theirs.clone().zip(state.ledger.clone()).ok_or("tensors in memory that is not shared")?
         };
         let (parts, len) = layout(metas).ok_or("tensors too large for this machine")?;
-        let all = theirs.take(&ledger, place, len).map_err(|e| e.to_string())?;
+        let all = theirs.read(&ledger, place, len).map_err(|e| e.to_string())?;
         let all = Bytes::from_owner(all);
         Ok(parts.into_iter().map(|(from, to)| all.slice(from..to)).collect())
     }
@@ -156,29 +156,29 @@ mod tests {
 
     #[test]
     fn memory_is_used_only_once_both_ends_have_proven_that_they_read_it() {
-        let (caller, callee) = (Memory::default(), Memory::default());
+        let (caller, callee) = (SharedMemory::default(), SharedMemory::default());
         let tensors = [Bytes::from_static(&[1, 2, 3])];
         let metas = [TensorMeta { dtype: DType::UInt8, shape: vec![3] }];
-        let anywhere = Place { block: 0, content: 1, offset: 12_288 };
-        assert!(caller.take(anywhere, &metas).is_err(), "nothing is shared yet");
+        let anywhere = BlockLocation { block: 0, generation: 1, offset: 12_288 };
+        assert!(caller.read(anywhere, &metas).is_err(), "nothing is shared yet");
 
         let offered = caller.offer().unwrap();
-        assert_eq!(callee.open(offered), None, "who offers nothing opens nothing");
+        assert_eq!(callee.open_peer(offered), None, "who offers nothing opens nothing");
         let answered = callee.offer().unwrap();
-        let nonce = callee.open(offered).unwrap();
-        assert_eq!(callee.open(offered), None, "once is enough");
-        assert_eq!(caller.put(&tensors), None);
-        let proof = caller.open(answered).unwrap();
-        caller.on_seen(&[0; 32]);
-        caller.on_seen(&proof);
-        assert!(!caller.is_shared() && caller.put(&tensors).is_none(), "these are not the nonce in its file");
-        caller.on_seen(&nonce);
+        let nonce = callee.open_peer(offered).unwrap();
+        assert_eq!(callee.open_peer(offered), None, "once is enough");
+        assert_eq!(caller.write(&tensors), None);
+        let proof = caller.open_peer(answered).unwrap();
+        caller.on_nonce(&[0; 32]);
+        caller.on_nonce(&proof);
+        assert!(!caller.is_shared() && caller.write(&tensors).is_none(), "these are not the nonce in its file");
+        caller.on_nonce(&nonce);
         assert!(caller.is_shared() && !callee.is_shared());
 
-        let place = caller.put(&tensors).unwrap();
-        assert_eq!(callee.take(place, &metas).unwrap(), tensors);
-        assert!(callee.take(place, &metas).is_err(), "taken before");
+        let place = caller.write(&tensors).unwrap();
+        assert_eq!(callee.read(place, &metas).unwrap(), tensors);
+        assert!(callee.read(place, &metas).is_err(), "taken before");
         let larger = [TensorMeta { dtype: DType::Float64, shape: vec![1 << 40] }];
-        assert!(callee.take(caller.put(&tensors).unwrap(), &larger).is_err(), "more than the file has");
+        assert!(callee.read(caller.write(&tensors).unwrap(), &larger).is_err(), "more than the file has");
     }
 }

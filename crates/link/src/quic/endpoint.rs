@@ -2,7 +2,7 @@
 
 use crate::connection::DONE;
 use crate::error::LinkError;
-use crate::quic::path::Path;
+use crate::quic::network_path::NetworkPath;
 use crate::quic::socket::{self, SmallBuffers};
 use crate::trust::identity::Identity;
 use crate::trust::ticket::Ticket;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 /// Last words are given so long to get out.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(300);
 /// A silent boss or worker counts as gone after this long.
 const IDLE: Duration = Duration::from_secs(3);
 /// The same between workers: longer, so that the boss is the first to miss a worker and can say which
@@ -28,7 +28,7 @@ pub const KEEP_ALIVE: Duration = Duration::from_millis(500);
 /// 65,000 bytes holds nothing up where the first of them, of half that size, is lost.
 const FIRST_WINDOW: u64 = 32 * 1_452;
 /// A round trip on one machine, before one was measured; a busy machine takes its time.
-const FIRST_GUESS_HERE: Duration = Duration::from_millis(20);
+const INITIAL_RTT_LOCAL: Duration = Duration::from_millis(20);
 /// Bytes of one stream on their way or unread: on a path of 100 ms, 2.5 Gbit/s.
 const STREAM_WINDOW: u32 = 32 << 20;
 /// Bytes of one connection on their way or unread: on a path of 100 ms, 10 Gbit/s.
@@ -39,33 +39,33 @@ const LARGEST_PAYLOAD: u16 = 65_527;
 const STREAMS: u32 = 256;
 
 /// Whom a process lets in, and how it talks to each.
-pub struct Callers {
+pub struct AcceptPolicy {
     config: quinn::ServerConfig,
     idle: Duration,
 }
 
-impl Callers {
+impl AcceptPolicy {
     /// A boss's: workers.
     pub fn of_boss(identity: &Identity) -> Result<Self, LinkError> {
-        Ok(Callers { config: tls::boss_server(identity)?, idle: IDLE })
+        Ok(AcceptPolicy { config: tls::boss_server_config(identity)?, idle: IDLE })
     }
 
     /// A worker's: other workers.
     pub fn of_worker(ticket: &Ticket) -> Result<Self, LinkError> {
-        Ok(Callers { config: tls::worker_server(ticket)?, idle: IDLE_BETWEEN_WORKERS })
+        Ok(AcceptPolicy { config: tls::worker_server_config(ticket)?, idle: IDLE_BETWEEN_WORKERS })
     }
 
     /// What a caller from there is answered with.
     pub fn config(&self, caller: SocketAddr) -> Arc<quinn::ServerConfig> {
         let mut config = self.config.clone();
-        config.transport_config(transport(self.idle, Path::to(caller)));
+        config.transport_config(transport(self.idle, NetworkPath::to(caller)));
         Arc::new(config)
     }
 }
 
 /// Where the boss listens.
 pub fn listen(identity: &Identity, address: SocketAddr) -> Result<(Endpoint, Option<SmallBuffers>), LinkError> {
-    endpoint(address, Callers::of_boss(identity)?.config)
+    endpoint(address, AcceptPolicy::of_boss(identity)?.config)
 }
 
 /// A worker's endpoint: it dials the boss at `boss`, and other workers dial it.
@@ -74,9 +74,9 @@ pub fn worker_endpoint(ticket: &Ticket, boss: SocketAddr) -> Result<Endpoint, Li
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
-    let (endpoint, small) = endpoint(SocketAddr::new(any, 0), Callers::of_worker(ticket)?.config)?;
+    let (endpoint, small) = endpoint(SocketAddr::new(any, 0), AcceptPolicy::of_worker(ticket)?.config)?;
     // A worker on the boss's machine would say what the boss says.
-    if let Some(small) = small.filter(|_| !Path::to(boss).same_machine) {
+    if let Some(small) = small.filter(|_| !NetworkPath::to(boss).same_machine) {
         SAID.call_once(|| drop(writeln!(std::io::stderr(), "{small}")));
     }
     Ok(endpoint)
@@ -87,15 +87,15 @@ static SAID: Once = Once::new();
 
 /// How a worker dials the boss at that address.
 pub fn client_to_boss(ticket: &Ticket, address: SocketAddr) -> Result<quinn::ClientConfig, LinkError> {
-    let mut config = tls::to_boss(ticket)?;
-    config.transport_config(transport(IDLE, Path::to(address)));
+    let mut config = tls::boss_client_config(ticket)?;
+    config.transport_config(transport(IDLE, NetworkPath::to(address)));
     Ok(config)
 }
 
 /// How a worker dials another worker at that address.
 pub fn client_to_worker(ticket: &Ticket, address: SocketAddr) -> Result<quinn::ClientConfig, LinkError> {
-    let mut config = tls::to_worker(ticket)?;
-    config.transport_config(transport(IDLE_BETWEEN_WORKERS, Path::to(address)));
+    let mut config = tls::worker_client_config(ticket)?;
+    config.transport_config(transport(IDLE_BETWEEN_WORKERS, NetworkPath::to(address)));
     Ok(config)
 }
 
@@ -119,7 +119,7 @@ fn endpoint(address: SocketAddr, server: quinn::ServerConfig) -> Result<(Endpoin
 /// four times slower in three runs of four, for reasons not known, so windows are left wide. With 20 ms each
 /// way and 100 Mbit/s, once each, Cubic and NewReno reached 75 to 96 % with about a thousand packets lost; BBR
 /// was as fast and lost over twenty thousand. So it is quinn's own Cubic, with a larger first window.
-fn transport(idle: Duration, path: Path) -> Arc<TransportConfig> {
+fn transport(idle: Duration, path: NetworkPath) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
     config.max_idle_timeout(IdleTimeout::try_from(idle).ok());
     config.keep_alive_interval(Some(KEEP_ALIVE));
@@ -133,7 +133,7 @@ fn transport(idle: Duration, path: Path) -> Arc<TransportConfig> {
     config.send_fairness(false);
     // Starts at what every path carries, and finds the largest packet that arrives.
     let mut discovery = MtuDiscoveryConfig::default();
-    discovery.upper_bound(path.packet);
+    discovery.upper_bound(path.largest_packet);
     config.mtu_discovery_config(Some(discovery));
     config.enable_segmentation_offload(path.segmentation_offload());
     let mut congestion = CubicConfig::default();
@@ -141,7 +141,7 @@ fn transport(idle: Duration, path: Path) -> Arc<TransportConfig> {
     config.congestion_controller_factory(Arc::new(congestion));
     if path.same_machine {
         // How long the first packets are waited for before they are sent again.
-        config.initial_rtt(FIRST_GUESS_HERE);
+        config.initial_rtt(INITIAL_RTT_LOCAL);
     }
     Arc::new(config)
 }
@@ -157,17 +157,17 @@ pub fn own_address() -> Option<IpAddr> {
 
 /// The end of all connections of an endpoint, so that whoever is at their other ends knows at once.
 #[derive(Clone)]
-pub struct Farewell(Endpoint);
+pub struct EndpointCloser(Endpoint);
 
-impl Farewell {
+impl EndpointCloser {
     /// Of this endpoint.
     pub fn of(endpoint: &Endpoint) -> Self {
-        Farewell(endpoint.clone())
+        EndpointCloser(endpoint.clone())
     }
 
     /// Closes the connections and gives the word some time to get out.
-    pub async fn say(self, reason: &str) {
+    pub async fn close(self, reason: &str) {
         self.0.close(DONE, reason.as_bytes());
-        tokio::time::timeout(LAST_WORDS, self.0.wait_idle()).await.ok();
+        tokio::time::timeout(CLOSE_TIMEOUT, self.0.wait_idle()).await.ok();
     }
 }

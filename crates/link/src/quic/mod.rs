@@ -6,9 +6,9 @@
 //! ```
 
 pub mod endpoint;
-pub mod listening;
-pub(crate) mod path;
+pub mod listening_endpoint;
+pub(crate) mod network_path;
 pub(crate) mod probe;
 pub mod report;
-pub(crate) mod since_start;
 pub mod socket;
+pub(crate) mod token_clock;

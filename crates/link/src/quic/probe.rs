@@ -1,14 +1,14 @@
 //! Measures a connection once it is up.
 
-use crate::connection::ends::Ends;
 use crate::connection::link_message::LinkMessage;
+use crate::connection::shared::ConnectionShared;
 use crate::quic::report::{Carrier, PathReport};
 use bytes::Bytes;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// The other end answers within this long, or the path counts as not measured.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Round trips; fewer where one takes longer than [`LONG`].
 const PINGS: u32 = 8;
 const LONG: Duration = Duration::from_millis(5);
@@ -25,25 +25,28 @@ const COPY: usize = 4 << 20;
 static ZEROS: [u8; FIRST_BURST as usize] = [0; FIRST_BURST as usize];
 
 /// Measures; nothing where the other end does not answer or the connection is lost.
-pub(crate) async fn measure(ends: &Ends, answers: &mut mpsc::Receiver<LinkMessage>) -> Option<PathReport> {
-    let rtt = round_trip(ends, answers).await?;
-    let (carrier, rate) = if ends.memory.is_shared() {
+pub(crate) async fn measure(
+    shared: &ConnectionShared,
+    answers: &mut mpsc::Receiver<LinkMessage>,
+) -> Option<PathReport> {
+    let rtt = round_trip(shared, answers).await?;
+    let (carrier, rate) = if shared.memory.is_shared() {
         (Carrier::SharedMemory, copy_rate())
     } else {
-        (Carrier::Quic, burst_rate(ends, answers, rtt).await?)
+        (Carrier::Quic, burst_rate(shared, answers, rtt).await?)
     };
     let rtt = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX);
-    let packet_bytes = ends.quic.stats().path.current_mtu;
-    let same_machine = ends.path.same_machine;
+    let packet_bytes = shared.quic.stats().path.current_mtu;
+    let same_machine = shared.path.same_machine;
     Some(PathReport { rtt, bytes_per_second: rate as u64, packet_bytes, carrier, same_machine })
 }
 
-async fn round_trip(ends: &Ends, answers: &mut mpsc::Receiver<LinkMessage>) -> Option<Duration> {
+async fn round_trip(shared: &ConnectionShared, answers: &mut mpsc::Receiver<LinkMessage>) -> Option<Duration> {
     let mut shortest = Duration::MAX;
     for number in 0..PINGS {
         let start = Instant::now();
-        ends.say(LinkMessage::Ping(number));
-        answer(answers, |message| (*message == LinkMessage::Pong(number)).then_some(())).await?;
+        shared.send_message(LinkMessage::Ping(number));
+        await_answer(answers, |message| (*message == LinkMessage::Pong(number)).then_some(())).await?;
         shortest = shortest.min(start.elapsed());
         if shortest > LONG && number > 1 {
             break;
@@ -53,12 +56,16 @@ async fn round_trip(ends: &Ends, answers: &mut mpsc::Receiver<LinkMessage>) -> O
 }
 
 /// Bytes per second of the fastest burst.
-async fn burst_rate(ends: &Ends, answers: &mut mpsc::Receiver<LinkMessage>, rtt: Duration) -> Option<f64> {
-    let last = if ends.path.same_machine { LAST_BURST_HERE } else { LAST_BURST };
+async fn burst_rate(
+    shared: &ConnectionShared,
+    answers: &mut mpsc::Receiver<LinkMessage>,
+    rtt: Duration,
+) -> Option<f64> {
+    let last = if shared.path.same_machine { LAST_BURST_HERE } else { LAST_BURST };
     let start = Instant::now();
     let (mut size, mut best) = (FIRST_BURST, 0f64);
     loop {
-        let mut stream = ends.quic.open_uni().await.ok()?;
+        let mut stream = shared.quic.open_uni().await.ok()?;
         // Tensors go first.
         stream.set_priority(-1).ok()?;
         let message = Bytes::from(LinkMessage::Burst { bytes: size }.encode());
@@ -67,7 +74,7 @@ async fn burst_rate(ends: &Ends, answers: &mut mpsc::Receiver<LinkMessage>, rtt:
         let began = Instant::now();
         stream.write_all_chunks(&mut chunks).await.ok()?;
         stream.finish().ok()?;
-        answer(answers, |message| (*message == LinkMessage::Came { bytes: size }).then_some(())).await?;
+        await_answer(answers, |message| (*message == LinkMessage::BurstReceived { bytes: size }).then_some(())).await?;
         // The answer's way back is half a round trip, and the first byte's way is the other half.
         let took = began.elapsed().saturating_sub(rtt).max(Duration::from_micros(1));
         best = best.max(f64::from(size) / took.as_secs_f64());
@@ -88,7 +95,7 @@ fn copy_rate() -> f64 {
     COPY as f64 / start.elapsed().as_secs_f64().max(1e-9)
 }
 
-async fn answer<T>(
+async fn await_answer<T>(
     answers: &mut mpsc::Receiver<LinkMessage>,
     mut wanted: impl FnMut(&LinkMessage) -> Option<T>,
 ) -> Option<T> {
@@ -99,11 +106,15 @@ async fn answer<T>(
             }
         }
     };
-    tokio::time::timeout(PATIENCE, search).await.ok().flatten()
+    tokio::time::timeout(ANSWER_TIMEOUT, search).await.ok().flatten()
 }
 
 /// Takes the other end's burst, and says so.
-pub(crate) async fn receive_burst(ends: &Ends, stream: &mut quinn::RecvStream, bytes: u32) -> Result<(), String> {
+pub(crate) async fn receive_burst(
+    shared: &ConnectionShared,
+    stream: &mut quinn::RecvStream,
+    bytes: u32,
+) -> Result<(), String> {
     if bytes > LAST_BURST {
         return Err(format!("a burst of {bytes} bytes"));
     }
@@ -112,6 +123,6 @@ pub(crate) async fn receive_burst(ends: &Ends, stream: &mut quinn::RecvStream, b
         let chunk = stream.read_chunk(left, true).await.map_err(|e| e.to_string())?;
         left -= chunk.ok_or("a burst that ends early")?.bytes.len();
     }
-    ends.answer(LinkMessage::Came { bytes });
+    shared.send_answer(LinkMessage::BurstReceived { bytes });
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 /// there, and what finds no room is lost and sent again.
 const BUFFER: usize = 4 << 20;
 /// Freed memory of up to twice this is kept for the next packets.
-const KEPT: usize = 16 << 20;
+const RETAINED_BYTES: usize = 16 << 20;
 
 /// The system grants less than [`BUFFER`], in these bytes.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -38,7 +38,7 @@ impl fmt::Display for SmallBuffers {
 /// doing so for sizes up to that of the largest piece of memory that was ever freed. A worker soon frees large
 /// tensors; this does it from the start, without touching the memory.
 fn keep_freed_memory() {
-    drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT)));
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(RETAINED_BYTES)));
 }
 
 /// Binds; a system that grants smaller buffers still works.
@@ -57,15 +57,15 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, 
     socket.bind(&address.into())?;
     socket.set_nonblocking(true)?;
     let small = (granted.receive.min(granted.send) < BUFFER).then_some(granted);
-    Ok((Arc::new(OneAtATime(TokioRuntime.wrap_udp_socket(socket.into())?)), small))
+    Ok((Arc::new(UnmergedSocket(TokioRuntime.wrap_udp_socket(socket.into())?)), small))
 }
 
 /// Quinn takes memory for 32 messages of as many packets as the kernel may merge into one, 64, each of
 /// the largest size: 128 MiB. But a merged message is never larger than the largest packet.
 #[derive(Debug)]
-struct OneAtATime(Arc<dyn AsyncUdpSocket>);
+struct UnmergedSocket(Arc<dyn AsyncUdpSocket>);
 
-impl AsyncUdpSocket for OneAtATime {
+impl AsyncUdpSocket for UnmergedSocket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
         self.0.clone().create_io_poller()
     }

@@ -2,8 +2,8 @@
 //! or silent caller holds nobody up.
 
 use crate::error::LinkError;
-use crate::quic::endpoint::Callers;
-use crate::trust::handshake::{self, Handshake, Reply};
+use crate::quic::endpoint::AcceptPolicy;
+use crate::trust::handshake::{self, Handshake, HandshakeReply};
 use quinn::{Endpoint, RecvStream, SendStream};
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
@@ -13,15 +13,15 @@ use std::time::Duration;
 use tokio::sync::{mpsc, Semaphore};
 
 /// Handshakes at a time; more callers wait.
-const AT_A_TIME: usize = 64;
+const MAX_HANDSHAKES: usize = 64;
 /// Of one address; who is one too many is not heard, and calls again, so that a crowd in one place keeps nobody waiting who is
 /// elsewhere.
-const OF_ONE_ADDRESS: usize = 48;
+const MAX_HANDSHAKES_PER_ADDRESS: usize = 48;
 /// A caller that has not greeted after this long is turned away.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A caller that has proven that it holds the ticket and has said who it is.
-pub struct Arrival {
+pub struct Caller {
     /// The connection to it.
     pub quic: quinn::Connection,
     /// Our half of the control stream.
@@ -35,9 +35,9 @@ pub struct Arrival {
 /// The result of accepting one caller.
 pub enum Accept {
     /// The caller may be admitted.
-    Arrived(Arrival),
+    Authenticated(Caller),
     /// The caller was refused.
-    TurnedAway {
+    Rejected {
         /// Where it calls from.
         address: SocketAddr,
         /// Why it was refused.
@@ -45,18 +45,18 @@ pub enum Accept {
     },
 }
 
-impl Arrival {
+impl Caller {
     /// Says no to a worker that comes when every place is taken.
-    pub fn refuse_late(self, places: usize) {
+    pub fn refuse_full(self, places: usize) {
         self.refuse(format!("the run has all its {places} workers"), true);
     }
 
     /// Answers who only wanted to know how the run stands.
-    pub fn show(mut self, status: String) {
+    pub fn send_status(mut self, status: String) {
         tokio::spawn(async move {
-            if handshake::write(&mut self.send, &Reply::Stands(status)).await.is_ok() {
+            if handshake::write(&mut self.send, &HandshakeReply::Status(status)).await.is_ok() {
                 self.send.finish().ok();
-                tokio::time::timeout(PATIENCE, self.quic.closed()).await.ok();
+                tokio::time::timeout(HANDSHAKE_TIMEOUT, self.quic.closed()).await.ok();
             }
         });
     }
@@ -64,10 +64,10 @@ impl Arrival {
     /// Says no; the connection ends once the caller has heard it.
     pub fn refuse(mut self, reason: String, retry: bool) {
         tokio::spawn(async move {
-            if handshake::write(&mut self.send, &Reply::Refused { reason, retry }).await.is_ok() {
+            if handshake::write(&mut self.send, &HandshakeReply::Refused { reason, retry }).await.is_ok() {
                 self.send.finish().ok();
                 // The caller closes when it has read the answer.
-                tokio::time::timeout(PATIENCE, self.quic.closed()).await.ok();
+                tokio::time::timeout(HANDSHAKE_TIMEOUT, self.quic.closed()).await.ok();
             }
         });
     }
@@ -81,10 +81,10 @@ pub struct Acceptor {
 
 impl Acceptor {
     /// Starts to accept callers of an endpoint.
-    pub fn open(endpoint: Endpoint, callers: Callers) -> Self {
-        let (sender, accepted) = mpsc::channel(AT_A_TIME);
-        let places = Arc::new(Semaphore::new(AT_A_TIME));
-        let by_address = ByAddress::default();
+    pub fn open(endpoint: Endpoint, callers: AcceptPolicy) -> Self {
+        let (sender, accepted) = mpsc::channel(MAX_HANDSHAKES);
+        let places = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+        let by_address = HandshakesByAddress::default();
         let task = tokio::spawn(async move {
             while let Some(incoming) = endpoint.accept().await {
                 // Whoever names a false address never hears of this, and so takes no place.
@@ -93,7 +93,7 @@ impl Acceptor {
                     continue;
                 }
                 let address = incoming.remote_address();
-                let Some(of_address) = OfAddress::take(&by_address, address.ip()) else {
+                let Some(of_address) = AddressPermit::acquire(&by_address, address.ip()) else {
                     incoming.ignore();
                     continue;
                 };
@@ -101,10 +101,10 @@ impl Acceptor {
                 let sender = sender.clone();
                 let connecting = incoming.accept_with(callers.config(address));
                 tokio::spawn(async move {
-                    let accept = match tokio::time::timeout(PATIENCE, greet(connecting)).await {
-                        Ok(Ok(arrival)) => Accept::Arrived(arrival),
-                        Ok(Err(e)) => Accept::TurnedAway { address, reason: e.to_string() },
-                        Err(_) => Accept::TurnedAway { address, reason: "it did not greet within 5 seconds".into() },
+                    let accept = match tokio::time::timeout(HANDSHAKE_TIMEOUT, authenticate(connecting)).await {
+                        Ok(Ok(caller)) => Accept::Authenticated(caller),
+                        Ok(Err(e)) => Accept::Rejected { address, reason: e.to_string() },
+                        Err(_) => Accept::Rejected { address, reason: "it did not greet within 5 seconds".into() },
                     };
                     sender.send(accept).await.ok();
                     drop((place, of_address));
@@ -121,25 +121,25 @@ impl Acceptor {
 }
 
 /// How many handshakes there are of each address.
-type ByAddress = Arc<Mutex<HashMap<IpAddr, usize>>>;
+type HandshakesByAddress = Arc<Mutex<HashMap<IpAddr, usize>>>;
 
 /// One of the handshakes of an address, until it is dropped.
-struct OfAddress(ByAddress, IpAddr);
+struct AddressPermit(HandshakesByAddress, IpAddr);
 
-impl OfAddress {
+impl AddressPermit {
     /// Nothing where there are as many as may be.
-    fn take(all: &ByAddress, address: IpAddr) -> Option<Self> {
+    fn acquire(all: &HandshakesByAddress, address: IpAddr) -> Option<Self> {
         let mut counts = all.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(address).or_default();
-        if *count == OF_ONE_ADDRESS {
+        if *count == MAX_HANDSHAKES_PER_ADDRESS {
             return None;
         }
         *count += 1;
-        Some(OfAddress(all.clone(), address))
+        Some(AddressPermit(all.clone(), address))
     }
 }
 
-impl Drop for OfAddress {
+impl Drop for AddressPermit {
     fn drop(&mut self) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Entry::Occupied(mut count) = counts.entry(self.1) {
@@ -157,7 +157,7 @@ impl Drop for Acceptor {
     }
 }
 
-async fn greet(connecting: Result<quinn::Connecting, quinn::ConnectionError>) -> Result<Arrival, LinkError> {
+async fn authenticate(connecting: Result<quinn::Connecting, quinn::ConnectionError>) -> Result<Caller, LinkError> {
     let stranger = |e: quinn::ConnectionError| LinkError::Refused {
         reason: format!("it has no valid ticket, or does not speak BossMan ({e})"),
         retry: false,
@@ -165,10 +165,10 @@ async fn greet(connecting: Result<quinn::Connecting, quinn::ConnectionError>) ->
     let quic = connecting.map_err(stranger)?.await.map_err(stranger)?;
     let (mut send, mut recv) = quic.accept_bi().await.map_err(stranger)?;
     match handshake::read(&mut recv).await {
-        Ok(handshake) => Ok(Arrival { quic, send, recv, handshake }),
+        Ok(handshake) => Ok(Caller { quic, send, recv, handshake }),
         Err(e) => {
             // The answer starts with our version, so a caller of another one can name both.
-            let reply = Reply::Refused { reason: e.to_string(), retry: false };
+            let reply = HandshakeReply::Refused { reason: e.to_string(), retry: false };
             handshake::write(&mut send, &reply).await.ok();
             send.finish().ok();
             quic.closed().await;
@@ -183,12 +183,13 @@ mod tests {
 
     #[test]
     fn a_crowd_of_one_address_leaves_places_for_others() {
-        let (all, crowd, other) = (ByAddress::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let mut here: Vec<_> = (0..AT_A_TIME).map_while(|_| OfAddress::take(&all, crowd)).collect();
-        assert_eq!(here.len(), OF_ONE_ADDRESS);
-        assert!(OF_ONE_ADDRESS < AT_A_TIME && OfAddress::take(&all, other).is_some());
+        let (all, crowd, other) =
+            (HandshakesByAddress::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let mut here: Vec<_> = (0..MAX_HANDSHAKES).map_while(|_| AddressPermit::acquire(&all, crowd)).collect();
+        assert_eq!(here.len(), MAX_HANDSHAKES_PER_ADDRESS);
+        assert!(MAX_HANDSHAKES_PER_ADDRESS < MAX_HANDSHAKES && AddressPermit::acquire(&all, other).is_some());
         here.pop();
-        assert!(OfAddress::take(&all, crowd).is_some());
+        assert!(AddressPermit::acquire(&all, crowd).is_some());
         here.clear();
         assert!(all.lock().unwrap().is_empty());
     }

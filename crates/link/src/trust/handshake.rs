@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! caller -> | "BOSSMAN\n" | version: u32 LE | length: u32 LE | MessagePack of handshake |
-//! callee -> | "BOSSMAN\n" | version: u32 LE | length: u32 LE | MessagePack of Reply |
+//! callee -> | "BOSSMAN\n" | version: u32 LE | length: u32 LE | MessagePack of HandshakeReply |
 //! ```
 //!
 //! The first twelve bytes are the same in every version, so that two versions can name each other.
@@ -31,7 +31,7 @@ pub enum Handshake {
         run: u64,
     },
     /// Somebody who wants to know how the run stands.
-    Look,
+    Status,
 }
 
 /// What a worker says of its machine.
@@ -73,7 +73,7 @@ impl Default for WorkerInfo {
 
 /// What the callee answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Reply {
+pub enum HandshakeReply {
     /// To a worker: it has a place.
     Welcome {
         /// Its number.
@@ -86,7 +86,7 @@ pub enum Reply {
     /// To a peer: go ahead.
     Accepted,
     /// To who asked how the run stands: what the boss has to say, in its own words.
-    Stands(String),
+    Status(String),
     /// No, and why.
     Refused {
         /// In words for the person at the other end.

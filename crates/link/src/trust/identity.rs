@@ -32,7 +32,7 @@ impl Identity {
         make_private_folder(folder).map_err(|e| LinkError::file(folder, &e))?;
         let key_path = folder.join(KEY_FILE);
         let fresh = KeyPair::generate_for(&PKCS_ED25519).map_err(LinkError::tls)?;
-        let der = keep_or_read(&key_path, fresh.serialized_der())?;
+        let der = create_or_read(&key_path, fresh.serialized_der())?;
         let key = KeyPair::try_from(der.as_slice()).map_err(|e| LinkError::Damaged {
             path: key_path.clone(),
             reason: format!("it is not a private key ({e})"),
@@ -41,7 +41,7 @@ impl Identity {
         let mut secret = [0; 32];
         SystemRandom::new().fill(&mut secret).map_err(|_| LinkError::tls("no randomness from the system"))?;
         let ticket_path = folder.join(TICKET_FILE);
-        let text = keep_or_read(&ticket_path, Ticket { secret, boss }.to_string().as_bytes())?;
+        let text = create_or_read(&ticket_path, Ticket { secret, boss }.to_string().as_bytes())?;
         let ticket = parse_ticket(&ticket_path, &text)?;
         if ticket.boss != boss {
             let reason = format!("it was made for another key than {KEY_FILE}");
@@ -57,7 +57,7 @@ impl Identity {
 }
 
 /// The ticket that a boss of the same user left on this machine, if one did.
-pub fn ticket_on_this_machine() -> Result<Option<Ticket>, LinkError> {
+pub fn local_ticket() -> Result<Option<Ticket>, LinkError> {
     let path = config_dir()?.join(TICKET_FILE);
     match std::fs::read(&path) {
         Ok(text) => parse_ticket(&path, &text).map(Some),
@@ -99,7 +99,7 @@ fn make_private_folder(folder: &Path) -> std::io::Result<()> {
 
 /// Writes the file where there is none yet, and gives what it holds. Two processes that start at once
 /// end with the same content: the file appears whole under its name, once.
-fn keep_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
+fn create_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
     let error = |e: &std::io::Error| LinkError::file(path, e);
     if !path.exists() {
         let mut random = [0; 8];
@@ -121,12 +121,12 @@ fn keep_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
             Err(e) => return Err(error(&e)),
         }
     }
-    keep_private(path).map_err(|e| error(&e))?;
+    restrict_permissions(path).map_err(|e| error(&e))?;
     std::fs::read(path).map_err(|e| error(&e))
 }
 
 /// Takes from others what a copy, a backup or a umask may have given them.
-fn keep_private(path: &Path) -> std::io::Result<()> {
+fn restrict_permissions(path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;

@@ -1,10 +1,10 @@
 //! A worker's way in: dial the boss, greet, get a place.
 
-use crate::connection::{close_reason, Connection, Event, Silence, DONE};
+use crate::connection::{close_reason, Connection, ConnectionEvent, SilenceLimit, DONE};
 use crate::error::LinkError;
 use crate::memory::shared::Transport;
 use crate::quic::endpoint::{client_to_boss, client_to_worker};
-use crate::trust::handshake::{self, Handshake, Reply, WorkerInfo};
+use crate::trust::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
 use crate::trust::ticket::Ticket;
 use crate::trust::tls::SERVER_NAME;
 use pipeline::effect::Peer;
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 pub const EVENTS: usize = 256;
 
 /// A place in a run.
-pub struct Membership {
+pub struct JoinedRun {
     /// This worker's number.
     pub worker: WorkerId,
     /// The number of the run, which its other workers name, too.
@@ -27,19 +27,19 @@ pub struct Membership {
     /// Where the boss listens.
     pub boss_address: SocketAddr,
     /// Where further connections report to.
-    pub sender: mpsc::Sender<Event>,
+    pub sender: mpsc::Sender<ConnectionEvent>,
     /// What happens on this worker's connections.
-    pub events: mpsc::Receiver<Event>,
+    pub events: mpsc::Receiver<ConnectionEvent>,
     /// What the run's connections use.
     pub transport: Transport,
 }
 
-impl Membership {
+impl JoinedRun {
     /// What this worker's connections use. Shared memory is not used where the boss or the worker says so.
     pub fn transport(self, transport: Transport) -> Self {
         match transport {
             Transport::Auto => self,
-            Transport::Quic => Membership { transport, ..self },
+            Transport::Quic => JoinedRun { transport, ..self },
         }
     }
 }
@@ -59,31 +59,31 @@ pub async fn join(
     address: SocketAddr,
     ticket: &Ticket,
     info: WorkerInfo,
-) -> Result<Membership, LinkError> {
+) -> Result<JoinedRun, LinkError> {
     let config = client_to_boss(ticket, address)?;
-    let (quic, send, recv, reply) = call(endpoint, config, address, &Handshake::Join(info)).await?;
+    let (quic, send, recv, reply) = exchange_handshake(endpoint, config, address, &Handshake::Join(info)).await?;
     match reply {
-        Reply::Welcome { worker, run, transport } => {
+        HandshakeReply::Welcome { worker, run, transport } => {
             let (sender, events) = mpsc::channel(EVENTS);
-            let boss = Connection::start(Peer::Boss, quic, (send, recv), &sender, transport, Silence::WITH_BOSS);
-            Ok(Membership { worker, run, boss, boss_address: address, sender, events, transport })
+            let boss = Connection::start(Peer::Boss, quic, (send, recv), &sender, transport, SilenceLimit::WITH_BOSS);
+            Ok(JoinedRun { worker, run, boss, boss_address: address, sender, events, transport })
         }
-        Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
-        Reply::Accepted | Reply::Stands(_) => {
+        HandshakeReply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
+        HandshakeReply::Accepted | HandshakeReply::Status(_) => {
             Err(LinkError::Protocol { peer: "the boss".into(), reason: "it gave no place".into() })
         }
     }
 }
 
 /// Asks a boss how its run stands, without taking part: JSON, as the boss's side wrote it.
-pub async fn look(endpoint: &Endpoint, address: SocketAddr, ticket: &Ticket) -> Result<String, LinkError> {
+pub async fn query_status(endpoint: &Endpoint, address: SocketAddr, ticket: &Ticket) -> Result<String, LinkError> {
     let config = client_to_boss(ticket, address)?;
-    let (quic, _, _, reply) = call(endpoint, config, address, &Handshake::Look).await?;
+    let (quic, _, _, reply) = exchange_handshake(endpoint, config, address, &Handshake::Status).await?;
     quic.close(DONE, b"seen");
     match reply {
-        Reply::Stands(status) => Ok(status),
-        Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
-        Reply::Welcome { .. } | Reply::Accepted => {
+        HandshakeReply::Status(status) => Ok(status),
+        HandshakeReply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
+        HandshakeReply::Welcome { .. } | HandshakeReply::Accepted => {
             Err(LinkError::Protocol { peer: "the boss".into(), reason: "it let in who only looks".into() })
         }
     }
@@ -98,27 +98,28 @@ pub async fn dial_peer(
     run: u64,
 ) -> Result<(quinn::Connection, SendStream, RecvStream), LinkError> {
     let config = client_to_worker(ticket, address)?;
-    let (quic, send, recv, reply) = call(endpoint, config, address, &Handshake::Peer { worker: me, run }).await?;
+    let (quic, send, recv, reply) =
+        exchange_handshake(endpoint, config, address, &Handshake::Peer { worker: me, run }).await?;
     match reply {
-        Reply::Accepted => Ok((quic, send, recv)),
-        Reply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
-        Reply::Welcome { .. } | Reply::Stands(_) => {
+        HandshakeReply::Accepted => Ok((quic, send, recv)),
+        HandshakeReply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
+        HandshakeReply::Welcome { .. } | HandshakeReply::Status(_) => {
             Err(LinkError::Protocol { peer: "a worker".into(), reason: "it answered as a boss".into() })
         }
     }
 }
 
-async fn call(
+async fn exchange_handshake(
     endpoint: &Endpoint,
     config: quinn::ClientConfig,
     address: SocketAddr,
     handshake: &Handshake,
-) -> Result<(quinn::Connection, SendStream, RecvStream, Reply), LinkError> {
+) -> Result<(quinn::Connection, SendStream, RecvStream, HandshakeReply), LinkError> {
     let no_answer = |reason: String| LinkError::NoAnswer { address, reason };
     let connecting = endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| no_answer(e.to_string()))?;
-    let quic = connecting.await.map_err(|e| explain(&e, address))?;
+    let quic = connecting.await.map_err(|e| dial_error(&e, address))?;
     let exchange = async {
-        let (mut send, mut recv) = quic.open_bi().await.map_err(|e| explain(&e, address))?;
+        let (mut send, mut recv) = quic.open_bi().await.map_err(|e| dial_error(&e, address))?;
         handshake::write(&mut send, handshake).await?;
         let reply = handshake::read(&mut recv).await?;
         Ok((send, recv, reply))
@@ -128,14 +129,14 @@ async fn call(
         // In TLS 1.3 the callee's refusal of our key comes after our side of the handshake.
         Err(LinkError::Lost { .. }) if quic.close_reason().is_some() => {
             let reason = quic.close_reason().unwrap_or(ConnectionError::LocallyClosed);
-            Err(explain(&reason, address))
+            Err(dial_error(&reason, address))
         }
         Err(e) => Err(e),
     }
 }
 
 /// TLS alerts travel as QUIC error codes 0x100 to 0x1ff (RFC 9001, section 4.8).
-fn explain(e: &ConnectionError, address: SocketAddr) -> LinkError {
+fn dial_error(e: &ConnectionError, address: SocketAddr) -> LinkError {
     let is_tls = |code: u64| (0x100..0x200).contains(&code);
     match e {
         ConnectionError::TransportError(e) if is_tls(u64::from(e.code)) => LinkError::WrongBoss { address },

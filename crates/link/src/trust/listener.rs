@@ -1,13 +1,13 @@
 //! The boss's side of joining: workers come in until every place is taken.
 
 use crate::connection::outgoing::Channel;
-use crate::connection::{Connection, Event, Silence, DONE};
+use crate::connection::{Connection, ConnectionEvent, SilenceLimit, DONE};
 use crate::error::LinkError;
 use crate::memory::shared::Transport;
-use crate::quic::endpoint::Callers;
-use crate::quic::listening::Listening;
-use crate::trust::acceptor::{Accept, Acceptor, Arrival};
-use crate::trust::handshake::{self, Handshake, Reply, WorkerInfo};
+use crate::quic::endpoint::AcceptPolicy;
+use crate::quic::listening_endpoint::ListeningEndpoint;
+use crate::trust::acceptor::{Accept, Acceptor, Caller};
+use crate::trust::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
 use crate::trust::identity::Identity;
 use crate::trust::join::EVENTS;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
@@ -23,9 +23,9 @@ pub struct Listener {
     address: SocketAddr,
     run: u64,
     acceptor: Acceptor,
-    sender: mpsc::Sender<Event>,
-    events: mpsc::Receiver<Event>,
-    places: Vec<Option<Member>>,
+    sender: mpsc::Sender<ConnectionEvent>,
+    events: mpsc::Receiver<ConnectionEvent>,
+    places: Vec<Option<JoinedWorker>>,
     transport: Transport,
 }
 
@@ -49,7 +49,7 @@ pub enum ListenerEvent {
         reason: String,
     },
     /// Somebody came who is not let in.
-    TurnedAway {
+    Rejected {
         /// Where from.
         address: SocketAddr,
         /// Why.
@@ -60,13 +60,13 @@ pub enum ListenerEvent {
 impl Listener {
     /// Listens with places for `workers` workers. Must be called within a tokio runtime.
     pub fn open(identity: &Identity, address: SocketAddr, workers: usize) -> Result<Self, LinkError> {
-        let listening = Listening::at(identity, address)?;
+        let listening = ListeningEndpoint::open(identity, address)?;
         let address = listening.address;
         let mut run = [0; 8];
         SystemRandom::new().fill(&mut run).map_err(|_| LinkError::tls("no randomness from the system"))?;
         let (sender, events) = mpsc::channel(EVENTS);
         Ok(Listener {
-            acceptor: Acceptor::open(listening.endpoint.clone(), Callers::of_boss(identity)?),
+            acceptor: Acceptor::open(listening.endpoint.clone(), AcceptPolicy::of_boss(identity)?),
             listening: CloseOnDrop(Some(listening)),
             address,
             run: u64::from_le_bytes(run),
@@ -93,12 +93,12 @@ impl Listener {
     }
 
     /// Whether the run could begin with the workers that are here, and no others: no place before theirs is free.
-    pub fn is_without_gaps(&self) -> bool {
+    pub fn is_contiguous(&self) -> bool {
         self.places.iter().skip_while(|place| place.is_some()).all(Option::is_none)
     }
 
     /// Has those who are behind a gap come again, to take places before it.
-    pub fn close_up(&mut self) {
+    pub fn ask_to_rejoin(&mut self) {
         for member in self.places.iter().skip_while(|place| place.is_some()).flatten() {
             member.connection.close(DONE, "join again, a place before this one is free");
         }
@@ -109,15 +109,15 @@ impl Listener {
         loop {
             tokio::select! {
                 Some(accept) = self.acceptor.next() => match accept {
-                    Accept::Arrived(arrival) => {
-                        if let Some(event) = self.seat(arrival) {
+                    Accept::Authenticated(caller) => {
+                        if let Some(event) = self.admit(caller) {
                             return event;
                         }
                     }
-                    Accept::TurnedAway { address, reason } => return ListenerEvent::TurnedAway { address, reason },
+                    Accept::Rejected { address, reason } => return ListenerEvent::Rejected { address, reason },
                 },
                 Some(event) = self.events.recv() => {
-                    if let Event::Closed { from: Peer::Worker(worker), connection, reason, .. } = event {
+                    if let ConnectionEvent::Closed { from: Peer::Worker(worker), connection, reason, .. } = event {
                         let place = self.places.get_mut(worker.0 as usize);
                         // The place may have a new worker by now.
                         if let Some(place) = place.filter(|p| p.as_ref().is_some_and(|m| m.connection.id() == connection)) {
@@ -130,24 +130,24 @@ impl Listener {
         }
     }
 
-    fn seat(&mut self, arrival: Arrival) -> Option<ListenerEvent> {
-        let info = match arrival.handshake.clone() {
+    fn admit(&mut self, caller: Caller) -> Option<ListenerEvent> {
+        let info = match caller.handshake.clone() {
             Handshake::Join(info) => info,
-            Handshake::Look => {
-                arrival.refuse(format!("the run has not begun; {} workers are missing", self.missing()), true);
+            Handshake::Status => {
+                caller.refuse(format!("the run has not begun; {} workers are missing", self.missing()), true);
                 return None;
             }
             Handshake::Peer { .. } => {
-                arrival.refuse("this is a boss, not a worker".into(), false);
+                caller.refuse("this is a boss, not a worker".into(), false);
                 return None;
             }
         };
         let Some(place) = self.places.iter().position(Option::is_none) else {
-            arrival.refuse_late(self.places.len());
+            caller.refuse_full(self.places.len());
             return None;
         };
         let worker = WorkerId(place as u16);
-        let member = self.admission().seat(arrival, worker, info.clone())?;
+        let member = self.admission().admit(caller, worker, info.clone())?;
         let address = member.address;
         self.places[place] = Some(member);
         Some(ListenerEvent::Joined { worker, info, address })
@@ -158,7 +158,7 @@ impl Listener {
     }
 
     /// The first worker's connection, without a run: for tests.
-    pub fn into_first(mut self) -> Option<(Member, mpsc::Receiver<Event>, Endpoint, Acceptor)> {
+    pub fn into_first(mut self) -> Option<(JoinedWorker, mpsc::Receiver<ConnectionEvent>, Endpoint, Acceptor)> {
         let member = self.places.first_mut()?.take()?;
         Some((member, self.events, self.listening.0.take()?.endpoint, self.acceptor))
     }
@@ -170,7 +170,7 @@ impl Listener {
     pub fn finish(self, workers: usize) -> Result<Admitted, LinkError> {
         let admission = self.admission();
         let Listener { mut listening, acceptor, events, places, .. } = self;
-        let mut members: Vec<Member> = places.into_iter().flatten().collect();
+        let mut members: Vec<JoinedWorker> = places.into_iter().flatten().collect();
         for spare in members.drain(workers.min(members.len())..) {
             spare.connection.close(DONE, "the run goes on without it until it has a place");
         }
@@ -186,19 +186,19 @@ impl Listener {
 /// The workers of a run, and what admits others while it runs.
 pub struct Admitted {
     /// The workers, by number.
-    pub members: Vec<Member>,
+    pub members: Vec<JoinedWorker>,
     /// The boss's endpoint.
-    pub listening: Listening,
+    pub listening: ListeningEndpoint,
     /// Accepts callers during the run.
     pub acceptor: Acceptor,
     /// Welcomes those that may join.
     pub admission: Admission,
     /// What happens on the members' connections.
-    pub events: mpsc::Receiver<Event>,
+    pub events: mpsc::Receiver<ConnectionEvent>,
 }
 
 /// A worker with its place.
-pub struct Member {
+pub struct JoinedWorker {
     /// What it says of itself.
     pub info: WorkerInfo,
     /// Where it calls from.
@@ -211,31 +211,32 @@ pub struct Member {
 pub struct Admission {
     run: u64,
     transport: Transport,
-    sender: mpsc::Sender<Event>,
+    sender: mpsc::Sender<ConnectionEvent>,
 }
 
 impl Admission {
     /// Welcomes a worker as this number.
-    pub fn seat(&self, arrival: Arrival, worker: WorkerId, info: WorkerInfo) -> Option<Member> {
-        let welcome = handshake::encode(&Reply::Welcome { worker, run: self.run, transport: self.transport }).ok()?;
-        let address = arrival.quic.remote_address();
-        let control = (arrival.send, arrival.recv);
+    pub fn admit(&self, caller: Caller, worker: WorkerId, info: WorkerInfo) -> Option<JoinedWorker> {
+        let welcome =
+            handshake::encode(&HandshakeReply::Welcome { worker, run: self.run, transport: self.transport }).ok()?;
+        let address = caller.quic.remote_address();
+        let control = (caller.send, caller.recv);
         let connection = Connection::start(
             Peer::Worker(worker),
-            arrival.quic,
+            caller.quic,
             control,
             &self.sender,
             self.transport,
-            Silence::WITH_BOSS,
+            SilenceLimit::WITH_BOSS,
         );
         connection.send(Channel::Control, welcome, Vec::new());
-        Some(Member { info, address, connection })
+        Some(JoinedWorker { info, address, connection })
     }
 }
 
 /// A listener that is left before its run began closes its connections, so that workers wait for the next
 /// boss and not for this one.
-struct CloseOnDrop(Option<Listening>);
+struct CloseOnDrop(Option<ListeningEndpoint>);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {

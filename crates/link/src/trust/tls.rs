@@ -6,7 +6,7 @@
 //! the ticket completes a handshake, and the secret itself is never sent.
 
 use crate::error::LinkError;
-use crate::quic::since_start::SinceStart;
+use crate::quic::token_clock::TokenClock;
 use crate::trust::identity::{fingerprint, Identity};
 use crate::trust::ticket::Ticket;
 use aws_lc_rs::hkdf::{Salt, HKDF_SHA256};
@@ -28,24 +28,24 @@ const ALPN: &[u8] = b"bossman";
 pub(crate) const SERVER_NAME: &str = "bossman";
 
 /// What a boss listens with.
-pub(crate) fn boss_server(identity: &Identity) -> Result<quinn::ServerConfig, LinkError> {
+pub(crate) fn boss_server_config(identity: &Identity) -> Result<quinn::ServerConfig, LinkError> {
     let join = join_key(identity.ticket())?;
     server(&identity.key, fingerprint(&join.subject_public_key_info()))
 }
 
 /// What a worker listens with, for other workers.
-pub(crate) fn worker_server(ticket: &Ticket) -> Result<quinn::ServerConfig, LinkError> {
+pub(crate) fn worker_server_config(ticket: &Ticket) -> Result<quinn::ServerConfig, LinkError> {
     let join = join_key(ticket)?;
     server(&join, fingerprint(&join.subject_public_key_info()))
 }
 
 /// What a worker dials the boss with.
-pub(crate) fn to_boss(ticket: &Ticket) -> Result<quinn::ClientConfig, LinkError> {
+pub(crate) fn boss_client_config(ticket: &Ticket) -> Result<quinn::ClientConfig, LinkError> {
     client(&join_key(ticket)?, ticket.boss)
 }
 
 /// What a worker dials another worker with.
-pub(crate) fn to_worker(ticket: &Ticket) -> Result<quinn::ClientConfig, LinkError> {
+pub(crate) fn worker_client_config(ticket: &Ticket) -> Result<quinn::ClientConfig, LinkError> {
     let join = join_key(ticket)?;
     client(&join, fingerprint(&join.subject_public_key_info()))
 }
@@ -80,7 +80,7 @@ fn server(key: &KeyPair, accepts: [u8; 32]) -> Result<quinn::ServerConfig, LinkE
     config.alpn_protocols = vec![ALPN.to_vec()];
     let config = QuicServerConfig::try_from(config).map_err(LinkError::tls)?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(config));
-    config.time_source(Arc::new(SinceStart));
+    config.time_source(Arc::new(TokenClock));
     Ok(config)
 }
 
@@ -127,7 +127,7 @@ impl PinnedKey {
         }
     }
 
-    fn proof(
+    fn check_signature(
         &self,
         message: &[u8],
         certificate: &CertificateDer<'_>,
@@ -168,7 +168,7 @@ impl ServerCertVerifier for PinnedKey {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.proof(message, cert, dss)
+        self.check_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -205,7 +205,7 @@ impl ClientCertVerifier for PinnedKey {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.proof(message, cert, dss)
+        self.check_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

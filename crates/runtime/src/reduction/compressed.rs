@@ -2,17 +2,17 @@
 //!
 //! Block by block, from the residual of the last time to that of this one: nothing is unpacked but a block at a time.
 
-use crate::reduction::compression::{block_bytes, meta, put, Coded, BLOCK};
+use crate::reduction::compression::{block_bytes, encode_block, encoded_meta, EncodedSlice, BLOCK};
 use crate::reduction::residuals::Residual;
 use layerspec::DType;
-use link::memory::pool::Pool;
+use link::memory::pool::BufferPool;
 use link::Payload;
 use pipeline::message::Failure;
 use pipeline::replicas::{Compress, Node};
 use pipeline::TensorMeta;
 
 /// The slices of every node, one node after the other.
-type Sums = [(Node, Vec<Payload>)];
+type NodeSlices = [(Node, Vec<Payload>)];
 
 /// The sums of the slices, one for each place, with what was lost the last time; `residuals` says how many places there are,
 /// and takes what is lost now. Terms of shape `[0]` count for nothing, and where no other are, so is the sum, and its
@@ -20,20 +20,20 @@ type Sums = [(Node, Vec<Payload>)];
 ///
 /// # Errors
 /// What came is not as many slices of each node, or not equally long ones; the residuals are then as they were.
-pub(crate) fn sum_compressed(
+pub(crate) fn reduce_compressed(
     compress: Compress,
-    sums: &Sums,
+    sums: &NodeSlices,
     residuals: &mut [Residual],
-    pool: &Pool,
+    pool: &BufferPool,
 ) -> Result<Vec<Payload>, Failure> {
-    let places: Vec<Vec<Coded<'_>>> =
+    let places: Vec<Vec<EncodedSlice<'_>>> =
         (0..residuals.len()).map(|place| terms(sums, place)).collect::<Result<_, _>>().map_err(wrong)?;
     let each = places.iter().zip(residuals).map(|(terms, residual)| match terms.first() {
         None => Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: bytes::Bytes::new() },
         Some(first) => {
-            let (meta, len) = meta(compress, first.len());
+            let (meta, len) = encoded_meta(compress, first.len());
             let mut buffer = pool.get(len);
-            fill(compress, terms, residual.take(first.len()), buffer.as_mut());
+            fill(compress, terms, residual.begin_send(first.len()), buffer.as_mut());
             Payload { meta, bytes: buffer.freeze() }
         }
     });
@@ -43,8 +43,8 @@ pub(crate) fn sum_compressed(
 /// The sums of the slices in float32, one for each place; nothing is lost of what came.
 ///
 /// # Errors
-/// As for [`sum_compressed`].
-pub(crate) fn sum_in_turn(sums: &Sums, pool: &Pool) -> Result<Vec<Payload>, Failure> {
+/// As for [`reduce_compressed`].
+pub(crate) fn reduce_in_order(sums: &NodeSlices, pool: &BufferPool) -> Result<Vec<Payload>, Failure> {
     let places = sums.first().map_or(0, |(_, slices)| slices.len());
     let each = (0..places).map(|place| {
         let terms = terms(sums, place).map_err(wrong)?;
@@ -66,11 +66,11 @@ pub(crate) fn sum_in_turn(sums: &Sums, pool: &Pool) -> Result<Vec<Payload>, Fail
 }
 
 /// The gradients of a place that there are, all equally long.
-fn terms(sums: &Sums, place: usize) -> Result<Vec<Coded<'_>>, String> {
-    let mut terms: Vec<Coded<'_>> = Vec::new();
+fn terms(sums: &NodeSlices, place: usize) -> Result<Vec<EncodedSlice<'_>>, String> {
+    let mut terms: Vec<EncodedSlice<'_>> = Vec::new();
     for (node, slices) in sums {
         let slice = slices.get(place).ok_or_else(|| format!("{} slices of {node:?}", slices.len()))?;
-        let Some(term) = Coded::read(slice)? else { continue };
+        let Some(term) = EncodedSlice::read(slice)? else { continue };
         if let Some(first) = terms.first().filter(|first| first.len() != term.len()) {
             return Err(format!("slices of {} and of {} numbers", first.len(), term.len()));
         }
@@ -79,11 +79,11 @@ fn terms(sums: &Sums, place: usize) -> Result<Vec<Coded<'_>>, String> {
     Ok(terms)
 }
 
-fn fill(compress: Compress, terms: &[Coded<'_>], residual: &mut [f32], bytes: &mut [u8]) {
+fn fill(compress: Compress, terms: &[EncodedSlice<'_>], residual: &mut [f32], bytes: &mut [u8]) {
     let blocks = residual.chunks_mut(BLOCK).zip(bytes.chunks_mut(block_bytes(compress)));
     for (number, (numbers, bytes)) in blocks.enumerate() {
         terms.iter().for_each(|term| term.add(number, numbers));
-        put(compress, numbers, bytes);
+        encode_block(compress, numbers, bytes);
     }
 }
 

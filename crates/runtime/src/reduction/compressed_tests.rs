@@ -1,5 +1,5 @@
 use super::*;
-use crate::reduction::compression::decompressed;
+use crate::reduction::compression::decompress;
 use bytes::Bytes;
 
 const NODE: Node = Node { level: 0, index: 0 };
@@ -10,7 +10,7 @@ fn payload(numbers: &[f32]) -> Payload {
 }
 
 fn numbers(payload: &Payload) -> Vec<f32> {
-    let bytes = decompressed(payload).unwrap().bytes;
+    let bytes = decompress(payload).unwrap().bytes;
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
@@ -20,7 +20,7 @@ fn gradient(step: usize, len: usize) -> Vec<f32> {
 
 fn sum(compress: Compress, residuals: &mut [Residual], terms: &[Payload]) -> Result<Payload, Failure> {
     let sums: Vec<_> = terms.iter().map(|term| (NODE, vec![term.clone()])).collect();
-    sum_compressed(compress, &sums, residuals, &Pool::default()).map(|mut sums| sums.remove(0))
+    reduce_compressed(compress, &sums, residuals, &BufferPool::default()).map(|mut sums| sums.remove(0))
 }
 
 #[test]
@@ -80,8 +80,8 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         assert!(error.message.starts_with("sums of gradients: "), "{error}");
     }
     let short = [(NODE, vec![payload(&[1.0])]), (NODE, vec![])];
-    assert!(sum_compressed(Compress::Bf16, &short, &mut residuals, &Pool::default()).is_err());
-    assert!(residuals[0].take(1).iter().all(|lost| *lost == 0.0));
+    assert!(reduce_compressed(Compress::Bf16, &short, &mut residuals, &BufferPool::default()).is_err());
+    assert!(residuals[0].begin_send(1).iter().all(|lost| *lost == 0.0));
 }
 
 /// What stays at the replica that sums it loses nothing more.
@@ -93,9 +93,9 @@ fn what_stays_is_summed_in_float32() {
     let sent = sent.unwrap();
     let exact: Vec<f32> = here.iter().zip(numbers(&sent)).map(|(here, sent)| 0.0 + here + sent).collect();
     let sums = [(NODE, vec![payload(&here), payload(&[])]), (NODE, vec![sent, payload(&[])])];
-    let found = sum_in_turn(&sums, &Pool::default()).unwrap();
+    let found = reduce_in_order(&sums, &BufferPool::default()).unwrap();
     assert_eq!((numbers(&found[0]), found[0].meta.dtype), (exact, DType::Float32));
     assert_eq!(found[1].meta.shape, [0]);
     let unequal = [(NODE, vec![payload(&here)]), (NODE, vec![payload(&here[1..])])];
-    assert!(sum_in_turn(&unequal, &Pool::default()).unwrap_err().message.contains("700 and of 699"));
+    assert!(reduce_in_order(&unequal, &BufferPool::default()).unwrap_err().message.contains("700 and of 699"));
 }

@@ -33,64 +33,64 @@ const NOT_FINITE: u32 = 0x7f80_0000;
 
 /// How a slice lies.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-enum Form {
+enum Encoding {
     F32,
     Bf16,
     Int8,
     Int4,
 }
 
-impl Form {
+impl Encoding {
     /// Bytes of [`BLOCK`] numbers.
     fn block(self) -> usize {
         match self {
-            Form::F32 => BLOCK * FLOAT,
-            Form::Bf16 => BLOCK * 2,
-            Form::Int8 => BLOCK + SCALE,
-            Form::Int4 => BLOCK / SMALL_BLOCK * SMALL_BYTES,
+            Encoding::F32 => BLOCK * FLOAT,
+            Encoding::Bf16 => BLOCK * 2,
+            Encoding::Int8 => BLOCK + SCALE,
+            Encoding::Int4 => BLOCK / SMALL_BLOCK * SMALL_BYTES,
         }
     }
 }
 
 /// A slice of gradients, in whatever form.
-pub(crate) struct Coded<'a> {
-    form: Form,
+pub(crate) struct EncodedSlice<'a> {
+    form: Encoding,
     bytes: &'a [u8],
     len: usize,
 }
 
-impl<'a> Coded<'a> {
+impl<'a> EncodedSlice<'a> {
     /// What came, checked; nothing where it says that there is no gradient, by its shape `[0]`.
     pub(crate) fn read(payload: &'a Payload) -> Result<Option<Self>, String> {
         let Payload { meta, bytes } = payload;
         let wrong = || format!("a slice of {meta} in {} bytes", bytes.len());
         let (form, unused) = match (meta.dtype, &meta.shape[..]) {
-            (DType::Float32, [_]) => (Form::F32, 0),
-            (DType::BFloat16, [_]) => (Form::Bf16, 0),
-            (DType::UInt8, [_]) => (Form::Int8, 0),
-            (DType::UInt8, [1, _]) => (Form::Int4, 0),
-            (DType::UInt8, [_, 1]) => (Form::Int4, 1),
+            (DType::Float32, [_]) => (Encoding::F32, 0),
+            (DType::BFloat16, [_]) => (Encoding::Bf16, 0),
+            (DType::UInt8, [_]) => (Encoding::Int8, 0),
+            (DType::UInt8, [1, _]) => (Encoding::Int4, 0),
+            (DType::UInt8, [_, 1]) => (Encoding::Int4, 1),
             _ => return Err(wrong()),
         };
         if meta.byte_len().and_then(|len| usize::try_from(len).ok()) != Some(bytes.len()) {
             return Err(wrong());
         }
         let len = match form {
-            Form::F32 => bytes.len() / FLOAT,
-            Form::Bf16 => bytes.len() / 2,
-            Form::Int8 => match (bytes.len() / form.block(), bytes.len() % form.block()) {
+            Encoding::F32 => bytes.len() / FLOAT,
+            Encoding::Bf16 => bytes.len() / 2,
+            Encoding::Int8 => match (bytes.len() / form.block(), bytes.len() % form.block()) {
                 (blocks, 0) => blocks * BLOCK,
                 // A scale, or part of one, without numbers.
                 (_, 1..=SCALE) => return Err(wrong()),
                 (blocks, rest) => blocks * BLOCK + rest - SCALE,
             },
-            Form::Int4 => match (bytes.len() / SMALL_BYTES, bytes.len() % SMALL_BYTES) {
+            Encoding::Int4 => match (bytes.len() / SMALL_BYTES, bytes.len() % SMALL_BYTES) {
                 (blocks, 0) => (blocks * SMALL_BLOCK).saturating_sub(unused),
                 (_, 1..=SMALL_SCALE) => return Err(wrong()),
                 (blocks, rest) => blocks * SMALL_BLOCK + (rest - SMALL_SCALE) * 2 - unused,
             },
         };
-        Ok((len > 0).then_some(Coded { form, bytes, len }))
+        Ok((len > 0).then_some(EncodedSlice { form, bytes, len }))
     }
 
     /// How many numbers it has.
@@ -102,24 +102,24 @@ impl<'a> Coded<'a> {
     pub(crate) fn add(&self, block: usize, sum: &mut [f32]) {
         let bytes = self.bytes.chunks(self.form.block()).nth(block).unwrap_or_default();
         match self.form {
-            Form::F32 => {
+            Encoding::F32 => {
                 for (sum, float) in sum.iter_mut().zip(bytes.chunks_exact(FLOAT)) {
                     *sum += f32::from_le_bytes([float[0], float[1], float[2], float[3]]);
                 }
             }
-            Form::Bf16 => {
+            Encoding::Bf16 => {
                 for (sum, half) in sum.iter_mut().zip(bytes.chunks_exact(2)) {
                     *sum += f32::from_bits(u32::from(u16::from_le_bytes([half[0], half[1]])) << 16);
                 }
             }
-            Form::Int8 => {
+            Encoding::Int8 => {
                 let Some((scale, bytes)) = bytes.split_first_chunk::<SCALE>() else { return };
                 let scale = f32::from_le_bytes(*scale);
                 for (sum, byte) in sum.iter_mut().zip(bytes) {
                     *sum += f32::from(byte.cast_signed()) * scale;
                 }
             }
-            Form::Int4 => {
+            Encoding::Int4 => {
                 for (sum, bytes) in sum.chunks_mut(SMALL_BLOCK).zip(bytes.chunks(SMALL_BYTES)) {
                     let Some((scale, bytes)) = bytes.split_first_chunk::<SMALL_SCALE>() else { return };
                     let scale = f32::from_bits(u32::from(u16::from_le_bytes(*scale)) << 16);
@@ -135,7 +135,7 @@ impl<'a> Coded<'a> {
 }
 
 /// How so many numbers are told of in this form, and in how many bytes.
-pub(crate) fn meta(compress: Compress, len: usize) -> (TensorMeta, usize) {
+pub(crate) fn encoded_meta(compress: Compress, len: usize) -> (TensorMeta, usize) {
     let bytes = compress.bytes(len as u64);
     let (dtype, shape) = match compress {
         Compress::Bf16 => (DType::BFloat16, vec![len as u64]),
@@ -147,24 +147,24 @@ pub(crate) fn meta(compress: Compress, len: usize) -> (TensorMeta, usize) {
 }
 
 /// Writes a block in this form; what that loses of the numbers is left in their place.
-pub(crate) fn put(compress: Compress, numbers: &mut [f32], bytes: &mut [u8]) {
+pub(crate) fn encode_block(compress: Compress, numbers: &mut [f32], bytes: &mut [u8]) {
     match compress {
-        Compress::Bf16 => put_bf16(numbers, bytes),
-        Compress::Int8 => put_int8(numbers, bytes),
-        Compress::Int4 => put_int4(numbers, bytes),
+        Compress::Bf16 => encode_bf16(numbers, bytes),
+        Compress::Int8 => encode_int8(numbers, bytes),
+        Compress::Int4 => encode_int4(numbers, bytes),
     }
 }
 
 /// Bytes of a whole block.
 pub(crate) fn block_bytes(compress: Compress) -> usize {
     match compress {
-        Compress::Bf16 => Form::Bf16.block(),
-        Compress::Int8 => Form::Int8.block(),
-        Compress::Int4 => Form::Int4.block(),
+        Compress::Bf16 => Encoding::Bf16.block(),
+        Compress::Int8 => Encoding::Int8.block(),
+        Compress::Int4 => Encoding::Int4.block(),
     }
 }
 
-fn put_bf16(numbers: &mut [f32], bytes: &mut [u8]) {
+fn encode_bf16(numbers: &mut [f32], bytes: &mut [u8]) {
     for (number, half) in numbers.iter_mut().zip(bytes.chunks_exact_mut(2)) {
         let bits = number.to_bits();
         let is_nan = bits & 0x7fff_ffff > NOT_FINITE;
@@ -177,32 +177,32 @@ fn put_bf16(numbers: &mut [f32], bytes: &mut [u8]) {
     }
 }
 
-fn put_int8(numbers: &mut [f32], bytes: &mut [u8]) {
+fn encode_int8(numbers: &mut [f32], bytes: &mut [u8]) {
     let Some((head, bytes)) = bytes.split_first_chunk_mut::<SCALE>() else { return };
-    let levels = Levels::of(numbers, LARGEST_INT8);
+    let levels = Quantizer::of(numbers, LARGEST_INT8);
     *head = levels.scale.to_le_bytes();
     for (number, byte) in numbers.iter_mut().zip(bytes) {
         *byte = levels.round(number) as u8;
     }
-    levels.forget_what_is_not_finite(numbers);
+    levels.clear_non_finite(numbers);
 }
 
-fn put_int4(numbers: &mut [f32], bytes: &mut [u8]) {
+fn encode_int4(numbers: &mut [f32], bytes: &mut [u8]) {
     for (numbers, bytes) in numbers.chunks_mut(SMALL_BLOCK).zip(bytes.chunks_mut(SMALL_BYTES)) {
         let Some((head, bytes)) = bytes.split_first_chunk_mut::<SMALL_SCALE>() else { return };
         let whole =
             (<&mut [f32; SMALL_BLOCK]>::try_from(&mut *numbers), <&mut [u8; SMALL_BLOCK / 2]>::try_from(&mut *bytes));
         *head = match whole {
-            (Ok(numbers), Ok(bytes)) => put_small_block(numbers, bytes),
-            _ => put_small_block(numbers, bytes),
+            (Ok(numbers), Ok(bytes)) => encode_small_block(numbers, bytes),
+            _ => encode_small_block(numbers, bytes),
         };
     }
 }
 
 /// Writes a block of halves of bytes, and gives its scale.
 #[inline(always)]
-fn put_small_block(numbers: &mut [f32], bytes: &mut [u8]) -> [u8; SMALL_SCALE] {
-    let levels = Levels::of(numbers, LARGEST_INT4).with_bf16_scale();
+fn encode_small_block(numbers: &mut [f32], bytes: &mut [u8]) -> [u8; SMALL_SCALE] {
+    let levels = Quantizer::of(numbers, LARGEST_INT4).with_bf16_scale();
     let half = |number: &mut f32| (levels.round(number) as u8).wrapping_add(ZERO_INT4 as u8) & 0xf;
     let (first, second) = numbers.split_at_mut(numbers.len().div_ceil(2));
     for ((byte, first), second) in bytes.iter_mut().zip(first.iter_mut()).zip(second.iter_mut()) {
@@ -211,7 +211,7 @@ fn put_small_block(numbers: &mut [f32], bytes: &mut [u8]) -> [u8; SMALL_SCALE] {
     if let (Some(byte), Some(last)) = (bytes.get_mut(second.len()), first.get_mut(second.len())) {
         *byte = half(last);
     }
-    levels.forget_what_is_not_finite(numbers);
+    levels.clear_non_finite(numbers);
     ((levels.scale.to_bits() >> 16) as u16).to_le_bytes()
 }
 
@@ -229,13 +229,13 @@ fn add_int4(sums: &mut [f32], bytes: &[u8], scale: f32) {
 }
 
 /// Evenly spaced levels for a block.
-struct Levels {
+struct Quantizer {
     scale: f32,
     inverse: f32,
     is_finite: bool,
 }
 
-impl Levels {
+impl Quantizer {
     /// For these numbers, of which the one with the largest absolute value is so many times the scale.
     fn of(numbers: &[f32], largest: f32) -> Self {
         // As whole numbers, the bits of absolute values are in the order of these, and NaN above all.
@@ -246,14 +246,14 @@ impl Levels {
             true if most < SMALLEST => (0.0, 0.0),
             true => (scale(most, largest), largest / most),
         };
-        Levels { scale, inverse, is_finite: most.is_finite() }
+        Quantizer { scale, inverse, is_finite: most.is_finite() }
     }
 
     /// The same with a scale that is a bfloat16; rounded towards zero, so that its multiples stay finite.
     fn with_bf16_scale(self) -> Self {
         let scale = f32::from_bits(self.scale.to_bits() & 0xffff_0000);
         let inverse = if self.inverse == 0.0 { 0.0 } else { 1.0 / scale };
-        Levels { scale, inverse, ..self }
+        Quantizer { scale, inverse, ..self }
     }
 
     /// The level of a number, in the low bits; what that loses is left in its place.
@@ -263,7 +263,7 @@ impl Levels {
         shifted.to_bits()
     }
 
-    fn forget_what_is_not_finite(&self, numbers: &mut [f32]) {
+    fn clear_non_finite(&self, numbers: &mut [f32]) {
         if !self.is_finite {
             numbers.fill(0.0);
         }
@@ -283,9 +283,9 @@ fn scale(most: f32, largest: f32) -> f32 {
 ///
 /// # Errors
 /// It is no slice of gradients.
-pub fn decompressed(payload: &Payload) -> Result<Payload, String> {
-    let coded = match Coded::read(payload)? {
-        Some(coded) if coded.form != Form::F32 => coded,
+pub fn decompress(payload: &Payload) -> Result<Payload, String> {
+    let coded = match EncodedSlice::read(payload)? {
+        Some(coded) if coded.form != Encoding::F32 => coded,
         _ => return Ok(payload.clone()),
     };
     let mut bytes = vec![0; coded.len() * FLOAT];

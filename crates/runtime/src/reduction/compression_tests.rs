@@ -3,16 +3,16 @@ use bytes::Bytes;
 
 fn compressed(compress: Compress, numbers: &[f32]) -> (Payload, Vec<f32>) {
     let mut lost = numbers.to_vec();
-    let (meta, len) = meta(compress, numbers.len());
+    let (meta, len) = encoded_meta(compress, numbers.len());
     let mut bytes = vec![0xab; len];
     for (numbers, bytes) in lost.chunks_mut(BLOCK).zip(bytes.chunks_mut(block_bytes(compress))) {
-        put(compress, numbers, bytes);
+        encode_block(compress, numbers, bytes);
     }
     (Payload { meta, bytes: bytes.into() }, lost)
 }
 
 fn read(payload: &Payload) -> Vec<f32> {
-    let payload = decompressed(payload).unwrap();
+    let payload = decompress(payload).unwrap();
     assert_eq!(payload.meta.dtype, DType::Float32);
     assert_eq!(payload.meta.shape, [payload.bytes.len() as u64 / 4]);
     payload.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
@@ -118,13 +118,13 @@ fn what_came_wrong_is_refused() {
         payload(DType::UInt8, &[20, 1], 20),
         payload(DType::UInt8, &[1, 1, 5], 5),
     ] {
-        assert!(decompressed(&wrong).unwrap_err().starts_with("a slice of "));
+        assert!(decompress(&wrong).unwrap_err().starts_with("a slice of "));
     }
     assert_eq!(read(&payload(DType::UInt8, &[265], 265)).len(), 257);
     assert_eq!(read(&payload(DType::UInt8, &[1, 147], 147)).len(), 258);
     assert_eq!(read(&payload(DType::UInt8, &[147, 1], 147)).len(), 257);
     for none in [payload(DType::Float32, &[0], 0), payload(DType::UInt8, &[0], 0), payload(DType::BFloat16, &[0], 0)] {
-        assert!(Coded::read(&none).unwrap().is_none());
+        assert!(EncodedSlice::read(&none).unwrap().is_none());
     }
 }
 
@@ -134,8 +134,8 @@ fn any_bytes_are_read_without_a_panic() {
     for byte in [0x00, 0x7f, 0x80, 0xff] {
         let bytes = Bytes::from(vec![byte; 600]);
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![600] };
-        assert_eq!(decompressed(&Payload { meta, bytes: bytes.clone() }).unwrap().bytes.len(), (512 + 76) * 4);
+        assert_eq!(decompress(&Payload { meta, bytes: bytes.clone() }).unwrap().bytes.len(), (512 + 76) * 4);
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![1, 600] };
-        assert_eq!(decompressed(&Payload { meta, bytes }).unwrap().bytes.len(), (33 * 32 + 8) * 4);
+        assert_eq!(decompress(&Payload { meta, bytes }).unwrap().bytes.len(), (33 * 32 + 8) * 4);
     }
 }

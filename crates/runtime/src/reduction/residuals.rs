@@ -3,24 +3,24 @@
 //! It goes with the optimizer's steps: where a step is void, so is what was lost on the way to it, and the step done again
 //! sends the same bytes. For that it is kept twice from the first exchange of a step to its end.
 
-use pipeline::effect::{Part, Residuals as What};
+use pipeline::effect::{Part, Residuals as ResidualUpdate};
 use std::collections::HashMap;
 
 /// By what was compressed, one for each slice.
 #[derive(Default)]
-pub(crate) struct Residuals(HashMap<Part, Vec<Residual>>);
+pub(crate) struct ErrorFeedback(HashMap<Part, Vec<Residual>>);
 
 /// Of one slice.
 #[derive(Default)]
 pub(crate) struct Residual {
     /// After the last optimizer step.
-    kept: Vec<f32>,
+    committed: Vec<f32>,
     /// Now, where something was sent since; else memory for that.
-    now: Vec<f32>,
+    pending: Vec<f32>,
     sent: bool,
 }
 
-impl Residuals {
+impl ErrorFeedback {
     /// Of so many slices.
     pub(crate) fn of(&mut self, part: Part, slices: usize) -> &mut [Residual] {
         let residuals = self.0.entry(part).or_default();
@@ -28,13 +28,13 @@ impl Residuals {
         residuals
     }
 
-    pub(crate) fn settle(&mut self, what: What) {
+    pub(crate) fn settle(&mut self, what: ResidualUpdate) {
         match what {
-            What::Forget => self.0.clear(),
-            What::Keep | What::Restore => {
+            ResidualUpdate::Forget => self.0.clear(),
+            ResidualUpdate::Keep | ResidualUpdate::Restore => {
                 for residual in self.0.values_mut().flatten().filter(|residual| residual.sent) {
-                    if what == What::Keep {
-                        std::mem::swap(&mut residual.kept, &mut residual.now);
+                    if what == ResidualUpdate::Keep {
+                        std::mem::swap(&mut residual.committed, &mut residual.pending);
                     }
                     residual.sent = false;
                 }
@@ -45,14 +45,14 @@ impl Residuals {
 
 impl Residual {
     /// What was lost of so many numbers, to be replaced by what is lost now.
-    pub(crate) fn take(&mut self, len: usize) -> &mut [f32] {
+    pub(crate) fn begin_send(&mut self, len: usize) -> &mut [f32] {
         if !self.sent {
-            self.kept.resize(len, 0.0);
-            self.now.clone_from(&self.kept);
+            self.committed.resize(len, 0.0);
+            self.pending.clone_from(&self.committed);
         }
         self.sent = true;
-        self.now.resize(len, 0.0);
-        &mut self.now
+        self.pending.resize(len, 0.0);
+        &mut self.pending
     }
 }
 
@@ -63,8 +63,8 @@ mod tests {
 
     const PART: Part = Part { stage: StageId(0), bucket: 1, replica: 1 };
 
-    fn lose(residuals: &mut Residuals, lost: f32) -> f32 {
-        let residual = residuals.of(PART, 1)[0].take(3);
+    fn lose(residuals: &mut ErrorFeedback, lost: f32) -> f32 {
+        let residual = residuals.of(PART, 1)[0].begin_send(3);
         let before = residual[0];
         residual.fill(lost);
         before
@@ -72,30 +72,30 @@ mod tests {
 
     #[test]
     fn what_a_void_step_lost_is_forgotten() {
-        let mut residuals = Residuals::default();
+        let mut residuals = ErrorFeedback::default();
         assert_eq!(lose(&mut residuals, 1.0), 0.0);
-        residuals.settle(What::Keep);
+        residuals.settle(ResidualUpdate::Keep);
         assert_eq!(lose(&mut residuals, 2.0), 1.0);
-        residuals.settle(What::Restore);
+        residuals.settle(ResidualUpdate::Restore);
         // Gathered over several rounds.
         assert_eq!(lose(&mut residuals, 3.0), 1.0, "as before the void step");
         assert_eq!(lose(&mut residuals, 4.0), 3.0);
-        residuals.settle(What::Restore);
+        residuals.settle(ResidualUpdate::Restore);
         assert_eq!(lose(&mut residuals, 5.0), 1.0);
-        residuals.settle(What::Keep);
+        residuals.settle(ResidualUpdate::Keep);
         // Nothing was sent in between.
-        residuals.settle(What::Restore);
-        residuals.settle(What::Keep);
+        residuals.settle(ResidualUpdate::Restore);
+        residuals.settle(ResidualUpdate::Keep);
         assert_eq!(lose(&mut residuals, 6.0), 5.0);
-        residuals.settle(What::Forget);
+        residuals.settle(ResidualUpdate::Forget);
         assert_eq!(lose(&mut residuals, 7.0), 0.0);
     }
 
     #[test]
     fn parts_have_nothing_to_do_with_each_other() {
-        let mut residuals = Residuals::default();
+        let mut residuals = ErrorFeedback::default();
         lose(&mut residuals, 1.0);
         let other = Part { replica: 0, ..PART };
-        assert_eq!(residuals.of(other, 2)[1].take(5), [0.0; 5]);
+        assert_eq!(residuals.of(other, 2)[1].begin_send(5), [0.0; 5]);
     }
 }

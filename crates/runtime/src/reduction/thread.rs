@@ -1,6 +1,6 @@
 //! The thread that sums gradients of replicas, beside the compute thread.
 
-use crate::reduction::sums::Sums;
+use crate::reduction::sums::Reducer;
 use link::Payload;
 use pipeline::effect::{Residuals, Summing};
 use pipeline::ids::Ticket;
@@ -13,35 +13,35 @@ use tokio::sync::mpsc as results;
 type Slices = Vec<(Node, Vec<Payload>)>;
 type Done = (Ticket, Result<Vec<Payload>, Failure>);
 
-enum Todo {
+enum Job {
     Sum(Ticket, Summing, Slices),
     Settle(Residuals),
 }
 
 /// A thread that begins with the first sum, and ends some time after this is dropped.
 #[derive(Default)]
-pub(crate) struct SumThread(Option<Running>);
+pub(crate) struct ReductionThread(Option<Running>);
 
 struct Running {
-    todo: std::sync::mpsc::Sender<Todo>,
+    todo: std::sync::mpsc::Sender<Job>,
     done: results::UnboundedReceiver<Done>,
 }
 
-impl SumThread {
+impl ReductionThread {
     /// Has the slices of each node summed.
-    pub(crate) fn give(&mut self, ticket: Ticket, summing: Summing, sums: Slices) -> Result<(), String> {
+    pub(crate) fn submit(&mut self, ticket: Ticket, summing: Summing, sums: Slices) -> Result<(), String> {
         let running = match &mut self.0 {
             Some(running) => running,
             none => none.insert(start().map_err(|e| format!("cannot start a thread for sums: {e}"))?),
         };
-        running.todo.send(Todo::Sum(ticket, summing, sums)).map_err(|_| "the thread for sums has ended".into())
+        running.todo.send(Job::Sum(ticket, summing, sums)).map_err(|_| "the thread for sums has ended".into())
     }
 
     /// Says what becomes of what was lost in the sums that were asked for so far.
     pub(crate) fn settle(&self, residuals: Residuals) {
         // Where nothing was summed nothing was lost; a thread that has ended is told of by the next sum.
         if let Some(running) = &self.0 {
-            running.todo.send(Todo::Settle(residuals)).ok();
+            running.todo.send(Job::Settle(residuals)).ok();
         }
     }
 
@@ -52,19 +52,19 @@ impl SumThread {
 }
 
 fn start() -> std::io::Result<Running> {
-    let (sender, todo) = std::sync::mpsc::channel::<Todo>();
+    let (sender, todo) = std::sync::mpsc::channel::<Job>();
     let (done, receiver) = results::unbounded_channel();
     std::thread::Builder::new().name("sum".into()).spawn(move || {
-        let mut sums = Sums::default();
+        let mut sums = Reducer::default();
         for todo in todo {
             let (ticket, summing, slices) = match todo {
-                Todo::Sum(ticket, summing, slices) => (ticket, summing, slices),
-                Todo::Settle(residuals) => {
+                Job::Sum(ticket, summing, slices) => (ticket, summing, slices),
+                Job::Settle(residuals) => {
                     sums.settle(residuals);
                     continue;
                 }
             };
-            let result = catch_unwind(AssertUnwindSafe(|| sums.take(summing, &slices)));
+            let result = catch_unwind(AssertUnwindSafe(|| sums.reduce(summing, &slices)));
             let result = result.unwrap_or_else(|_| Err(Failure::new("the sum thread panicked; please report it")));
             // Frees what came before the sums are sent.
             drop(slices);

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use layerspec::DType;
-use link::memory::pool::Pool;
+use link::memory::pool::BufferPool;
 use link::Payload;
 use pipeline::message::Failure;
 use pipeline::replicas::{Node, Tree};
@@ -17,11 +17,11 @@ const BLOCK: usize = 8 << 10;
 const FLOAT: usize = size_of::<f32>();
 
 /// How a sum is taken.
-enum Plan {
+enum SumTree {
     /// A term, by its place.
     Term(usize),
     /// The left one and then the right one.
-    Both(Box<Plan>, Box<Plan>),
+    Add(Box<SumTree>, Box<SumTree>),
 }
 
 /// The sums of the slices, one for each place. Terms of shape `[0]` count for nothing, and where no other are, so is the
@@ -29,7 +29,11 @@ enum Plan {
 ///
 /// # Errors
 /// What came is not the float32 slices of all microbatches, as many and as long for each node.
-pub(crate) fn sum(microbatches: u32, sums: &[(Node, Vec<Payload>)], pool: &Pool) -> Result<Vec<Payload>, Failure> {
+pub(crate) fn tree_sum(
+    microbatches: u32,
+    sums: &[(Node, Vec<Payload>)],
+    pool: &BufferPool,
+) -> Result<Vec<Payload>, Failure> {
     check_whole(microbatches, sums.iter().map(|(node, _)| *node).collect())?;
     let places = sums.first().map_or(0, |(_, slices)| slices.len());
     if let Some((node, slices)) = sums.iter().find(|(_, slices)| slices.len() != places) {
@@ -56,7 +60,7 @@ fn sum_of_place(
     microbatches: u32,
     sums: &[(Node, Vec<Payload>)],
     place: usize,
-    pool: &Pool,
+    pool: &BufferPool,
 ) -> Result<Payload, Failure> {
     let mut tree = Tree::new(microbatches);
     let mut terms: Vec<&Payload> = Vec::new();
@@ -65,23 +69,23 @@ fn sum_of_place(
         check(slice)?;
         let leaf = (slice.meta.shape != [0]).then(|| {
             terms.push(slice);
-            Plan::Term(terms.len() - 1)
+            SumTree::Term(terms.len() - 1)
         });
-        let Ok(()) = tree.put(*node, leaf, |left, right| Ok::<_, Infallible>(joined(left, right)));
+        let Ok(()) = tree.put(*node, leaf, |left, right| Ok::<_, Infallible>(combine(left, right)));
     }
     let root = tree.into_root().ok_or_else(|| wrong("a tree that is not whole"))?;
-    let Some((first, plan)) = terms.first().zip(root) else {
+    let Some((first, order)) = terms.first().zip(root) else {
         return Ok(Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: Bytes::new() });
     };
     if let Some(other) = terms.iter().find(|term| term.meta != first.meta) {
         return Err(wrong(format!("slices of {} and of {}", first.meta, other.meta)));
     }
-    let bytes = match &plan {
-        Plan::Term(only) => terms[*only].bytes.clone(),
-        Plan::Both(..) => {
+    let bytes = match &order {
+        SumTree::Term(only) => terms[*only].bytes.clone(),
+        SumTree::Add(..) => {
             let terms: Vec<&[u8]> = terms.iter().map(|term| &term.bytes[..]).collect();
             let mut buffer = pool.get(first.bytes.len());
-            fill(&plan, &terms, buffer.as_mut());
+            fill(&order, &terms, buffer.as_mut());
             buffer.freeze()
         }
     };
@@ -96,31 +100,31 @@ fn check(slice: &Payload) -> Result<(), Failure> {
     Ok(())
 }
 
-fn joined(left: Option<Plan>, right: Option<Plan>) -> Option<Plan> {
+fn combine(left: Option<SumTree>, right: Option<SumTree>) -> Option<SumTree> {
     match (left, right) {
-        (Some(left), Some(right)) => Some(Plan::Both(Box::new(left), Box::new(right))),
+        (Some(left), Some(right)) => Some(SumTree::Add(Box::new(left), Box::new(right))),
         (left, right) => left.or(right),
     }
 }
 
-fn fill(plan: &Plan, terms: &[&[u8]], sum: &mut [u8]) {
-    let mut scratch = vec![0; BLOCK * plan.scratch()];
+fn fill(order: &SumTree, terms: &[&[u8]], sum: &mut [u8]) {
+    let mut scratch = vec![0; BLOCK * order.scratch()];
     let mut from = 0;
     for block in sum.chunks_mut(BLOCK) {
         let place = from..from + block.len();
         from = place.end;
-        plan.fill(terms, place, block, &mut scratch);
+        order.fill(terms, place, block, &mut scratch);
     }
 }
 
-impl Plan {
+impl SumTree {
     /// How many blocks it needs beside that of the sum.
     fn scratch(&self) -> usize {
         match self {
-            Plan::Term(_) => 0,
-            Plan::Both(left, right) => match **right {
-                Plan::Term(_) => left.scratch(),
-                Plan::Both(..) => left.scratch().max(1 + right.scratch()),
+            SumTree::Term(_) => 0,
+            SumTree::Add(left, right) => match **right {
+                SumTree::Term(_) => left.scratch(),
+                SumTree::Add(..) => left.scratch().max(1 + right.scratch()),
             },
         }
     }
@@ -128,10 +132,10 @@ impl Plan {
     fn fill(&self, terms: &[&[u8]], place: Range<usize>, sum: &mut [u8], scratch: &mut [u8]) {
         let term = |number: usize| &terms[number][place.clone()];
         match self {
-            Plan::Term(number) => sum.copy_from_slice(term(*number)),
-            Plan::Both(left, right) => match (&**left, &**right) {
-                (Plan::Term(left), Plan::Term(right)) => put_sum(sum, term(*left), term(*right)),
-                (left, Plan::Term(right)) => {
+            SumTree::Term(number) => sum.copy_from_slice(term(*number)),
+            SumTree::Add(left, right) => match (&**left, &**right) {
+                (SumTree::Term(left), SumTree::Term(right)) => put_sum(sum, term(*left), term(*right)),
+                (left, SumTree::Term(right)) => {
                     left.fill(terms, place.clone(), sum, scratch);
                     add(sum, term(*right));
                 }

@@ -25,7 +25,7 @@ fn plain(microbatches: u32, sums: &[(Node, Vec<f32>)]) -> Vec<f32> {
 }
 
 fn summed(microbatches: u32, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
-    sum(microbatches, sums, &Pool::default())
+    tree_sum(microbatches, sums, &BufferPool::default())
 }
 
 #[test]

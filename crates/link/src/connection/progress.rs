@@ -6,42 +6,42 @@ use quinn::{SendStream, WriteError};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// After so many looks in which nothing was taken of what waits, a connection is of no use.
-const MOST: u32 = 40;
+const MAX_STALLED_CHECKS: u32 = 40;
 
 /// What the writers of a connection tell those who look.
 #[derive(Default)]
-pub(crate) struct Taking {
+pub(crate) struct SendProgress {
     waiting: AtomicUsize,
     taken: AtomicU64,
 }
 
 /// Something waits, until this is dropped.
-pub(crate) struct Waits<'a>(&'a Taking);
+pub(crate) struct PendingWrite<'a>(&'a SendProgress);
 
-impl Taking {
-    pub(crate) fn waits(&self) -> Waits<'_> {
+impl SendProgress {
+    pub(crate) fn begin_write(&self) -> PendingWrite<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        Waits(self)
+        PendingWrite(self)
     }
 
     /// Something was taken.
-    pub(crate) fn took(&self) {
+    pub(crate) fn record_progress(&self) {
         self.taken.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Writes chunks, and counts them piece by piece: a large tensor may take a slow line long.
     pub(crate) async fn write(&self, stream: &mut SendStream, mut chunks: &mut [Bytes]) -> Result<(), WriteError> {
-        let _waits = self.waits();
+        let _waits = self.begin_write();
         while !chunks.is_empty() {
             let written = stream.write_chunks(chunks).await?;
-            self.took();
+            self.record_progress();
             chunks = chunks.get_mut(written.chunks..).unwrap_or_default();
         }
         Ok(())
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for PendingWrite<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
@@ -49,19 +49,19 @@ impl Drop for Waits<'_> {
 
 /// Looks now and then. What is counted is looks and not time, for this process may have stood still itself.
 #[derive(Default)]
-pub(crate) struct Looks {
+pub(crate) struct StallDetector {
     taken: u64,
-    attempts: u32,
+    idle_checks: u32,
 }
 
-impl Looks {
+impl StallDetector {
     /// Whether the other end takes nothing any more.
-    pub(crate) fn is_stuck(&mut self, taking: &Taking) -> bool {
-        let taken = taking.taken.load(Ordering::Relaxed);
-        let waits = taking.waiting.load(Ordering::Relaxed) > 0;
-        self.attempts = if waits && taken == self.taken { self.attempts + 1 } else { 0 };
+    pub(crate) fn is_stuck(&mut self, progress: &SendProgress) -> bool {
+        let taken = progress.taken.load(Ordering::Relaxed);
+        let waits = progress.waiting.load(Ordering::Relaxed) > 0;
+        self.idle_checks = if waits && taken == self.taken { self.idle_checks + 1 } else { 0 };
         self.taken = taken;
-        self.attempts >= MOST
+        self.idle_checks >= MAX_STALLED_CHECKS
     }
 }
 
@@ -70,16 +70,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_takes_nothing_is_found_out_and_who_takes_little_is_not() {
-        let (taking, mut looks) = (Taking::default(), Looks::default());
-        assert!((0..2 * MOST).all(|_| !looks.is_stuck(&taking)), "nothing waits");
-        let waits = taking.waits();
+    fn a_stalled_peer_is_detected_and_a_slow_one_is_not() {
+        let (progress, mut looks) = (SendProgress::default(), StallDetector::default());
+        assert!((0..2 * MAX_STALLED_CHECKS).all(|_| !looks.is_stuck(&progress)), "nothing waits");
+        let waits = progress.begin_write();
         for _ in 0..3 {
-            assert!((1..MOST).all(|_| !looks.is_stuck(&taking)));
-            taking.took();
+            assert!((1..MAX_STALLED_CHECKS).all(|_| !looks.is_stuck(&progress)));
+            progress.record_progress();
         }
-        assert!((0..MOST).all(|_| !looks.is_stuck(&taking)) && looks.is_stuck(&taking));
+        assert!((0..MAX_STALLED_CHECKS).all(|_| !looks.is_stuck(&progress)) && looks.is_stuck(&progress));
         drop(waits);
-        assert!(!looks.is_stuck(&taking));
+        assert!(!looks.is_stuck(&progress));
     }
 }

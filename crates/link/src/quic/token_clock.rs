@@ -5,9 +5,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// By what QUIC dates the proof that a caller's address is its own, which holds for 15 seconds: not by the time of day, which
 /// may be set anew between a caller's first packet and its second.
-pub(crate) struct SinceStart;
+pub(crate) struct TokenClock;
 
-impl quinn::TimeSource for SinceStart {
+impl quinn::TimeSource for TokenClock {
     fn now(&self) -> SystemTime {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         UNIX_EPOCH + START.elapsed()
@@ -22,7 +22,7 @@ mod tests {
 
     #[test]
     fn quic_dates_nothing_by_the_time_of_day() {
-        let first = SinceStart.now();
-        assert!(first < UNIX_EPOCH + Duration::from_secs(24 * 60 * 60) && first <= SinceStart.now());
+        let first = TokenClock.now();
+        assert!(first < UNIX_EPOCH + Duration::from_secs(24 * 60 * 60) && first <= TokenClock.now());
     }
 }

@@ -17,13 +17,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 /// A run that goes on does so by then. Whoever else wants the port waits a little longer for it.
-const KEEP: Duration = Duration::from_secs(3);
+const RETAIN_FOR: Duration = Duration::from_secs(3);
 
 /// What was left behind, as long as the tasks are there that have it: they end with their runtime, and so do its endpoints.
-static KEPT: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
+static RETAINED: Mutex<Vec<Weak<RetainedEndpoint>>> = Mutex::new(Vec::new());
 
 /// An endpoint that workers call.
-pub struct Listening {
+pub struct ListeningEndpoint {
     /// The QUIC endpoint.
     pub endpoint: Endpoint,
     /// Where it listens.
@@ -33,36 +33,36 @@ pub struct Listening {
     ticket: Ticket,
 }
 
-struct Kept {
+struct RetainedEndpoint {
     address: SocketAddr,
     ticket: Ticket,
-    listening: Mutex<Option<Listening>>,
+    listening: Mutex<Option<ListeningEndpoint>>,
     taken: Notify,
 }
 
-impl Listening {
+impl ListeningEndpoint {
     /// Listens at this address, where it can with what a run has left behind.
-    pub fn at(identity: &Identity, address: SocketAddr) -> Result<Self, LinkError> {
-        if let Some(listening) = take(identity, address) {
+    pub fn open(identity: &Identity, address: SocketAddr) -> Result<Self, LinkError> {
+        if let Some(listening) = take_retained(identity, address) {
             return Ok(listening);
         }
         let (endpoint, small_buffers) = endpoint::listen(identity, address)?;
         let address = endpoint.local_addr().map_err(|e| LinkError::Socket { address, reason: e.to_string() })?;
-        Ok(Listening { endpoint, address, small_buffers, ticket: identity.ticket().clone() })
+        Ok(ListeningEndpoint { endpoint, address, small_buffers, ticket: identity.ticket().clone() })
     }
 
     /// Leaves it behind. Its connections must have been closed.
-    pub fn keep(self) {
+    pub fn retain_for_next_run(self) {
         let endpoint = self.endpoint.clone();
         let (address, ticket) = (self.address, self.ticket.clone());
-        let kept = Kept { address, ticket, listening: Mutex::new(Some(self)), taken: Notify::new() };
+        let kept = RetainedEndpoint { address, ticket, listening: Mutex::new(Some(self)), taken: Notify::new() };
         let kept = Arc::new(kept);
         all().push(Arc::downgrade(&kept));
         tokio::spawn(async move {
             tokio::select! {
                 () = kept.taken.notified() => return,
-                () = tokio::time::sleep(KEEP) => {}
-                () = hold_off(&endpoint) => {}
+                () = tokio::time::sleep(RETAIN_FOR) => {}
+                () = defer_callers(&endpoint) => {}
             }
             // Unless it was taken over in this very moment.
             if kept.listening.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
@@ -73,7 +73,7 @@ impl Listening {
 }
 
 /// Has whoever calls meanwhile call again, so that no crowd waits in memory; ends where nobody can be heard any more.
-async fn hold_off(endpoint: &Endpoint) {
+async fn defer_callers(endpoint: &Endpoint) {
     while let Some(incoming) = endpoint.accept().await {
         match incoming.remote_address_validated() {
             true => incoming.ignore(),
@@ -82,14 +82,14 @@ async fn hold_off(endpoint: &Endpoint) {
     }
 }
 
-fn all() -> std::sync::MutexGuard<'static, Vec<Weak<Kept>>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+fn all() -> std::sync::MutexGuard<'static, Vec<Weak<RetainedEndpoint>>> {
+    RETAINED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn take(identity: &Identity, address: SocketAddr) -> Option<Listening> {
+fn take_retained(identity: &Identity, address: SocketAddr) -> Option<ListeningEndpoint> {
     let mut all = all();
     all.retain(|kept| kept.strong_count() > 0);
-    let of_here = |kept: &Arc<Kept>| kept.address == address && kept.ticket == *identity.ticket();
+    let of_here = |kept: &Arc<RetainedEndpoint>| kept.address == address && kept.ticket == *identity.ticket();
     all.iter().filter_map(Weak::upgrade).filter(of_here).find_map(|kept| {
         let listening = kept.listening.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         kept.taken.notify_one();

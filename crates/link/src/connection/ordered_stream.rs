@@ -1,6 +1,6 @@
 //! The ordered stream of a connection: frames go out in the order they were given.
 
-use crate::connection::taking::Taking;
+use crate::connection::progress::SendProgress;
 use bytes::Bytes;
 use quinn::SendStream;
 use std::collections::VecDeque;
@@ -12,13 +12,13 @@ use tokio::sync::Notify;
 
 /// The writing end. What fits the network is handed to it by the caller's own thread; a task takes over
 /// what does not, so that nobody waits. Ends with its last frame when it is dropped.
-pub(crate) struct Lane(Arc<Inner>);
+pub(crate) struct OrderedStream(Arc<Inner>);
 
 struct Inner {
     state: Mutex<State>,
     /// Frames wait, or no more will come.
     more: Notify,
-    taking: Arc<Taking>,
+    progress: Arc<SendProgress>,
 }
 
 struct State {
@@ -29,12 +29,12 @@ struct State {
     ended: bool,
 }
 
-impl Lane {
-    pub(crate) fn new(stream: SendStream, taking: Arc<Taking>) -> Self {
+impl OrderedStream {
+    pub(crate) fn new(stream: SendStream, progress: Arc<SendProgress>) -> Self {
         let state = State { stream: Some(stream), waiting: VecDeque::new(), ended: false };
-        let inner = Arc::new(Inner { state: Mutex::new(state), more: Notify::new(), taking });
+        let inner = Arc::new(Inner { state: Mutex::new(state), more: Notify::new(), progress });
         tokio::spawn(write(inner.clone()));
-        Lane(inner)
+        OrderedStream(inner)
     }
 
     /// Sends a frame.
@@ -68,7 +68,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for OrderedStream {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.more.notify_one();
@@ -109,7 +109,7 @@ async fn write(inner: Arc<Inner>) {
         loop {
             match inner.next(stream.take()) {
                 Ok((mut with, mut frame)) => {
-                    if inner.taking.write(&mut with, &mut frame).await.is_err() {
+                    if inner.progress.write(&mut with, &mut frame).await.is_err() {
                         inner.lock().ended = true;
                         return;
                     }

@@ -26,19 +26,20 @@ const BATCH: u16 = 10;
 
 /// The way to another process.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Path {
+pub(crate) struct NetworkPath {
     /// Both ends have the same address, or one that never leaves the machine.
     pub(crate) same_machine: bool,
     /// The largest UDP payload worth trying.
-    pub(crate) packet: u16,
+    pub(crate) largest_packet: u16,
 }
 
-impl Path {
+impl NetworkPath {
     /// Asks the kernel for its route; sends nothing. Where it says nothing, a path is taken for a usual one.
     pub(crate) fn to(remote: SocketAddr) -> Self {
         // A socket for both IPv4 and IPv6 writes an IPv4 address as an IPv6 one.
         let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        Self::ask(remote).unwrap_or(Path { same_machine: remote.ip().is_loopback(), packet: USUAL_PACKET })
+        Self::ask(remote)
+            .unwrap_or(NetworkPath { same_machine: remote.ip().is_loopback(), largest_packet: USUAL_PACKET })
     }
 
     fn ask(remote: SocketAddr) -> Option<Self> {
@@ -50,12 +51,12 @@ impl Path {
         // Connecting a UDP socket only picks a route.
         socket.connect(remote).ok()?;
         let same_machine = remote.ip().is_loopback() || socket.local_addr().ok()?.ip() == remote.ip();
-        Some(Path { same_machine, packet: packet(mtu(&socket, remote).unwrap_or(0)) })
+        Some(NetworkPath { same_machine, largest_packet: packet(mtu(&socket, remote).unwrap_or(0)) })
     }
 
     /// Whether several packets go to the kernel as one.
     pub(crate) fn segmentation_offload(&self) -> bool {
-        self.packet <= LARGEST_BATCH / BATCH
+        self.largest_packet <= LARGEST_BATCH / BATCH
     }
 }
 
@@ -87,8 +88,8 @@ mod tests {
 
     #[test]
     fn packets_by_route() {
-        let path = |mtu| Path { same_machine: false, packet: packet(mtu) };
-        let tried = |mtu| (path(mtu).packet, path(mtu).segmentation_offload());
+        let path = |mtu| NetworkPath { same_machine: false, largest_packet: packet(mtu) };
+        let tried = |mtu| (path(mtu).largest_packet, path(mtu).segmentation_offload());
         assert_eq!(tried(0), (1_452, true));
         assert_eq!(tried(576), (1_200, true));
         assert_eq!(tried(1_500), (1_452, true));
@@ -99,12 +100,12 @@ mod tests {
 
     #[test]
     fn this_machine_is_known_by_all_its_addresses() {
-        let loopback = Path::to(([127, 0, 0, 1], 9).into());
+        let loopback = NetworkPath::to(([127, 0, 0, 1], 9).into());
         assert!(loopback.same_machine);
-        assert!(loopback.packet > 1_452 || cfg!(not(target_os = "linux")), "{loopback:?}");
+        assert!(loopback.largest_packet > 1_452 || cfg!(not(target_os = "linux")), "{loopback:?}");
         if let Some(own) = crate::own_address() {
-            assert!(Path::to((own, 9).into()).same_machine, "{own}");
+            assert!(NetworkPath::to((own, 9).into()).same_machine, "{own}");
         }
-        assert!(!Path::to(([192, 0, 2, 1], 9).into()).same_machine);
+        assert!(!NetworkPath::to(([192, 0, 2, 1], 9).into()).same_machine);
     }
 }
