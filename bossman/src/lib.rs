@@ -38,6 +38,7 @@ mod comparing;
 mod counts;
 pub mod data;
 mod dealing;
+mod disk;
 mod epochs;
 mod error;
 mod evaluate;

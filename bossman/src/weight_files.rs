@@ -1,6 +1,7 @@
 //! Weights in files: one safetensors file, or several with an index, as Hugging Face's libraries write them.
 
 use crate::checkpoint;
+use crate::disk;
 use crate::payload::{from_payload, to_payload};
 use crate::replaced;
 use crate::{BossManError, StateDict};
@@ -58,7 +59,8 @@ impl StateDict {
         replaced::check(path)
     }
 
-    /// Writes a safetensors file; it appears whole under its name or not at all.
+    /// Writes a safetensors file. It appears whole under its name or not at all, also if the
+    /// machine loses power.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BossManError> {
         write(path.as_ref(), self.iter())
     }
@@ -152,14 +154,17 @@ fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) 
     let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
     let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
     replaced::check(path)?;
-    // The library writes a file beside it and renames that; it is for its owner's eyes alone.
-    safetensors::serialize_to_file(views, None, path).map_err(|e| match e {
-        SafeTensorError::IoError(e) => BossManError::io(path, &e),
+    let io = |e: std::io::Error| BossManError::io(path, &e);
+    let draft = replaced::beside(path).map_err(io)?;
+    // The library replaces the draft with a file that only its owner can read, and does not flush
+    // it.
+    safetensors::serialize_to_file(views, None, draft.path()).map_err(|e| match e {
+        SafeTensorError::IoError(e) => io(e),
         e => BossManError::file(path, e),
     })?;
-    let usual = replaced::beside(path).and_then(|file| file.as_file().metadata());
-    let usual = usual.and_then(|usual| std::fs::set_permissions(path, usual.permissions()));
-    usual.map_err(|e| BossManError::io(path, &e))
+    let usual = draft.as_file().metadata().map_err(io)?.permissions();
+    std::fs::set_permissions(draft.path(), usual).map_err(io)?;
+    disk::rename_flushed(draft.path(), path).map_err(io)
 }
 
 /// A tensor as the safetensors crate wants to see it.
@@ -247,6 +252,19 @@ mod tests {
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 4);
         same(&StateDict::load(&folder).unwrap(), &state(Kind::Float));
         same(&StateDict::load(folder.join(INDEX)).unwrap(), &state(Kind::Float));
+    }
+
+    #[test]
+    fn a_saved_file_replaces_one_of_its_name_and_leaves_no_draft() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("w.safetensors");
+        std::fs::write(&path, "old").unwrap();
+        std::fs::write(place.path().join("usual"), "").unwrap();
+        state(Kind::Float).save(&path).unwrap();
+        same(&StateDict::load(&path).unwrap(), &state(Kind::Float));
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 2);
+        let permissions = |name: &str| place.path().join(name).metadata().unwrap().permissions();
+        assert_eq!(permissions("w.safetensors"), permissions("usual"));
     }
 
     #[test]
