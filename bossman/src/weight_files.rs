@@ -40,13 +40,16 @@ impl StateDict {
     /// looks for in it.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
-        if path.is_dir() && checkpoint::is_one(path) {
-            return checkpoint::weights_of(path);
-        }
         if path.is_dir() {
-            let found = [INDEX, SINGLE].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
-            let missing = || BossManError::file(path, format!("holds neither {SINGLE} nor {INDEX}"));
-            return Self::load(found.ok_or_else(missing)?);
+            if checkpoint::is_one(path)? {
+                return checkpoint::weights_of(path);
+            }
+            for file in [INDEX, SINGLE].map(|name| path.join(name)) {
+                if disk::is_file(&file).map_err(|e| BossManError::io(&file, &e))? {
+                    return Self::load(file);
+                }
+            }
+            return Err(BossManError::file(path, format!("holds neither {SINGLE} nor {INDEX}")));
         }
         match path.to_string_lossy().ends_with(INDEX_ENDING) {
             true => by_index(path),

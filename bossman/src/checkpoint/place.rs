@@ -1,8 +1,8 @@
 //! Where checkpoints are: a folder of this machine, or of an object store.
 
-use crate::BossManError;
+use crate::{disk, BossManError};
 use bytes::Bytes;
-use futures_util::TryStreamExt;
+use futures_util::{stream, StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -11,8 +11,8 @@ use object_store::path::Path as Name;
 use object_store::prefix::PrefixStore;
 use object_store::{
     ClientConfigKey, Error, ListResult, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutPayload, RetryConfig,
-    WriteMultipart,
 };
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,17 +38,34 @@ pub(super) struct Folder {
     named: String,
     /// Set on this machine.
     local: Option<PathBuf>,
+    /// The waits before each further attempt to read. Clients of object stores have their own.
+    waits: &'static [Duration],
+}
+
+/// The result of reading a file.
+pub(super) enum Content {
+    Whole(Bytes),
+    /// The store says that there is no such file.
+    Missing,
+    /// It has this size, which is more than expected.
+    TooLarge(u64),
 }
 
 impl Folder {
     /// This folder, by its path or URL; one of this machine is made where it is missing and `make` says so.
     pub(super) fn open(named: &str, make: bool) -> Result<Self, BossManError> {
         let local = named.strip_prefix("file://").or((!named.contains("://")).then_some(named));
-        let store = match local {
-            Some(path) => Arc::new(of_this_machine(Path::new(path), make)?),
-            None => elsewhere(named)?,
+        let (store, waits): (Arc<dyn ObjectStore>, &'static [Duration]) = match local {
+            Some(path) => (Arc::new(of_this_machine(Path::new(path), make)?), disk::WAITS),
+            None => (elsewhere(named)?, &[]),
         };
-        Ok(Folder { store, named: named.to_string(), local: local.map(PathBuf::from) })
+        Ok(Folder { store, named: named.to_string(), local: local.map(PathBuf::from), waits })
+    }
+
+    /// A folder of any store.
+    #[cfg(test)]
+    pub(super) fn of(store: Arc<dyn ObjectStore>, named: &str, waits: &'static [Duration]) -> Self {
+        Folder { store, named: named.to_string(), local: None, waits }
     }
 
     /// As it was named.
@@ -61,60 +78,82 @@ impl Folder {
         self.local.as_deref().unwrap_or(Path::new(&self.named)).join(name)
     }
 
-    /// The folders in it.
-    pub(super) async fn folders(&self) -> Result<Vec<String>, BossManError> {
-        let found: ListResult = self.store.list_with_delimiter(None).await.map_err(|e| self.wrong("", e))?;
-        Ok(found.common_prefixes.iter().filter_map(|name| name.filename().map(str::to_string)).collect())
+    /// The folders in it whose names are `ours`.
+    ///
+    /// # Errors
+    /// The list, or a folder in it, cannot be read.
+    pub(super) async fn folders(&self, ours: fn(&str) -> bool) -> Result<Vec<String>, BossManError> {
+        let cannot = |e: &dyn ToString| self.wrong("", format!("cannot be listed: {}", e.to_string()));
+        if let Some(path) = &self.local {
+            let list = || {
+                let path = path.clone();
+                async { tokio::task::spawn_blocking(move || folders_of_this_machine(&path, ours)).await? }
+            };
+            return disk::retry(self.waits, list).await.map_err(|e| cannot(&e));
+        }
+        let list = || self.store.list_with_delimiter(None);
+        let found: ListResult = disk::retry(self.waits, list).await.map_err(|e| cannot(&e))?;
+        let names = found.common_prefixes.iter().filter_map(|name| name.filename());
+        Ok(names.filter(|name| ours(name)).map(str::to_string).collect())
     }
 
-    /// Whether nothing is in a folder of it, which some object stores list all the same.
+    /// Whether a folder of it has no files. Some object stores list such folders.
     pub(super) async fn is_empty(&self, name: &str) -> Result<bool, BossManError> {
         let first = async { self.store.list(Some(&Name::from(name))).try_next().await };
-        Ok(self.local.is_none() && first.await.map_err(|e| self.wrong(name, e))?.is_none())
+        let cannot = |e| self.wrong(name, format!("cannot be listed: {e}"));
+        Ok(self.local.is_none() && first.await.map_err(cannot)?.is_none())
     }
 
-    /// Whether it is certain that there is no such file.
-    pub(super) async fn is_missing(&self, name: &str) -> bool {
-        matches!(self.store.head(&Name::from(name)).await, Err(Error::NotFound { .. }))
-    }
-
-    /// A file of at most so many bytes.
-    pub(super) async fn get(&self, name: &str, most: u64) -> Result<Bytes, BossManError> {
+    /// Reads a file of at most `most` bytes.
+    ///
+    /// # Errors
+    /// The store gives neither the file nor the answer that it is missing.
+    pub(super) async fn get(&self, name: &str, most: u64) -> Result<Content, BossManError> {
         let place = Name::from(name);
-        let wrong = |e| match e {
-            Error::NotFound { .. } => self.wrong(name, "is missing"),
-            e => self.wrong(name, e),
+        let attempt = || async {
+            match self.get_once(&place, most).await {
+                Err(error) if says_missing(&error) => Ok(Content::Missing),
+                content => content,
+            }
         };
-        let found = self.store.get(&place).await.map_err(wrong)?;
-        if found.meta.size > most {
-            let size = found.meta.size;
-            return Err(self.wrong(name, format!("is damaged: it has {size} bytes, {most} at most are expected")));
+        let cannot = |e| self.wrong(name, format!("cannot be read: {e}"));
+        disk::retry(self.waits, attempt).await.map_err(cannot)
+    }
+
+    async fn get_once(&self, place: &Name, most: u64) -> Result<Content, Error> {
+        let found = self.store.get(place).await?;
+        match found.meta.size {
+            size if size > most => Ok(Content::TooLarge(size)),
+            _ => found.bytes().await.map(Content::Whole),
         }
-        found.bytes().await.map_err(wrong)
     }
 
     /// Writes a file, which is there as a whole or not at all.
     pub(super) async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), BossManError> {
         let place = Name::from(name);
         // On this machine a file in parts would be written no differently.
-        let put = match self.local.is_none() && bytes.len() as u64 > PART {
-            false => self.store.put(&place, PutPayload::from(bytes)).await.map(drop),
-            true => self.put_parts(&place, bytes.into()).await,
-        };
-        put.map_err(|e| self.wrong(name, e))
+        match self.local.is_none() && bytes.len() as u64 > PART {
+            false => self.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(|e| self.wrong(name, e)),
+            true => self.put_parts(name, &place, bytes.into()).await,
+        }
     }
 
-    async fn put_parts(&self, place: &Name, bytes: Bytes) -> Result<(), Error> {
-        let mut parts = WriteMultipart::new_with_chunk_size(self.store.put_multipart(place).await?, PART as usize);
-        for from in (0..bytes.len()).step_by(PART as usize) {
-            if let Err(error) = parts.wait_for_capacity(PARTS).await {
-                // What is up would stay there, unseen.
-                parts.abort().await.ok();
-                return Err(error);
-            }
-            parts.put(bytes.slice(from..bytes.len().min(from + PART as usize)));
+    async fn put_parts(&self, name: &str, place: &Name, bytes: Bytes) -> Result<(), BossManError> {
+        let mut upload = self.store.put_multipart(place).await.map_err(|e| self.wrong(name, e))?;
+        let starts = (0..bytes.len()).step_by(PART as usize);
+        let parts = starts.map(|start| bytes.slice(start..bytes.len().min(start + PART as usize)));
+        let sent = stream::iter(parts.map(|part| upload.put_part(part.into())));
+        let sent = sent.buffer_unordered(PARTS).try_for_each(|()| async { Ok(()) }).await;
+        let put = match sent {
+            Ok(()) => upload.complete().await.map(drop),
+            Err(error) => Err(error),
+        };
+        let Err(error) = put else { return Ok(()) };
+        // The store would keep the parts, hidden and paid for.
+        match upload.abort().await {
+            Ok(()) | Err(Error::NotFound { .. }) => Err(self.wrong(name, error)),
+            Err(left) => Err(self.wrong(name, format!("{error}; and the parts sent cannot be deleted: {left}"))),
         }
-        parts.finish().await.map(drop)
     }
 
     /// Deletes a file, or nothing where there is none.
@@ -156,12 +195,42 @@ fn of_this_machine(path: &Path, make: bool) -> Result<LocalFileSystem, BossManEr
     if make {
         std::fs::create_dir_all(path).map_err(|e| BossManError::io(path, &e))?;
     }
-    if !path.is_dir() {
-        return Err(BossManError::file(path, "there is no such folder"));
+    match disk::metadata(path).map_err(|e| BossManError::io(path, &e))? {
+        Some(there) if there.is_dir() => {}
+        _ => return Err(BossManError::file(path, "there is no such folder")),
     }
     // What is said to be written survives that the machine loses power.
     let store = LocalFileSystem::new_with_prefix(path).map_err(|e| BossManError::file(path, e))?;
     Ok(store.with_automatic_cleanup(true).with_fsync(true))
+}
+
+/// Whether a store says that there is no such file. Every other error leaves that open.
+fn says_missing(error: &Error) -> bool {
+    let mut causes = std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source());
+    // On this machine a part of the path can be a file.
+    let is_below_a_file = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotADirectory)
+    };
+    matches!(error, Error::NotFound { .. }) || causes.any(is_below_a_file)
+}
+
+/// The folders in a folder whose names are `ours`. The store's own list leaves out what it cannot
+/// look at.
+fn folders_of_this_machine(path: &Path, ours: fn(&str) -> bool) -> io::Result<Vec<String>> {
+    let mut folders = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        let Some(name) = entry.file_name().to_str().filter(|name| ours(name)).map(str::to_string) else { continue };
+        match disk::metadata(&entry.path())? {
+            Some(there) if there.is_dir() => folders.push(name),
+            None if entry.path().is_symlink() => {
+                let problem = format!("{name} is a link to a folder that is not there");
+                return Err(io::Error::new(io::ErrorKind::NotFound, problem));
+            }
+            _ => {}
+        }
+    }
+    Ok(folders)
 }
 
 /// A folder of an object store. Who we are, and what else there is to say of a store, is in the environment.

@@ -1,43 +1,55 @@
 //! Checkpoints in a folder, of this machine or of an object store.
 
-use super::manifest::{hash, File, Manifest, Run, VERSION};
-use super::place::Folder;
+use super::known::Known;
+use super::manifest::{hash, name_of, step_of, File, Manifest, Run, Unfit, DAMAGED};
+use super::place::{Content, Folder};
 use super::policy::Policy;
+use super::read_error::ReadError;
 use super::snapshot::State;
-use crate::{output, weight_files, BossManError, StateDict};
+use crate::{disk, output, weight_files, BossManError, StateDict};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
 const MANIFEST: &str = "manifest.json";
 /// A manifest has a line a file.
 const MAX_MANIFEST: u64 = 64 << 20;
-/// What a checkpoint's folder is called before its number of steps.
-const PREFIX: &str = "step-";
 /// Where the files lie of weights, and of what the optimizer keeps for them.
 const WEIGHTS: &str = "weights";
 const OPTIMIZER: &str = "optimizer";
-const DAMAGED: &str = "is damaged: its content is not what was written";
 
 /// The checkpoints of a run.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     folder: Folder,
+    /// All copies of this object share it.
+    known: Arc<Mutex<Known>>,
 }
 
 /// A checkpoint, or what is left of one.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Listed {
     /// Its folder.
     pub name: String,
     /// Training steps done.
     pub step: u64,
-    /// How large it is, where it is whole as far as its manifest says.
-    pub bytes: Result<u64, String>,
-    /// It has no manifest: it is being written, or never was to its end.
-    pub is_begun: bool,
+    /// The size of its files by its manifest, or why that cannot be used. The files are not read.
+    pub bytes: Result<u64, ReadError>,
     pub(crate) manifest: Option<Manifest>,
+}
+
+impl Listed {
+    /// Whether it has no manifest: it is being written, or was never finished.
+    pub fn is_unfinished(&self) -> bool {
+        matches!(self.bytes, Err(ReadError::Unfinished(_)))
+    }
+
+    /// Whether its manifest cannot be read. It may be whole.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self.bytes, Err(ReadError::Unreadable(_)))
+    }
 }
 
 impl Checkpoints {
@@ -47,28 +59,28 @@ impl Checkpoints {
     /// # Errors
     /// It cannot be made or read, or is a place of a kind that is not known.
     pub fn open(dir: &str, make: bool) -> Result<Self, BossManError> {
-        Ok(Checkpoints { folder: Folder::open(dir, make)? })
+        Ok(Self::of(Folder::open(dir, make)?))
     }
 
-    /// All there are, by their steps, ascending.
+    pub(super) fn of(folder: Folder) -> Self {
+        Checkpoints { folder, known: Arc::default() }
+    }
+
+    /// All there are, by their steps, ascending. Each says whether its manifest can be used.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub async fn list(&self) -> Result<Vec<Listed>, BossManError> {
         let mut listed = Vec::new();
-        for name in self.folder.folders().await? {
-            let step = name.strip_prefix(PREFIX).and_then(|step| step.parse().ok());
-            // What is named otherwise is somebody else's.
-            let Some(step) = step.filter(|step| name_of(*step) == name) else { continue };
-            let is_begun = self.folder.is_missing(&format!("{name}/{MANIFEST}")).await;
-            if is_begun && self.folder.is_empty(&name).await? {
-                continue;
-            }
+        // Folders of other names belong to somebody else.
+        for name in self.folder.folders(|name| step_of(name).is_some()).await? {
+            let Some(step) = step_of(&name) else { continue };
             let (bytes, manifest) = match self.manifest(&name).await {
                 Ok(manifest) => (Ok(manifest.bytes()), Some(manifest)),
-                Err(error) => (Err(error.to_string()), None),
+                Err(ReadError::Unfinished(_)) if self.folder.is_empty(&name).await? => continue,
+                Err(error) => (Err(error), None),
             };
-            listed.push(Listed { name, step, bytes, is_begun, manifest });
+            listed.push(Listed { name, step, bytes, manifest });
         }
         listed.sort_by_key(|listed| listed.step);
         Ok(listed)
@@ -77,16 +89,16 @@ impl Checkpoints {
     /// Writes a state of training, as [`crate::BossMan::checkpoint`] gives it. One of the same step is replaced.
     ///
     /// # Errors
-    /// A file cannot be written; there is then no checkpoint of this step.
+    /// A file cannot be written. There is then no checkpoint of this step, and no file of it.
     pub async fn save(&self, state: State) -> Result<(), BossManError> {
         self.write(state, Run::default()).await.map(drop)
     }
 
-    /// The last state that is whole, for [`crate::BossMan::restore`]; later ones that are not are named in warnings. Nothing
-    /// where there is none.
+    /// The last state that is whole, for [`crate::BossMan::restore`]. Warnings name later ones that
+    /// are damaged or were never finished. The result is nothing if there is no whole one.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder, or a checkpoint after the last whole one, cannot be read.
     pub async fn last(&self) -> Result<Option<State>, BossManError> {
         Ok(self.last_whole().await?.map(|(state, _)| state))
     }
@@ -94,10 +106,26 @@ impl Checkpoints {
     /// Writes a state, its manifest last. One of the same step is replaced.
     ///
     /// # Errors
-    /// A file cannot be written; there is then no checkpoint of this step.
+    /// A file cannot be written. There is then no checkpoint of this step. Its files are deleted:
+    /// on a full disk they would take the room of the next checkpoint.
     pub(crate) async fn write(&self, state: State, run: Run) -> Result<Manifest, BossManError> {
-        let name = name_of(state.counters.step);
+        let step = state.counters.step;
+        let name = name_of(step);
         self.remove(&name).await?;
+        let error = match self.write_files(&name, state, run).await {
+            Ok(manifest) => {
+                self.known().note_whole(step);
+                return Ok(manifest);
+            }
+            Err(error) => error,
+        };
+        match self.remove(&name).await {
+            Ok(()) => Err(error),
+            Err(left) => Err(with(error, &format!("; and what was written of {name} cannot be deleted: {left}"))),
+        }
+    }
+
+    async fn write_files(&self, name: &str, state: State, run: Run) -> Result<Manifest, BossManError> {
         let counters = state.counters;
         let mut files = Vec::new();
         for (number, (layer, tensors)) in by_layer(&state).into_iter().enumerate() {
@@ -112,47 +140,56 @@ impl Checkpoints {
                 self.folder.put(&format!("{name}/{file}"), bytes).await?;
             }
         }
-        let manifest = Manifest::new(counters, run, files).map_err(|e| self.folder.wrong(&name, e))?;
-        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.wrong(&name, e))?;
+        let manifest = Manifest::new(counters, run, files).map_err(|e| self.folder.wrong(name, e))?;
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.wrong(name, e))?;
         self.folder.put(&format!("{name}/{MANIFEST}"), text).await?;
         Ok(manifest)
     }
 
-    /// Reads a checkpoint and sees that each file is as its manifest says.
+    /// Reads a checkpoint and compares each file with its manifest.
     ///
     /// # Errors
-    /// A file is missing or damaged; it is named.
-    pub(crate) async fn read(&self, name: &str) -> Result<(State, Manifest), BossManError> {
+    /// A file is missing or damaged, or cannot be read. The error names it.
+    pub(crate) async fn read(&self, name: &str) -> Result<(State, Manifest), ReadError> {
         let manifest = self.manifest(name).await?;
         let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
         for file in &manifest.files {
             let place = format!("{name}/{}", file.name);
-            let bytes = self.checked(&place, file).await?;
-            let tensors = weight_files::decode(&bytes, &self.folder.path(&place))?;
+            let bytes = self.checked(name, file).await?;
+            // The bytes are those that were written. So another program wrote them, or there is no
+            // memory for them.
+            let tensors = weight_files::decode(&bytes, &self.folder.path(&place)).map_err(|error| match error {
+                error @ BossManError::File { .. } => ReadError::Unreadable(error),
+                error => ReadError::Unreadable(self.folder.wrong(&place, error)),
+            })?;
             match file.name.split('/').next() {
                 Some(WEIGHTS) => tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor)),
                 Some(OPTIMIZER) => {
                     optimizer.extend(tensors.iter().map(|(name, t)| (name.to_string(), t.shallow_clone())));
                 }
-                _ => return Err(self.folder.wrong(&place, "is neither of weights nor of the optimizer")),
+                _ => {
+                    let problem = "is neither of weights nor of the optimizer";
+                    return Err(ReadError::Unreadable(self.folder.wrong(&place, problem)));
+                }
             }
         }
         Ok((State { weights, optimizer, counters: manifest.counters }, manifest))
     }
 
-    /// Whether every file of a checkpoint is as its manifest says.
+    /// Compares every file of a checkpoint with its manifest.
     ///
     /// # Errors
-    /// One is not; it is named.
-    pub async fn verify(&self, name: &str) -> Result<(), BossManError> {
+    /// A file is missing or damaged, or cannot be read. The error names it.
+    pub async fn verify(&self, name: &str) -> Result<(), ReadError> {
         self.read(name).await.map(drop)
     }
 
-    /// The state to go on from: that of the checkpoint of this name, or of the last one that is whole; those after it that are
-    /// not are named in warnings.
+    /// The state to resume from: that of the checkpoint of this name, or of the last whole one.
+    /// Warnings name later ones that are damaged or were never finished.
     ///
     /// # Errors
-    /// There is none, or the named one is damaged or not the last.
+    /// There is none; the named one is damaged or not the last; or one that may be the last whole
+    /// one cannot be read.
     pub(crate) async fn resume(&self, name: Option<&str>) -> Result<(State, Manifest), BossManError> {
         let listed = self.list().await?;
         if let Some(name) = name {
@@ -172,41 +209,89 @@ impl Checkpoints {
                     self.folder.named(), later.name, self.folder.named()
                 )));
             }
-            return self.read(name).await;
+            let found = self.read(name).await?;
+            self.known().note_whole(found.1.counters.step);
+            return Ok(found);
         }
         let none = || BossManError::Usage(format!("{}: there is no checkpoint to go on from", self.folder.named()));
         self.last_whole().await?.ok_or_else(none)
     }
 
-    /// The last one that is whole, where there is one; those after it are named in warnings.
+    /// The last whole one, if there is one. Warnings name later ones that are damaged or were never
+    /// finished.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder, or a checkpoint after the last whole one, cannot be read. A failed read does not
+    /// prove that an older one is the last.
     pub(crate) async fn last_whole(&self) -> Result<Option<(State, Manifest)>, BossManError> {
-        for listed in self.list().await?.iter().rev() {
-            match self.read(&listed.name).await {
-                Ok(found) => return Ok(Some(found)),
-                Err(error) => {
-                    output::warn(&format!("warning: {error}; looking for the checkpoint before {}", listed.name))
+        let listed = self.list().await?;
+        for (place, Listed { name, step, .. }) in listed.iter().enumerate().rev() {
+            let problem = match self.read(name).await {
+                Ok(found) => {
+                    self.known().note_whole(*step);
+                    return Ok(Some(found));
                 }
-            }
+                Err(ReadError::Unreadable(error)) => {
+                    let before = place.checked_sub(1).and_then(|before| listed.get(before));
+                    let how = before.map(|before| {
+                        format!(" with `bossman checkpoint prune {} --after {}`", self.folder.named(), before.name)
+                    });
+                    let advice = format!(
+                        "; {name} may be whole, so no older checkpoint is used: try again when it can be read, or delete it{}",
+                        how.unwrap_or_default()
+                    );
+                    return Err(with(error, &advice));
+                }
+                Err(ReadError::Damaged(error) | ReadError::Unfinished(error)) => error,
+            };
+            self.known().note_useless(*step);
+            output::warn(&format!("warning: {problem}; looking for the checkpoint before {name}"));
         }
         Ok(None)
     }
 
-    /// Deletes what a policy does not keep, now that a checkpoint of this step was written. What is of later steps was found
-    /// damaged when the run went on from before it.
+    /// The step of the newest checkpoint that this process has written or resumed from.
+    pub(crate) fn newest_known(&self) -> Option<u64> {
+        self.known().newest_whole()
+    }
+
+    /// Deletes checkpoints after that of this step was written: those that the policy does not
+    /// keep, unfinished ones of earlier steps, and those that this process found damaged or
+    /// unfinished. It never deletes one that cannot be read, nor a later one that this process did
+    /// not try to read.
     pub(crate) async fn prune(&self, policy: &Policy, step: u64) -> Result<Vec<String>, BossManError> {
         let listed = self.list().await?;
-        let there = listed.iter().filter(|listed| listed.step <= step);
+        let there = listed.iter().filter(|listed| listed.step <= step && !self.known().is_useless(listed.step));
         let there: Vec<Manifest> = there.filter_map(|listed| listed.manifest.clone()).collect();
-        let mut names: Vec<String> = policy.superfluous(&there).into_iter().map(name_of).collect();
-        let of_no_use = |listed: &&Listed| listed.step > step || (listed.is_begun && listed.step < step);
-        names.extend(listed.iter().filter(of_no_use).map(|listed| listed.name.clone()));
-        for name in &names {
-            self.remove(name).await?;
+        let superfluous = policy.superfluous(&there);
+        let mut deleted = Vec::new();
+        for Listed { name, step: of, bytes, .. } in listed {
+            let is_useless = self.known().is_useless(of);
+            let goes = match bytes {
+                Ok(_) => is_useless || superfluous.contains(&of),
+                Err(ReadError::Damaged(_)) => is_useless,
+                Err(ReadError::Unfinished(_)) => is_useless || of < step,
+                Err(ReadError::Unreadable(_)) => false,
+            };
+            if goes {
+                self.remove(&name).await?;
+                deleted.push(name);
+            }
         }
-        Ok(names)
+        Ok(deleted)
+    }
+
+    /// Deletes what an aborted write of this step left, unless it was complete. The result says
+    /// whether it was not.
+    ///
+    /// # Errors
+    /// A file cannot be deleted.
+    pub(crate) async fn clear(&self, step: u64) -> Result<bool, BossManError> {
+        let aborted = !self.known().is_whole(step);
+        if aborted {
+            self.remove(&name_of(step)).await?;
+        }
+        Ok(aborted)
     }
 
     /// Deletes a checkpoint, or what is left of one: its manifest first, so that half of one is never taken for a whole.
@@ -215,54 +300,80 @@ impl Checkpoints {
     /// A file cannot be deleted.
     pub async fn remove(&self, name: &str) -> Result<(), BossManError> {
         self.folder.delete(&format!("{name}/{MANIFEST}")).await?;
-        self.folder.delete_folder(name).await
+        self.folder.delete_folder(name).await?;
+        if let Some(step) = step_of(name) {
+            self.known().note_gone(step);
+        }
+        Ok(())
     }
 
-    async fn manifest(&self, name: &str) -> Result<Manifest, BossManError> {
+    async fn manifest(&self, name: &str) -> Result<Manifest, ReadError> {
         let place = format!("{name}/{MANIFEST}");
-        let bytes = self.folder.get(&place, MAX_MANIFEST).await?;
-        parse(&bytes, name).map_err(|problem| self.folder.wrong(&place, problem))
+        let wrong = |problem: String| self.folder.wrong(&place, problem);
+        match self.folder.get(&place, MAX_MANIFEST).await.map_err(ReadError::Unreadable)? {
+            Content::Whole(bytes) => Manifest::parse(&bytes, name).map_err(|unfit| match unfit {
+                Unfit::Damaged(problem) => ReadError::Damaged(wrong(problem)),
+                Unfit::Unknown(problem) => ReadError::Unreadable(wrong(problem)),
+            }),
+            Content::Missing => Err(ReadError::Unfinished(wrong("is missing".into()))),
+            Content::TooLarge(size) => Err(ReadError::Damaged(wrong(too_large(size, MAX_MANIFEST)))),
+        }
     }
 
-    async fn checked(&self, place: &str, file: &File) -> Result<Bytes, BossManError> {
-        let bytes = self.folder.get(place, file.bytes).await?;
+    /// Reads a file that the manifest names.
+    async fn checked(&self, name: &str, file: &File) -> Result<Bytes, ReadError> {
+        let place = format!("{name}/{}", file.name);
+        let wrong = |problem: &str| self.folder.wrong(&place, problem);
+        let bytes = match self.folder.get(&place, file.bytes).await.map_err(ReadError::Unreadable)? {
+            Content::Whole(bytes) => bytes,
+            Content::TooLarge(size) => return Err(ReadError::Damaged(wrong(&too_large(size, file.bytes)))),
+            // Its manifest was there a moment ago. If that is missing too, somebody deletes the
+            // checkpoint, or a disk is gone.
+            Content::Missing => {
+                return Err(match self.manifest(name).await {
+                    Ok(_) | Err(ReadError::Damaged(_)) => ReadError::Damaged(wrong("is missing")),
+                    Err(ReadError::Unfinished(_)) => {
+                        ReadError::Unreadable(wrong("is missing, and now also the manifest that named it"))
+                    }
+                    Err(unreadable) => unreadable,
+                })
+            }
+        };
         let found = tokio::task::spawn_blocking({
             let bytes = bytes.clone();
             move || hash(&bytes)
         });
-        let same = bytes.len() as u64 == file.bytes && found.await.is_ok_and(|found| found == file.sha256);
-        match same {
+        let found = found.await.map_err(|e| ReadError::Unreadable(wrong(&format!("cannot be hashed: {e}"))))?;
+        match bytes.len() as u64 == file.bytes && found == file.sha256 {
             true => Ok(bytes),
-            false => Err(self.folder.wrong(place, DAMAGED)),
+            false => Err(ReadError::Damaged(wrong(DAMAGED))),
         }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A manifest, which may be of any content.
-pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Manifest, String> {
-    let manifest: Manifest = serde_json::from_slice(bytes).map_err(|e| format!("is no manifest: {e}"))?;
-    if manifest.version != VERSION {
-        return Err(format!("is of version {}; this program reads version {VERSION}", manifest.version));
+/// An error that says more.
+fn with(error: BossManError, more: &str) -> BossManError {
+    match error {
+        BossManError::File { path, problem } => BossManError::File { path, problem: format!("{problem}{more}") },
+        error => BossManError::Usage(format!("{error}{more}")),
     }
-    if !manifest.is_whole() {
-        return Err(DAMAGED.into());
-    }
-    if name != name_of(manifest.counters.step) {
-        return Err(format!("is of step {}", manifest.counters.step));
-    }
-    if manifest.counters.loss_scale.is_some_and(|scale| !scale.is_possible()) {
-        return Err("has a scale of the loss that cannot be".into());
-    }
-    let within = |file: &File| file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
-    match manifest.files.iter().find(|file| !within(file)) {
-        Some(stray) => Err(format!("names `{}`, which is no file of it", stray.name)),
-        None => Ok(manifest),
-    }
+}
+
+fn too_large(size: u64, most: u64) -> String {
+    format!("is damaged: it has {size} bytes, {most} at most are expected")
 }
 
 /// Whether a folder is a checkpoint's.
-pub(crate) fn is_one(folder: &Path) -> bool {
-    folder.join(MANIFEST).is_file()
+///
+/// # Errors
+/// The folder cannot be looked into.
+pub(crate) fn is_one(folder: &Path) -> Result<bool, BossManError> {
+    let path = folder.join(MANIFEST);
+    disk::is_file(&path).map_err(|e| BossManError::io(&path, &e))
 }
 
 /// The weights in a checkpoint's folder.
@@ -270,7 +381,9 @@ pub(crate) fn weights_of(folder: &Path) -> Result<StateDict, BossManError> {
     let read = |path: &Path| std::fs::read(path).map_err(|e| BossManError::io(path, &e));
     let (path, name) = (folder.join(MANIFEST), folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf()));
     let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let manifest = parse(&read(&path)?, &name).map_err(|problem| BossManError::file(&path, problem))?;
+    let manifest = Manifest::parse(&read(&path)?, &name).map_err(|unfit| match unfit {
+        Unfit::Damaged(problem) | Unfit::Unknown(problem) => BossManError::file(&path, problem),
+    })?;
     let mut weights = StateDict::default();
     for file in manifest.files.iter().filter(|file| file.name.split('/').next() == Some(WEIGHTS)) {
         let path = folder.join(&file.name);
@@ -281,11 +394,6 @@ pub(crate) fn weights_of(folder: &Path) -> Result<StateDict, BossManError> {
         weight_files::decode(&bytes, &path)?.iter().for_each(|(name, tensor)| weights.insert(name, tensor));
     }
     Ok(weights)
-}
-
-/// The folder of the checkpoint after so many steps.
-fn name_of(step: u64) -> String {
-    format!("{PREFIX}{step:08}")
 }
 
 /// The tensors of each layer, by kind.

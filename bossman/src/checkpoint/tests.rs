@@ -5,7 +5,7 @@ use crate::StateDict;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 
-fn state(step: u64) -> State {
+pub(super) fn state(step: u64) -> State {
     let numbers = |from: i64| Tensor::arange_start(from, from + 6, (Kind::Float, Device::Cpu)).view([2, 3]);
     let mut weights = StateDict::default();
     weights.insert("0.weight", &numbers(step as i64));
@@ -16,12 +16,12 @@ fn state(step: u64) -> State {
     State { weights, optimizer: optimizer.into(), counters }
 }
 
-fn run() -> Run {
+pub(super) fn run() -> Run {
     let best = Best { step: 1, loss: Some(0.1 + 0.2), accuracy: None };
     Run { seed: 3, batch_size: 8, samples: 100, metrics: Some(77), best: Some(best), ..Run::default() }
 }
 
-fn assert_is(found: &State, step: u64) {
+pub(super) fn assert_is(found: &State, step: u64) {
     let expected = state(step);
     assert_eq!(found.counters, expected.counters);
     let same = |name: &str| found.weights.get(name).unwrap().equal(expected.weights.get(name).unwrap());
@@ -116,7 +116,7 @@ async fn errors_name_the_file() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&weights, bytes).unwrap();
     let damaged = "c/step-00000002/weights/0000-0.safetensors: is damaged: its content is not what was written";
-    assert_eq!(here(checkpoints.verify("step-00000002").await.unwrap_err()), damaged);
+    assert_eq!(here(checkpoints.verify("step-00000002").await.unwrap_err().into()), damaged);
     assert_eq!(here(StateDict::load(folder.path().join("c/step-00000002")).unwrap_err()), damaged);
     let named = here(checkpoints.resume(Some("step-00000001")).await.unwrap_err());
     assert!(named.contains("step-00000002 and later would be mixed up with what follows step-00000001"), "{named}");
@@ -125,18 +125,18 @@ async fn errors_name_the_file() {
     let manifest = folder.path().join("c/step-00000002/manifest.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
     for (from, to, expected) in [
-        ("\"version\": 1", "\"version\": 9", "is of version 9; this program reads version 1"),
+        ("\"version\": 1", "\"version\": 9", "is of version 9; this program reads version 1, take another BossMan"),
         ("\"step\": 2", "\"step\": 3", "is damaged"),
         ("weights/0000", "weights/../0000", "is damaged"),
         ("{", "[", "is no manifest: "),
     ] {
         assert!(text.contains(from));
         std::fs::write(&manifest, text.replacen(from, to, 1)).unwrap();
-        let error = here(checkpoints.verify("step-00000002").await.unwrap_err());
+        let error = here(checkpoints.verify("step-00000002").await.unwrap_err().into());
         assert!(error.starts_with(&format!("c/step-00000002/manifest.json: {expected}")), "{error}");
     }
     std::fs::remove_file(&manifest).unwrap();
-    let error = here(checkpoints.verify("step-00000002").await.unwrap_err());
+    let error = here(checkpoints.verify("step-00000002").await.unwrap_err().into());
     assert_eq!(error, "c/step-00000002/manifest.json: is missing");
     for (place, expected) in [
         ("ftp://host/run", "; name a local folder, or one of an object store as s3://bucket/folder"),
@@ -183,7 +183,7 @@ async fn a_damaged_checkpoint_does_not_outlive_good_ones() {
     checkpoints.write(state(3), run()).await.unwrap();
     let policy = Policy { dir: String::new(), every: Every::Steps(1), keep: 1, keep_best: None };
     let gone = checkpoints.prune(&policy, 3).await.unwrap();
-    assert_eq!(gone, ["step-00000002", "step-00000001", "step-00000009"]);
+    assert_eq!(gone, ["step-00000001", "step-00000002", "step-00000009"]);
     assert_is(&checkpoints.resume(None).await.unwrap().0, 3);
     assert!(there("step-5/mine.txt").exists());
     // A manifest that cannot be read, but is there, is nothing to delete by.
@@ -233,11 +233,11 @@ fn a_manifest_of_any_content_is_read_or_refused() {
     let corpus: Vec<_> = [0, 1, 300].into_iter().map(|step| serde_json::to_vec_pretty(&of(step)).unwrap()).collect();
     let mut read = 0;
     crate::mutate::fuzz("manifest", &corpus, &PIECES, |bytes| {
-        store::parse(bytes, "step-00000001").ok();
+        manifest::Manifest::parse(bytes, "step-00000001").ok();
         let Ok(broken) = serde_json::from_slice::<manifest::Manifest>(bytes) else { return };
         let manifest::Manifest { counters, run, files, .. } = broken;
         let Ok(signed) = manifest::Manifest::new(counters, run, files) else { return };
-        if let Ok(taken) = store::parse(&serde_json::to_vec(&signed).unwrap(), "step-00000001") {
+        if let Ok(taken) = manifest::Manifest::parse(&serde_json::to_vec(&signed).unwrap(), "step-00000001") {
             assert!(
                 taken.counters.step == 1
                     && taken.files.iter().all(|file| file.name.split('/').all(|part| part != ".."))

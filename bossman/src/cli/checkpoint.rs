@@ -2,7 +2,7 @@
 
 use super::fleet::until_interrupted;
 use anyhow::Result;
-use bossman::checkpoint::{Checkpoints, Listed};
+use bossman::checkpoint::{Checkpoints, Listed, ReadError};
 use bossman::{output, BossManError};
 use serde_json::json;
 
@@ -17,7 +17,8 @@ pub(crate) enum Checkpoint {
         #[arg(long)]
         json: bool,
     },
-    /// Read checkpoints and compare every file with what was written; 1 where one is damaged.
+    /// Read checkpoints and compare every file with what was written; 1 if one is damaged or cannot
+    /// be read.
     #[command(after_help = "Example: bossman checkpoint verify checkpoints step-00000100")]
     Verify {
         /// The folder, or URL, that the run file names.
@@ -26,6 +27,8 @@ pub(crate) enum Checkpoint {
         name: Option<String>,
     },
     /// Delete checkpoints, and what is left of those that were never finished.
+    ///
+    /// `--keep` never deletes one that cannot be read.
     #[command(after_help = "\
 Examples:
   bossman checkpoint prune checkpoints --keep 2              all but the last two
@@ -58,8 +61,9 @@ async fn ls(checkpoints: &Checkpoints, json: bool) -> Result<(), BossManError> {
     for Listed { name, step, bytes, .. } in checkpoints.list().await? {
         let line = match (&bytes, json) {
             (Ok(bytes), true) => json!({"name": name, "step": step, "bytes": bytes}).to_string(),
-            (Err(problem), true) => json!({"name": name, "step": step, "problem": problem}).to_string(),
+            (Err(problem), true) => json!({"name": name, "step": step, "problem": problem.to_string()}).to_string(),
             (Ok(bytes), false) => format!("{name}  {:.1} MiB", *bytes as f64 / f64::from(1 << 20)),
+            (Err(ReadError::Unreadable(problem)), false) => format!("{name}  unknown: {problem}"),
             (Err(problem), false) => format!("{name}  not whole: {problem}"),
         };
         output::line(&line)?;
@@ -72,19 +76,28 @@ async fn verify(checkpoints: &Checkpoints, only: Option<String>) -> Result<(), B
         Some(name) => vec![name],
         None => checkpoints.list().await?.into_iter().map(|listed| listed.name).collect(),
     };
-    let mut damaged = 0;
+    let mut problems = Vec::new();
     for name in &names {
-        match checkpoints.verify(name).await {
-            Ok(()) => drop(output::line(&format!("{name}  whole"))?),
+        let line = match checkpoints.verify(name).await {
+            Ok(()) => format!("{name}  whole"),
             Err(error) => {
-                damaged += 1;
-                output::line(&format!("{name}  {error}"))?;
+                problems.push(match &error {
+                    ReadError::Damaged(_) => "are damaged",
+                    ReadError::Unfinished(_) => "are not finished",
+                    ReadError::Unreadable(_) => "cannot be read",
+                });
+                format!("{name}  {error}")
             }
-        }
+        };
+        output::line(&line)?;
     }
-    match damaged {
-        0 => Ok(()),
-        _ => Err(BossManError::Usage(format!("{damaged} of {} checkpoints are damaged", names.len()))),
+    let counts = ["are damaged", "are not finished", "cannot be read"].into_iter().filter_map(|kind| {
+        let count = problems.iter().filter(|problem| **problem == kind).count();
+        (count > 0).then(|| format!("{count} of {} checkpoints {kind}", names.len()))
+    });
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(BossManError::Usage(counts.collect::<Vec<_>>().join("; "))),
     }
 }
 
@@ -101,13 +114,28 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
     let kept = usize::try_from(keep.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
     let newest = whole.last().map_or(0, |listed| listed.step);
     let first_kept = whole.iter().rev().take(kept).next_back().map_or(0, |listed| listed.step);
-    for listed in listed.iter().filter(|listed| {
-        // The newest may be at work.
-        let unfinished = after.is_none() && listed.is_begun && listed.step < newest;
-        unfinished || listed.step > last_kept || (after.is_none() && listed.step < first_kept)
-    }) {
-        checkpoints.remove(&listed.name).await?;
-        output::line(&format!("deleted {}", listed.name))?;
+    let mut unknown = Vec::new();
+    for Listed { name, step, bytes, .. } in &listed {
+        let goes = match (&after, bytes) {
+            (Some(_), _) => *step > last_kept,
+            // The newest may be at work.
+            (None, Err(ReadError::Unfinished(_))) => *step < newest,
+            (None, _) => *step < first_kept,
+        };
+        match bytes {
+            _ if !goes => {}
+            // It may be whole. With `--after` the user says that it goes.
+            Err(ReadError::Unreadable(problem)) if after.is_none() => unknown.push(problem.to_string()),
+            _ => {
+                checkpoints.remove(name).await?;
+                output::line(&format!("deleted {name}"))?;
+            }
+        }
     }
-    Ok(())
+    match unknown.is_empty() {
+        true => Ok(()),
+        false => {
+            Err(BossManError::Usage(format!("checkpoints that may be whole are not deleted: {}", unknown.join("; "))))
+        }
+    }
 }
