@@ -58,15 +58,6 @@ pub enum BossManError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A file of a checkpoint was read, and its content is not what was written. A file that could
-    /// not be read is a [`BossManError::File`] instead: it may be whole.
-    #[error("{path}: {problem}")]
-    Damaged {
-        /// Which file.
-        path: String,
-        /// What is wrong with it.
-        problem: String,
-    },
     /// The local worker processes cannot be started, or ended.
     #[error("{0}")]
     LocalWorkers(String),
@@ -88,19 +79,6 @@ impl BossManError {
     /// What the system refused to do with a file, and what may help.
     pub(crate) fn io(path: &std::path::Path, e: &std::io::Error) -> Self {
         DataError::io(path, e).into()
-    }
-
-    /// Whether a checkpoint is proven to be damaged. A failed read proves nothing.
-    pub fn is_damage(&self) -> bool {
-        matches!(self, BossManError::Damaged { .. })
-    }
-
-    /// The same problem with a file whose bytes were read.
-    pub(crate) fn into_damage(self) -> Self {
-        match self {
-            BossManError::File { path, problem } => BossManError::Damaged { path, problem },
-            other => other,
-        }
     }
 
     pub(crate) fn file(path: &std::path::Path, problem: impl ToString) -> Self {

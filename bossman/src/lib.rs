@@ -37,6 +37,7 @@ mod collective;
 mod comparing;
 mod counts;
 pub mod data;
+mod disk;
 mod epochs;
 mod error;
 mod evaluate;

@@ -1,5 +1,6 @@
 //! A line of JSON for every step.
 
+use crate::disk;
 use crate::look::Look;
 use crate::step::StepReport;
 use crate::BossManError;
@@ -49,9 +50,11 @@ impl Metrics {
         Ok(Metrics { path: path.to_path_buf(), file, whole: bytes })
     }
 
-    /// The file, to be flushed to the disk elsewhere.
-    pub(crate) fn file(&self) -> Option<File> {
-        self.file.try_clone().ok()
+    /// A function that flushes the lines to the disk, for another thread.
+    pub(crate) fn flush(&self) -> Result<impl FnOnce() -> Result<(), BossManError> + Send + 'static, BossManError> {
+        let path = self.path.clone();
+        let file = self.file.try_clone().map_err(|e| BossManError::io(&path, &e))?;
+        Ok(move || disk::flush(&file).map_err(|e| BossManError::io(&path, &e)))
     }
 
     /// Bytes of whole lines.

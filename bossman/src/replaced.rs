@@ -1,9 +1,10 @@
 //! Files that appear whole under their name or not at all: written beside it, and moved there when all is written.
 
+use crate::disk::{flush, flush_folder_of, folder_of, metadata};
 use crate::BossManError;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::path::Path;
-use tempfile::{NamedTempFile, TempPath};
+use tempfile::NamedTempFile;
 
 /// Whether a file can be written there; to be known before the work that makes it.
 ///
@@ -15,14 +16,14 @@ pub(crate) fn check(path: &Path) -> Result<(), BossManError> {
 
 /// Begins a file that goes again unless [`finish`] is called. The errors are those of [`check`].
 pub(crate) fn begin(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManError> {
-    match std::fs::metadata(path) {
-        Ok(there) if there.is_dir() => return Err(BossManError::file(path, "is a folder; name a file")),
-        Ok(there) if !there.is_file() => {
+    match metadata(path).map_err(|e| BossManError::io(path, &e))? {
+        Some(there) if there.is_dir() => return Err(BossManError::file(path, "is a folder; name a file")),
+        Some(there) if !there.is_file() => {
             return Err(BossManError::file(path, "is a device or a pipe, which cannot be replaced; name a file"))
         }
         _ => {}
     }
-    let folder = folder(path);
+    let folder = folder_of(path);
     if !folder.is_dir() {
         let problem = match folder.exists() {
             true => format!("{} is a file, not a folder; name another place", folder.display()),
@@ -33,21 +34,15 @@ pub(crate) fn begin(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManErro
     beside(path).map(BufWriter::new).map_err(|e| BossManError::io(path, &e))
 }
 
-/// Moves what was written to its name. It is on the disk before it has the name, so that a machine
-/// that loses power keeps the old file or the new one.
-pub(crate) fn finish(path: &Path, file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
-    let whole = file.into_inner().map_err(std::io::IntoInnerError::into_error);
-    let moved = whole.and_then(|file| persist(path, file.into_temp_path()));
+/// Flushes the file to the disk and moves it to its final name.
+pub(crate) fn finish(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
+    let whole = file.flush().and_then(|()| file.into_inner().map_err(std::io::IntoInnerError::into_error));
+    let moved = whole.and_then(|file| {
+        flush(file.as_file())?;
+        file.persist(path)?;
+        flush_folder_of(path)
+    });
     moved.map_err(|e| BossManError::io(path, &e))
-}
-
-/// Flushes a file to the disk, moves it to its name, and flushes the folder, which holds the name.
-pub(crate) fn persist(path: &Path, file: TempPath) -> std::io::Result<()> {
-    std::fs::File::open(&file)?.sync_all()?;
-    file.persist(path)?;
-    #[cfg(unix)]
-    std::fs::File::open(folder(path))?.sync_all()?;
-    Ok(())
 }
 
 /// A new file in the same folder, that whoever may see the folder's other files may see; gone where it is not kept.
@@ -59,17 +54,12 @@ pub(crate) fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
         // As far as the user's mask lets it.
         file.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    file.prefix(".bossman-").tempfile_in(folder(path))
-}
-
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+    file.prefix(".bossman-").tempfile_in(folder_of(path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write as _;
 
     #[test]
     fn a_file_is_replaced_when_all_is_written_and_not_before() {

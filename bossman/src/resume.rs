@@ -1,13 +1,14 @@
 //! What a run goes on with: a checkpoint, or what workers keep.
 
-use crate::checkpoint::{Checkpoints, Condition, Counters, KeepBest, Listed, Policy, Run, State};
+use crate::checkpoint::{Checkpoints, Counters, KeepBest, Listed, Policy, ReadError, Run, State};
+use crate::disk;
 use crate::output;
 use crate::redundancy::PeerState;
 use crate::run_file::RunFile;
 use crate::train::Settings;
 use crate::{BossMan, BossManError};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::Duration;
 
@@ -63,85 +64,104 @@ impl Found {
     }
 }
 
-/// The newest there is: what workers keep of the run with this number, where it has one, or its last whole checkpoint.
-/// `at_hand` is a checkpoint that was read before.
+/// The newest state to resume from: a copy that workers keep of the run with this number, or its
+/// last whole checkpoint. `at_hand` is a checkpoint that was read before.
+///
+/// # Errors
+/// Workers were lost again; or the metrics, or a checkpoint that may be newer than the copy, cannot
+/// be read.
 pub(crate) async fn newest(
     boss: &mut BossMan,
     (run, steps): (&Run, u64),
     checkpoints: Option<&Checkpoints>,
     (at_hand, metrics): (Option<Found>, Option<&Path>),
 ) -> Result<Option<Found>, BossManError> {
-    let kept = match run.number {
+    let copies = match run.number {
         Some(number) => boss.kept(number).await?,
         None => Vec::new(),
     };
-    // A worker can say anything.
-    let of_run = |kept: &PeerState| kept.run.differs(run).is_none() && kept.counters.step <= steps;
-    let kept = kept.into_iter().find(|kept| of_run(kept) && can_go_on(metrics, kept));
+    let mut kept = None;
+    for copy in copies {
+        // A worker can say anything.
+        let is_of_run = copy.run.differs(run).is_none() && copy.counters.step <= steps;
+        if kept.is_none() && is_of_run && can_go_on(metrics, &copy).await? {
+            kept = Some(copy);
+        }
+    }
+    // No other process writes checkpoints of this run. So a copy as new as them makes reading them
+    // unnecessary.
     let newest = match (&at_hand, checkpoints) {
         (Some(found), _) => found.counters().step,
-        (None, Some(checkpoints)) if kept.is_some() => {
-            // A folder that cannot be listed may hold a newer one: then the attempt to read it decides.
-            let listed = checkpoints.list().await;
-            let steps = |listed: Vec<Listed>| {
-                let may_be_whole = listed.into_iter().filter(|listed| listed.condition != Condition::Begun);
-                may_be_whole.map(|listed| listed.step).max().unwrap_or(0)
-            };
-            listed.map_or(u64::MAX, steps)
-        }
-        _ => 0,
+        (None, Some(checkpoints)) => checkpoints.newest_known().unwrap_or(0),
+        (None, None) => 0,
     };
     let step = kept.as_ref().map(|kept| kept.counters.step);
     if step.is_some_and(|step| step >= newest) {
         return Ok(kept.map(Found::Kept));
     }
     let checkpoint = match (at_hand, checkpoints) {
-        (None, Some(checkpoints)) => last_checkpoint(checkpoints).await,
-        (at_hand, _) => Ok(at_hand),
+        (None, Some(checkpoints)) => last_checkpoint(checkpoints).await?,
+        (at_hand, _) => at_hand,
     };
     match checkpoint {
-        // What was newer may have been damaged.
-        Ok(Some(found)) if step.is_none_or(|step| step < found.counters().step) => Ok(Some(found)),
-        Ok(_) => Ok(kept.map(Found::Kept)),
-        Err(error) if kept.is_some() => {
-            output::warn(&format!("warning: {error}; going on with what workers keep"));
-            Ok(kept.map(Found::Kept))
-        }
-        Err(error) => Err(error),
+        // A newer one may be damaged.
+        Some(found) if step.is_none_or(|step| step < found.counters().step) => Ok(Some(found)),
+        _ => Ok(kept.map(Found::Kept)),
     }
 }
 
-/// Whether the metrics end with the step of a copy where they ended when it was made: the machine that wrote them may have
-/// failed since, and the run gone on from something older.
-fn can_go_on(metrics: Option<&Path>, kept: &PeerState) -> bool {
-    let (Some(path), Some(expected)) = (metrics, kept.run.metrics) else { return true };
+/// Whether the metrics still end with the step of a copy at the byte where they ended when it was
+/// made. They do not if the machine that wrote them failed since, or if the run resumed from an
+/// older state.
+///
+/// # Errors
+/// The metrics cannot be read.
+async fn can_go_on(metrics: Option<&Path>, kept: &PeerState) -> Result<bool, BossManError> {
+    let (Some(path), Some(expected)) = (metrics, kept.run.metrics) else { return Ok(true) };
     let step = kept.counters.step;
-    let fits = last_line(path, expected).is_ok_and(|line| {
-        let line: Option<serde_json::Value> = serde_json::from_slice(&line).ok();
-        line.is_some_and(|line| line["step"].as_u64() == Some(step))
-    });
+    let line = disk::retry(disk::WAITS, || std::future::ready(last_line(path, expected))).await;
+    let line = line.map_err(|e| BossManError::io(path, &e))?;
+    let line: Option<serde_json::Value> = line.and_then(|line| serde_json::from_slice(&line).ok());
+    let fits = line.is_some_and(|line| line["step"].as_u64() == Some(step));
     if !fits {
         output::warn(&format!(
             "warning: {} has not the lines that it had when workers copied the state of step {step}, which is not used",
             path.display()
         ));
     }
-    fits
+    Ok(fits)
 }
 
-/// The last whole line of the first so many bytes of a file.
-fn last_line(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+/// The last line of the first `bytes` bytes of a file. Nothing if there is no file, if it is
+/// shorter, or if no line ends there.
+///
+/// # Errors
+/// The file cannot be read.
+fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
+    let mut file = match File::open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    // Before anything is made of a number that a worker names.
+    if file.metadata()?.len() < bytes {
+        return Ok(None);
+    }
     let from = bytes.saturating_sub(LONGEST_LINE);
     file.seek(SeekFrom::Start(from))?;
     let mut end = vec![0; (bytes - from) as usize];
-    file.read_exact(&mut end)?;
-    let lines = end.strip_suffix(b"\n").ok_or(std::io::ErrorKind::InvalidData)?;
+    match file.read_exact(&mut end) {
+        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let Some(lines) = end.strip_suffix(b"\n") else { return Ok(None) };
     let begin = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
-    Ok(lines[begin..].to_vec())
+    Ok(Some(lines[begin..].to_vec()))
 }
 
-/// The last one that is whole; nothing where there is none yet.
+/// The last whole checkpoint; nothing if there is none yet.
+///
+/// # Errors
+/// A checkpoint that may be the last whole one still cannot be read after several attempts.
 async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<Found>, BossManError> {
     // Whatever cut workers off may do so with a store, too.
     let mut waits = [1, 4, 16].into_iter();
@@ -200,11 +220,11 @@ pub(crate) async fn checkpoints(
     let if_any = begins_if_none(settings);
     let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
     let listed = checkpoints.list().await?;
-    let is_begun = |listed: &Listed| listed.condition == Condition::Begun;
-    let begins = if_any && listed.iter().all(is_begun);
+    let begins = if_any && listed.iter().all(Listed::is_unfinished);
     let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
         // Else it could not be told later which checkpoint is of which run.
-        return match listed.iter().rfind(|listed| !is_begun(listed)) {
+        return match listed.into_iter().rfind(|listed| !listed.is_unfinished()) {
+            Some(Listed { bytes: Err(ReadError::Unreadable(error)), .. }) => Err(error),
             Some(last) => Err(BossManError::Usage(format!(
                 "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
                 policy.dir, last.step
@@ -236,11 +256,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         std::fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n").unwrap();
-        let line = |bytes| last_line(&path, bytes).map(|line| String::from_utf8(line).unwrap()).ok();
+        let line = |bytes| last_line(&path, bytes).unwrap().map(|line| String::from_utf8(line).unwrap());
         assert_eq!(line(11).as_deref(), Some("{\"step\":1}"));
         assert_eq!(line(22).as_deref(), Some("{\"step\":2}"));
         // In a line, behind the end, before the beginning, and of a file that is not there.
-        assert_eq!((line(12), line(34), line(0)), (None, None, None));
-        assert!(last_line(&folder.path().join("none"), 11).is_err());
+        assert_eq!((line(12), line(34), line(0), line(u64::MAX)), (None, None, None, None));
+        assert_eq!(last_line(&folder.path().join("none"), 11).unwrap(), None);
+    }
+
+    /// A failed read proves nothing about the lines.
+    #[test]
+    #[cfg(unix)]
+    fn metrics_that_cannot_be_read_are_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        last_line(&path, 11).unwrap_err();
     }
 }

@@ -1,6 +1,7 @@
 //! Weights in files: one safetensors file, or several with an index, as Hugging Face's libraries write them.
 
 use crate::checkpoint;
+use crate::disk;
 use crate::payload::{from_payload, to_payload};
 use crate::replaced;
 use crate::{BossManError, StateDict};
@@ -39,13 +40,16 @@ impl StateDict {
     /// looks for in it.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
-        if path.is_dir() && checkpoint::is_one(path) {
-            return checkpoint::weights_of(path);
-        }
         if path.is_dir() {
-            let found = [INDEX, SINGLE].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
-            let missing = || BossManError::file(path, format!("holds neither {SINGLE} nor {INDEX}"));
-            return Self::load(found.ok_or_else(missing)?);
+            if checkpoint::is_one(path)? {
+                return checkpoint::weights_of(path);
+            }
+            for file in [INDEX, SINGLE].map(|name| path.join(name)) {
+                if disk::is_file(&file).map_err(|e| BossManError::io(&file, &e))? {
+                    return Self::load(file);
+                }
+            }
+            return Err(BossManError::file(path, format!("holds neither {SINGLE} nor {INDEX}")));
         }
         match path.to_string_lossy().ends_with(INDEX_ENDING) {
             true => by_index(path),
@@ -58,7 +62,8 @@ impl StateDict {
         replaced::check(path)
     }
 
-    /// Writes a safetensors file; it appears whole under its name or not at all.
+    /// Writes a safetensors file. It appears whole under its name or not at all, also if the
+    /// machine loses power.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BossManError> {
         write(path.as_ref(), self.iter())
     }
@@ -153,15 +158,16 @@ fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) 
     let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
     replaced::check(path)?;
     let io = |e: std::io::Error| BossManError::io(path, &e);
-    let file = replaced::beside(path).map_err(io)?;
-    let usual = file.as_file().metadata().map_err(io)?.permissions();
-    let file = file.into_temp_path();
-    // The library replaces the file with one that only its owner may read.
-    safetensors::serialize_to_file(views, None, &file).map_err(|e| match e {
+    let draft = replaced::beside(path).map_err(io)?;
+    // The library replaces the draft with a file that only its owner can read, and does not flush
+    // it.
+    safetensors::serialize_to_file(views, None, draft.path()).map_err(|e| match e {
         SafeTensorError::IoError(e) => io(e),
         e => BossManError::file(path, e),
     })?;
-    std::fs::set_permissions(&file, usual).and_then(|()| replaced::persist(path, file)).map_err(io)
+    let usual = draft.as_file().metadata().map_err(io)?.permissions();
+    std::fs::set_permissions(draft.path(), usual).map_err(io)?;
+    disk::rename_flushed(draft.path(), path).map_err(io)
 }
 
 /// A tensor as the safetensors crate wants to see it.
@@ -249,6 +255,19 @@ mod tests {
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 4);
         same(&StateDict::load(&folder).unwrap(), &state(Kind::Float));
         same(&StateDict::load(folder.join(INDEX)).unwrap(), &state(Kind::Float));
+    }
+
+    #[test]
+    fn a_saved_file_replaces_one_of_its_name_and_leaves_no_draft() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("w.safetensors");
+        std::fs::write(&path, "old").unwrap();
+        std::fs::write(place.path().join("usual"), "").unwrap();
+        state(Kind::Float).save(&path).unwrap();
+        same(&StateDict::load(&path).unwrap(), &state(Kind::Float));
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 2);
+        let permissions = |name: &str| place.path().join(name).metadata().unwrap().permissions();
+        assert_eq!(permissions("w.safetensors"), permissions("usual"));
     }
 
     #[test]

@@ -5,8 +5,28 @@ use pipeline::loss_scale::LossScale;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Manifests of other forms are not read.
+/// Manifests of other versions are not read. Raise it with every change of the form: what this
+/// version cannot parse counts as damaged.
 pub(super) const VERSION: u32 = 1;
+
+/// What a checkpoint's folder is called before its number of steps.
+const PREFIX: &str = "step-";
+pub(super) const DAMAGED: &str = "is damaged: its content is not what was written";
+
+/// The only part of a manifest that every version has.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u64,
+}
+
+/// Why the bytes of a manifest are of no use.
+#[derive(Debug)]
+pub(super) enum Unfit {
+    /// They differ from what was written.
+    Damaged(String),
+    /// Another program wrote them.
+    Unknown(String),
+}
 
 /// A checkpoint's `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -94,6 +114,33 @@ impl Manifest {
         Ok(Manifest { sha256: manifest.digest()?, ..manifest })
     }
 
+    /// Reads a manifest, which may be of any content, from the folder of this name.
+    pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Self, Unfit> {
+        let no_manifest = |e: serde_json::Error| Unfit::Damaged(format!("is no manifest: {e}"));
+        let Versioned { version } = serde_json::from_slice(bytes).map_err(no_manifest)?;
+        if version != u64::from(VERSION) {
+            let problem =
+                format!("is of version {version}; this program reads version {VERSION}, take another BossMan");
+            return Err(Unfit::Unknown(problem));
+        }
+        let manifest: Manifest = serde_json::from_slice(bytes).map_err(no_manifest)?;
+        let damaged = |problem: String| Err(Unfit::Damaged(problem));
+        if !manifest.is_whole() {
+            return damaged(DAMAGED.into());
+        }
+        if name_of(manifest.counters.step) != name {
+            return damaged(format!("is of step {}", manifest.counters.step));
+        }
+        if manifest.counters.loss_scale.is_some_and(|scale| !scale.is_possible()) {
+            return damaged("has a scale of the loss that cannot be".into());
+        }
+        let within = |file: &File| file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+        match manifest.files.iter().find(|file| !within(file)) {
+            Some(stray) => damaged(format!("names `{}`, which is no file of it", stray.name)),
+            None => Ok(manifest),
+        }
+    }
+
     /// How large its files are.
     pub(super) fn bytes(&self) -> u64 {
         self.files.iter().fold(0, |bytes, file| bytes.saturating_add(file.bytes))
@@ -107,6 +154,17 @@ impl Manifest {
     fn digest(&self) -> Result<String, serde_json::Error> {
         Ok(hash(&serde_json::to_vec(&Manifest { sha256: String::new(), ..self.clone() })?))
     }
+}
+
+/// The folder of the checkpoint after `step` steps.
+pub(super) fn name_of(step: u64) -> String {
+    format!("{PREFIX}{step:08}")
+}
+
+/// The step of a checkpoint's folder; nothing if another folder has this name.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    let step = name.strip_prefix(PREFIX)?.parse().ok()?;
+    (name_of(step) == name).then_some(step)
 }
 
 /// A SHA-256 in hexadecimal digits.

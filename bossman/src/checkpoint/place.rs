@@ -1,22 +1,20 @@
 //! Where checkpoints are: a folder of this machine, or of an object store.
 
 use super::cloud;
-use crate::BossManError;
+use crate::{disk, BossManError};
 use bytes::Bytes;
 use futures_util::{stream, StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Name;
 use object_store::{Error, ListResult, ObjectStore, ObjectStoreExt, PutPayload};
-use std::future::Future;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What is larger is sent in parts of this size.
 const PART: u64 = 8 << 20;
-/// The pauses between tries to read. Object stores repeat requests by themselves, too.
-const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(400)];
-/// The number of parts that are on their way at once.
+/// So many parts are on their way at once.
 const PARTS: usize = 4;
 
 /// A folder.
@@ -27,23 +25,34 @@ pub(super) struct Folder {
     named: String,
     /// Set on this machine.
     local: Option<PathBuf>,
+    /// The waits before each further attempt to read. Clients of object stores have their own.
+    waits: &'static [Duration],
+}
+
+/// The result of reading a file.
+pub(super) enum Content {
+    Whole(Bytes),
+    /// The store says that there is no such file.
+    Missing,
+    /// It has this size, which is more than expected.
+    TooLarge(u64),
 }
 
 impl Folder {
     /// This folder, by its path or URL; one of this machine is made where it is missing and `make` says so.
     pub(super) fn open(named: &str, make: bool) -> Result<Self, BossManError> {
         let local = named.strip_prefix("file://").or((!named.contains("://")).then_some(named));
-        let store = match local {
-            Some(path) => Arc::new(of_this_machine(Path::new(path), make)?),
-            None => cloud::open(named)?,
+        let (store, waits): (Arc<dyn ObjectStore>, &'static [Duration]) = match local {
+            Some(path) => (Arc::new(of_this_machine(Path::new(path), make)?), disk::WAITS),
+            None => (cloud::open(named)?, &[]),
         };
-        Ok(Folder { store, named: named.to_string(), local: local.map(PathBuf::from) })
+        Ok(Folder { store, named: named.to_string(), local: local.map(PathBuf::from), waits })
     }
 
-    /// A folder of any store, for tests.
+    /// A folder of any store.
     #[cfg(test)]
-    pub(super) fn of(store: Arc<dyn ObjectStore>) -> Self {
-        Folder { store, named: "test".into(), local: None }
+    pub(super) fn of(store: Arc<dyn ObjectStore>, named: &str, waits: &'static [Duration]) -> Self {
+        Folder { store, named: named.to_string(), local: None, waits }
     }
 
     /// As it was named.
@@ -56,67 +65,53 @@ impl Folder {
         self.local.as_deref().unwrap_or(Path::new(&self.named)).join(name)
     }
 
-    /// The folders in it.
-    pub(super) async fn folders(&self) -> Result<Vec<String>, BossManError> {
-        let found: ListResult = self.store.list_with_delimiter(None).await.map_err(|e| self.wrong("", e))?;
-        Ok(found.common_prefixes.iter().filter_map(|name| name.filename().map(str::to_string)).collect())
-    }
-
-    /// Whether nothing is in a folder of it, which some object stores list all the same.
-    pub(super) async fn is_empty(&self, name: &str) -> Result<bool, BossManError> {
-        let first = async { self.store.list(Some(&Name::from(name))).try_next().await };
-        Ok(self.local.is_none() && first.await.map_err(|e| self.wrong(name, e))?.is_none())
-    }
-
-    /// Whether the store says that there is no such file.
+    /// The folders in it whose names are `ours`.
     ///
     /// # Errors
-    /// The store does not answer, so nothing is known.
-    pub(super) async fn is_missing(&self, name: &str) -> Result<bool, BossManError> {
-        let place = Name::from(name);
-        match self.retried(|| self.store.head(&place)).await {
-            Ok(_) => Ok(false),
-            Err(Error::NotFound { .. }) => Ok(true),
-            Err(e) => Err(self.unreadable(name, e)),
+    /// The list, or a folder in it, cannot be read.
+    pub(super) async fn folders(&self, ours: fn(&str) -> bool) -> Result<Vec<String>, BossManError> {
+        let cannot = |e: &dyn ToString| self.wrong("", format!("cannot be listed: {}", e.to_string()));
+        if let Some(path) = &self.local {
+            let list = || {
+                let path = path.clone();
+                async { tokio::task::spawn_blocking(move || folders_of_this_machine(&path, ours)).await? }
+            };
+            return disk::retry(self.waits, list).await.map_err(|e| cannot(&e));
         }
+        let list = || self.store.list_with_delimiter(None);
+        let found: ListResult = disk::retry(self.waits, list).await.map_err(|e| cannot(&e))?;
+        let names = found.common_prefixes.iter().filter_map(|name| name.filename());
+        Ok(names.filter(|name| ours(name)).map(str::to_string).collect())
+    }
+
+    /// Whether a folder of it has no files. Some object stores list such folders.
+    pub(super) async fn is_empty(&self, name: &str) -> Result<bool, BossManError> {
+        let first = async { self.store.list(Some(&Name::from(name))).try_next().await };
+        let cannot = |e| self.wrong(name, format!("cannot be listed: {e}"));
+        Ok(self.local.is_none() && first.await.map_err(cannot)?.is_none())
     }
 
     /// Reads a file of at most `most` bytes.
     ///
     /// # Errors
-    /// [`BossManError::Damaged`] if the file is missing or longer, [`BossManError::File`] if it could
-    /// not be read after retries.
-    pub(super) async fn get(&self, name: &str, most: u64) -> Result<Bytes, BossManError> {
+    /// The store gives neither the file nor the answer that it is missing.
+    pub(super) async fn get(&self, name: &str, most: u64) -> Result<Content, BossManError> {
         let place = Name::from(name);
-        let read = || async {
-            let found = self.store.get(&place).await?;
-            match found.meta.size {
-                size if size > most => Ok(Err(size)),
-                _ => found.bytes().await.map(Ok),
+        let attempt = || async {
+            match self.get_once(&place, most).await {
+                Err(error) if says_missing(&error) => Ok(Content::Missing),
+                content => content,
             }
         };
-        match self.retried(read).await {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(size)) => {
-                let problem = format!("is damaged: it has {size} bytes, {most} at most are expected");
-                Err(self.damaged(name, problem))
-            }
-            Err(Error::NotFound { .. }) => Err(self.damaged(name, "is missing")),
-            Err(e) => Err(self.unreadable(name, e)),
-        }
+        let cannot = |e| self.wrong(name, format!("cannot be read: {e}"));
+        disk::retry(self.waits, attempt).await.map_err(cannot)
     }
 
-    /// Repeats a read that failed. A missing file is an answer, not a failure.
-    async fn retried<T, F: Future<Output = Result<T, Error>>>(&self, read: impl Fn() -> F) -> Result<T, Error> {
-        let mut pauses = PAUSES.into_iter();
-        loop {
-            match (read().await, pauses.next()) {
-                (Err(e), Some(pause)) if !matches!(e, Error::NotFound { .. }) => {
-                    tracing::debug!(error = %e, "a read of a checkpoint failed and is repeated");
-                    tokio::time::sleep(pause).await;
-                }
-                (result, _) => return result,
-            }
+    async fn get_once(&self, place: &Name, most: u64) -> Result<Content, Error> {
+        let found = self.store.get(place).await?;
+        match found.meta.size {
+            size if size > most => Ok(Content::TooLarge(size)),
+            _ => found.bytes().await.map(Content::Whole),
         }
     }
 
@@ -124,28 +119,28 @@ impl Folder {
     pub(super) async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), BossManError> {
         let place = Name::from(name);
         // On this machine a file in parts would be written no differently.
-        let put = match self.local.is_none() && bytes.len() as u64 > PART {
-            false => self.store.put(&place, PutPayload::from(bytes)).await.map(drop),
-            true => self.put_parts(&place, bytes.into()).await,
-        };
-        put.map_err(|e| self.wrong(name, e))
+        match self.local.is_none() && bytes.len() as u64 > PART {
+            false => self.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(|e| self.wrong(name, e)),
+            true => self.put_parts(name, &place, bytes.into()).await,
+        }
     }
 
-    async fn put_parts(&self, place: &Name, bytes: Bytes) -> Result<(), Error> {
-        let mut upload = self.store.put_multipart(place).await?;
-        let from = (0..bytes.len()).step_by(PART as usize);
-        let parts = from.map(|from| bytes.slice(from..bytes.len().min(from + PART as usize)));
-        let parts: Vec<_> = parts.map(|part| upload.put_part(part.into())).collect();
-        let sent = stream::iter(parts).buffer_unordered(PARTS).try_collect::<Vec<()>>().await;
-        let whole = match sent {
-            Ok(_) => upload.complete().await.map(drop),
+    async fn put_parts(&self, name: &str, place: &Name, bytes: Bytes) -> Result<(), BossManError> {
+        let mut upload = self.store.put_multipart(place).await.map_err(|e| self.wrong(name, e))?;
+        let starts = (0..bytes.len()).step_by(PART as usize);
+        let parts = starts.map(|start| bytes.slice(start..bytes.len().min(start + PART as usize)));
+        let sent = stream::iter(parts.map(|part| upload.put_part(part.into())));
+        let sent = sent.buffer_unordered(PARTS).try_for_each(|()| async { Ok(()) }).await;
+        let put = match sent {
+            Ok(()) => upload.complete().await.map(drop),
             Err(error) => Err(error),
         };
-        if whole.is_err() {
-            // Parts that stay are invisible, and are paid for.
-            upload.abort().await.ok();
+        let Err(error) = put else { return Ok(()) };
+        // The store would keep the parts, hidden and paid for.
+        match upload.abort().await {
+            Ok(()) | Err(Error::NotFound { .. }) => Err(self.wrong(name, error)),
+            Err(left) => Err(self.wrong(name, format!("{error}; and the parts sent cannot be deleted: {left}"))),
         }
-        whole
     }
 
     /// Deletes a file, or nothing where there is none.
@@ -175,18 +170,7 @@ impl Folder {
         }
     }
 
-    /// A file that could not be read. It may be whole.
-    fn unreadable(&self, name: &str, problem: impl ToString) -> BossManError {
-        let problem = problem.to_string();
-        self.wrong(name, format!("cannot be read, so it may be whole: {problem}; try again when the store answers"))
-    }
-
-    /// A file that was read, or is proven to be missing, and is not what was written.
-    pub(super) fn damaged(&self, name: &str, problem: impl ToString) -> BossManError {
-        self.wrong(name, problem).into_damage()
-    }
-
-    /// A problem with a file of it.
+    /// What is wrong with a file of it.
     pub(super) fn wrong(&self, name: &str, problem: impl ToString) -> BossManError {
         // What stores say has several lines.
         let problem = problem.to_string();
@@ -198,10 +182,40 @@ fn of_this_machine(path: &Path, make: bool) -> Result<LocalFileSystem, BossManEr
     if make {
         std::fs::create_dir_all(path).map_err(|e| BossManError::io(path, &e))?;
     }
-    if !path.is_dir() {
-        return Err(BossManError::file(path, "there is no such folder"));
+    match disk::metadata(path).map_err(|e| BossManError::io(path, &e))? {
+        Some(there) if there.is_dir() => {}
+        _ => return Err(BossManError::file(path, "there is no such folder")),
     }
     // What is said to be written survives that the machine loses power.
     let store = LocalFileSystem::new_with_prefix(path).map_err(|e| BossManError::file(path, e))?;
     Ok(store.with_automatic_cleanup(true).with_fsync(true))
+}
+
+/// Whether a store says that there is no such file. Every other error leaves that open.
+fn says_missing(error: &Error) -> bool {
+    let mut causes = std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source());
+    // On this machine a part of the path can be a file.
+    let is_below_a_file = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotADirectory)
+    };
+    matches!(error, Error::NotFound { .. }) || causes.any(is_below_a_file)
+}
+
+/// The folders in a folder whose names are `ours`. The store's own list leaves out what it cannot
+/// look at.
+fn folders_of_this_machine(path: &Path, ours: fn(&str) -> bool) -> io::Result<Vec<String>> {
+    let mut folders = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        let Some(name) = entry.file_name().to_str().filter(|name| ours(name)).map(str::to_string) else { continue };
+        match disk::metadata(&entry.path())? {
+            Some(there) if there.is_dir() => folders.push(name),
+            None if entry.path().is_symlink() => {
+                let problem = format!("{name} is a link to a folder that is not there");
+                return Err(io::Error::new(io::ErrorKind::NotFound, problem));
+            }
+            _ => {}
+        }
+    }
+    Ok(folders)
 }

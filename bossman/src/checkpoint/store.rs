@@ -1,14 +1,14 @@
 //! Checkpoints in a folder, of this machine or of an object store.
 
-use super::manifest::{hash, File, Manifest, Run, VERSION};
-use super::place::Folder;
+use super::known::Known;
+use super::manifest::{hash, name_of, step_of, File, Manifest, Run, Unfit, DAMAGED};
+use super::place::{Content, Folder};
 use super::policy::Policy;
+use super::read_error::ReadError;
 use super::snapshot::State;
-use crate::{output, weight_files, BossManError, StateDict};
+use crate::{disk, output, weight_files, BossManError, StateDict};
 use bytes::Bytes;
-use serde::Deserialize;
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
@@ -16,45 +16,40 @@ use tch::Tensor;
 const MANIFEST: &str = "manifest.json";
 /// A manifest has a line a file.
 const MAX_MANIFEST: u64 = 64 << 20;
-/// What a checkpoint's folder is called before its number of steps.
-const PREFIX: &str = "step-";
 /// Where the files lie of weights, and of what the optimizer keeps for them.
 const WEIGHTS: &str = "weights";
 const OPTIMIZER: &str = "optimizer";
-const DAMAGED: &str = "is damaged: its content is not what was written";
 
 /// The checkpoints of a run.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     folder: Folder,
-    /// The checkpoints that this run found damaged when it resumed. Only these, of later steps, are
-    /// pruned.
-    damaged: Arc<Mutex<BTreeSet<String>>>,
+    /// All copies of this object share it.
+    known: Arc<Mutex<Known>>,
 }
 
 /// A checkpoint, or what is left of one.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Listed {
     /// Its folder.
     pub name: String,
     /// Training steps done.
     pub step: u64,
-    /// What its manifest says.
-    pub condition: Condition,
+    /// The size of its files by its manifest, or why that cannot be used. The files are not read.
+    pub bytes: Result<u64, ReadError>,
     pub(crate) manifest: Option<Manifest>,
 }
 
-/// What the manifest of a checkpoint says of it. Its other files are not read for that.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Condition {
-    /// Its files have this many bytes in all.
-    Whole(u64),
-    /// It has no manifest: it is being written, or the writer was stopped.
-    Begun,
-    /// Its manifest is not what was written, for this reason.
-    Damaged(String),
-    /// Its manifest could not be read, for this reason. The checkpoint may be whole.
-    Unreadable(String),
+impl Listed {
+    /// Whether it has no manifest: it is being written, or was never finished.
+    pub fn is_unfinished(&self) -> bool {
+        matches!(self.bytes, Err(ReadError::Unfinished(_)))
+    }
+
+    /// Whether its manifest cannot be read. It may be whole.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self.bytes, Err(ReadError::Unreadable(_)))
+    }
 }
 
 impl Checkpoints {
@@ -64,34 +59,28 @@ impl Checkpoints {
     /// # Errors
     /// It cannot be made or read, or is a place of a kind that is not known.
     pub fn open(dir: &str, make: bool) -> Result<Self, BossManError> {
-        Ok(Checkpoints::of(Folder::open(dir, make)?))
+        Ok(Self::of(Folder::open(dir, make)?))
     }
 
     pub(super) fn of(folder: Folder) -> Self {
-        Checkpoints { folder, damaged: Arc::default() }
+        Checkpoints { folder, known: Arc::default() }
     }
 
-    /// All there are, by their steps, ascending.
+    /// All there are, by their steps, ascending. Each says whether its manifest can be used.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub async fn list(&self) -> Result<Vec<Listed>, BossManError> {
         let mut listed = Vec::new();
-        for name in self.folder.folders().await? {
-            let step = name.strip_prefix(PREFIX).and_then(|step| step.parse().ok());
-            // What is named otherwise is somebody else's.
-            let Some(step) = step.filter(|step| name_of(*step) == name) else { continue };
-            let (condition, manifest) = match self.folder.is_missing(&format!("{name}/{MANIFEST}")).await {
-                Ok(true) if self.folder.is_empty(&name).await? => continue,
-                Ok(true) => (Condition::Begun, None),
-                Ok(false) => match self.manifest(&name).await {
-                    Ok(manifest) => (Condition::Whole(manifest.bytes()), Some(manifest)),
-                    Err(error) if error.is_damage() => (Condition::Damaged(error.to_string()), None),
-                    Err(error) => (Condition::Unreadable(error.to_string()), None),
-                },
-                Err(error) => (Condition::Unreadable(error.to_string()), None),
+        // Folders of other names belong to somebody else.
+        for name in self.folder.folders(|name| step_of(name).is_some()).await? {
+            let Some(step) = step_of(&name) else { continue };
+            let (bytes, manifest) = match self.manifest(&name).await {
+                Ok(manifest) => (Ok(manifest.bytes()), Some(manifest)),
+                Err(ReadError::Unfinished(_)) if self.folder.is_empty(&name).await? => continue,
+                Err(error) => (Err(error), None),
             };
-            listed.push(Listed { name, step, condition, manifest });
+            listed.push(Listed { name, step, bytes, manifest });
         }
         listed.sort_by_key(|listed| listed.step);
         Ok(listed)
@@ -100,16 +89,16 @@ impl Checkpoints {
     /// Writes a state of training, as [`crate::BossMan::checkpoint`] gives it. One of the same step is replaced.
     ///
     /// # Errors
-    /// A file cannot be written; there is then no checkpoint of this step.
+    /// A file cannot be written. There is then no checkpoint of this step, and no file of it.
     pub async fn save(&self, state: State) -> Result<(), BossManError> {
         self.write(state, Run::default()).await.map(drop)
     }
 
-    /// The last state that is whole, for [`crate::BossMan::restore`]; later ones that are not are named in warnings. Nothing
-    /// where there is none.
+    /// The last state that is whole, for [`crate::BossMan::restore`]. Warnings name later ones that
+    /// are damaged or were never finished. The result is nothing if there is no whole one.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder, or a checkpoint after the last whole one, cannot be read.
     pub async fn last(&self) -> Result<Option<State>, BossManError> {
         Ok(self.last_whole().await?.map(|(state, _)| state))
     }
@@ -117,18 +106,23 @@ impl Checkpoints {
     /// Writes a state, its manifest last. One of the same step is replaced.
     ///
     /// # Errors
-    /// A file cannot be written. Then there is no checkpoint of this step, and what was written of it
-    /// is removed, so that the next one has room.
+    /// A file cannot be written. There is then no checkpoint of this step. Its files are deleted:
+    /// on a full disk they would take the room of the next checkpoint.
     pub(crate) async fn write(&self, state: State, run: Run) -> Result<Manifest, BossManError> {
-        let name = name_of(state.counters.step);
+        let step = state.counters.step;
+        let name = name_of(step);
         self.remove(&name).await?;
-        let written = self.write_files(&name, state, run).await;
-        if written.is_err() {
-            if let Err(error) = self.remove(&name).await {
-                output::warn(&format!("warning: parts of {name}, which could not be written, are left: {error}"));
+        let error = match self.write_files(&name, state, run).await {
+            Ok(manifest) => {
+                self.known().note_whole(step);
+                return Ok(manifest);
             }
+            Err(error) => error,
+        };
+        match self.remove(&name).await {
+            Ok(()) => Err(error),
+            Err(left) => Err(with(error, &format!("; and what was written of {name} cannot be deleted: {left}"))),
         }
-        written
     }
 
     async fn write_files(&self, name: &str, state: State, run: Run) -> Result<Manifest, BossManError> {
@@ -152,42 +146,50 @@ impl Checkpoints {
         Ok(manifest)
     }
 
-    /// Reads a checkpoint and sees that each file is as its manifest says.
+    /// Reads a checkpoint and compares each file with its manifest.
     ///
     /// # Errors
-    /// A file is missing, damaged, or cannot be read; it is named.
-    pub(crate) async fn read(&self, name: &str) -> Result<(State, Manifest), BossManError> {
+    /// A file is missing or damaged, or cannot be read. The error names it.
+    pub(crate) async fn read(&self, name: &str) -> Result<(State, Manifest), ReadError> {
         let manifest = self.manifest(name).await?;
         let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
         for file in &manifest.files {
             let place = format!("{name}/{}", file.name);
-            let bytes = self.checked(&place, file).await?;
-            let decoded = weight_files::decode(&bytes, &self.folder.path(&place));
-            let tensors = decoded.map_err(BossManError::into_damage)?;
+            let bytes = self.checked(name, file).await?;
+            // The bytes are those that were written. So another program wrote them, or there is no
+            // memory for them.
+            let tensors = weight_files::decode(&bytes, &self.folder.path(&place)).map_err(|error| match error {
+                error @ BossManError::File { .. } => ReadError::Unreadable(error),
+                error => ReadError::Unreadable(self.folder.wrong(&place, error)),
+            })?;
             match file.name.split('/').next() {
                 Some(WEIGHTS) => tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor)),
                 Some(OPTIMIZER) => {
                     optimizer.extend(tensors.iter().map(|(name, t)| (name.to_string(), t.shallow_clone())));
                 }
-                _ => return Err(self.folder.damaged(&place, "is neither of weights nor of the optimizer")),
+                _ => {
+                    let problem = "is neither of weights nor of the optimizer";
+                    return Err(ReadError::Unreadable(self.folder.wrong(&place, problem)));
+                }
             }
         }
         Ok((State { weights, optimizer, counters: manifest.counters }, manifest))
     }
 
-    /// Whether every file of a checkpoint is as its manifest says.
+    /// Compares every file of a checkpoint with its manifest.
     ///
     /// # Errors
-    /// One is not; it is named.
-    pub async fn verify(&self, name: &str) -> Result<(), BossManError> {
+    /// A file is missing or damaged, or cannot be read. The error names it.
+    pub async fn verify(&self, name: &str) -> Result<(), ReadError> {
         self.read(name).await.map(drop)
     }
 
     /// The state to resume from: that of the checkpoint of this name, or of the last whole one.
-    /// Warnings name the damaged ones after it.
+    /// Warnings name later ones that are damaged or were never finished.
     ///
     /// # Errors
-    /// There is none, the named one is damaged or not the last, or one cannot be read.
+    /// There is none; the named one is damaged or not the last; or one that may be the last whole
+    /// one cannot be read.
     pub(crate) async fn resume(&self, name: Option<&str>) -> Result<(State, Manifest), BossManError> {
         let listed = self.list().await?;
         if let Some(name) = name {
@@ -207,50 +209,89 @@ impl Checkpoints {
                     self.folder.named(), later.name, self.folder.named()
                 )));
             }
-            return self.read(name).await;
+            let found = self.read(name).await?;
+            self.known().note_whole(found.1.counters.step);
+            return Ok(found);
         }
         let none = || BossManError::Usage(format!("{}: there is no checkpoint to go on from", self.folder.named()));
         self.last_whole().await?.ok_or_else(none)
     }
 
-    /// The last whole checkpoint, if there is one. Warnings name the damaged ones after it.
+    /// The last whole one, if there is one. Warnings name later ones that are damaged or were never
+    /// finished.
     ///
     /// # Errors
-    /// The folder or a checkpoint cannot be read. An older checkpoint is no substitute for one that
-    /// may be whole.
+    /// The folder, or a checkpoint after the last whole one, cannot be read. A failed read does not
+    /// prove that an older one is the last.
     pub(crate) async fn last_whole(&self) -> Result<Option<(State, Manifest)>, BossManError> {
-        for listed in self.list().await?.iter().rev() {
-            match self.read(&listed.name).await {
-                Ok(found) => return Ok(Some(found)),
-                Err(error) if error.is_damage() => {
-                    output::warn(&format!("warning: {error}; looking for the checkpoint before {}", listed.name));
-                    self.damaged().insert(listed.name.clone());
+        let listed = self.list().await?;
+        for (place, Listed { name, step, .. }) in listed.iter().enumerate().rev() {
+            let problem = match self.read(name).await {
+                Ok(found) => {
+                    self.known().note_whole(*step);
+                    return Ok(Some(found));
                 }
-                Err(error) => return Err(error),
-            }
+                Err(ReadError::Unreadable(error)) => {
+                    let before = place.checked_sub(1).and_then(|before| listed.get(before));
+                    let how = before.map(|before| {
+                        format!(" with `bossman checkpoint prune {} --after {}`", self.folder.named(), before.name)
+                    });
+                    let advice = format!(
+                        "; {name} may be whole, so no older checkpoint is used: try again when it can be read, or delete it{}",
+                        how.unwrap_or_default()
+                    );
+                    return Err(with(error, &advice));
+                }
+                Err(ReadError::Damaged(error) | ReadError::Unfinished(error)) => error,
+            };
+            self.known().note_useless(*step);
+            output::warn(&format!("warning: {problem}; looking for the checkpoint before {name}"));
         }
         Ok(None)
     }
 
-    /// Deletes what a policy does not keep, now that a checkpoint of this step was written, and what
-    /// this run found damaged when it resumed. A checkpoint that could not be read stays.
+    /// The step of the newest checkpoint that this process has written or resumed from.
+    pub(crate) fn newest_known(&self) -> Option<u64> {
+        self.known().newest_whole()
+    }
+
+    /// Deletes checkpoints after that of this step was written: those that the policy does not
+    /// keep, unfinished ones of earlier steps, and those that this process found damaged or
+    /// unfinished. It never deletes one that cannot be read, nor a later one that this process did
+    /// not try to read.
     pub(crate) async fn prune(&self, policy: &Policy, step: u64) -> Result<Vec<String>, BossManError> {
         let listed = self.list().await?;
-        let there = listed.iter().filter(|listed| listed.step <= step);
+        let there = listed.iter().filter(|listed| listed.step <= step && !self.known().is_useless(listed.step));
         let there: Vec<Manifest> = there.filter_map(|listed| listed.manifest.clone()).collect();
-        let mut names: Vec<String> = policy.superfluous(&there).into_iter().map(name_of).collect();
-        let damaged = self.damaged().clone();
-        let useless = |listed: &&Listed| match listed.step.cmp(&step) {
-            Ordering::Less => listed.condition == Condition::Begun || damaged.contains(&listed.name),
-            Ordering::Equal => false,
-            Ordering::Greater => damaged.contains(&listed.name),
-        };
-        let useless = listed.iter().filter(useless).map(|listed| listed.name.clone());
-        names.extend(useless.filter(|name| !names.contains(name)).collect::<Vec<_>>());
-        for name in &names {
-            self.remove(name).await?;
+        let superfluous = policy.superfluous(&there);
+        let mut deleted = Vec::new();
+        for Listed { name, step: of, bytes, .. } in listed {
+            let is_useless = self.known().is_useless(of);
+            let goes = match bytes {
+                Ok(_) => is_useless || superfluous.contains(&of),
+                Err(ReadError::Damaged(_)) => is_useless,
+                Err(ReadError::Unfinished(_)) => is_useless || of < step,
+                Err(ReadError::Unreadable(_)) => false,
+            };
+            if goes {
+                self.remove(&name).await?;
+                deleted.push(name);
+            }
         }
-        Ok(names)
+        Ok(deleted)
+    }
+
+    /// Deletes what an aborted write of this step left, unless it was complete. The result says
+    /// whether it was not.
+    ///
+    /// # Errors
+    /// A file cannot be deleted.
+    pub(crate) async fn clear(&self, step: u64) -> Result<bool, BossManError> {
+        let aborted = !self.known().is_whole(step);
+        if aborted {
+            self.remove(&name_of(step)).await?;
+        }
+        Ok(aborted)
     }
 
     /// Deletes a checkpoint, or what is left of one: its manifest first, so that half of one is never taken for a whole.
@@ -260,86 +301,79 @@ impl Checkpoints {
     pub async fn remove(&self, name: &str) -> Result<(), BossManError> {
         self.folder.delete(&format!("{name}/{MANIFEST}")).await?;
         self.folder.delete_folder(name).await?;
-        self.damaged().remove(name);
+        if let Some(step) = step_of(name) {
+            self.known().note_gone(step);
+        }
         Ok(())
     }
 
-    fn damaged(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn manifest(&self, name: &str) -> Result<Manifest, BossManError> {
+    async fn manifest(&self, name: &str) -> Result<Manifest, ReadError> {
         let place = format!("{name}/{MANIFEST}");
-        let bytes = self.folder.get(&place, MAX_MANIFEST).await?;
-        parse(&bytes, name).map_err(|problem| match problem {
-            // Not this program's to judge, and not to be pruned.
-            Refused::OtherVersion(_) => self.folder.wrong(&place, problem),
-            Refused::Damaged(_) => self.folder.damaged(&place, problem),
-        })
+        let wrong = |problem: String| self.folder.wrong(&place, problem);
+        match self.folder.get(&place, MAX_MANIFEST).await.map_err(ReadError::Unreadable)? {
+            Content::Whole(bytes) => Manifest::parse(&bytes, name).map_err(|unfit| match unfit {
+                Unfit::Damaged(problem) => ReadError::Damaged(wrong(problem)),
+                Unfit::Unknown(problem) => ReadError::Unreadable(wrong(problem)),
+            }),
+            Content::Missing => Err(ReadError::Unfinished(wrong("is missing".into()))),
+            Content::TooLarge(size) => Err(ReadError::Damaged(wrong(too_large(size, MAX_MANIFEST)))),
+        }
     }
 
-    async fn checked(&self, place: &str, file: &File) -> Result<Bytes, BossManError> {
-        let bytes = self.folder.get(place, file.bytes).await?;
+    /// Reads a file that the manifest names.
+    async fn checked(&self, name: &str, file: &File) -> Result<Bytes, ReadError> {
+        let place = format!("{name}/{}", file.name);
+        let wrong = |problem: &str| self.folder.wrong(&place, problem);
+        let bytes = match self.folder.get(&place, file.bytes).await.map_err(ReadError::Unreadable)? {
+            Content::Whole(bytes) => bytes,
+            Content::TooLarge(size) => return Err(ReadError::Damaged(wrong(&too_large(size, file.bytes)))),
+            // Its manifest was there a moment ago. If that is missing too, somebody deletes the
+            // checkpoint, or a disk is gone.
+            Content::Missing => {
+                return Err(match self.manifest(name).await {
+                    Ok(_) | Err(ReadError::Damaged(_)) => ReadError::Damaged(wrong("is missing")),
+                    Err(ReadError::Unfinished(_)) => {
+                        ReadError::Unreadable(wrong("is missing, and now also the manifest that named it"))
+                    }
+                    Err(unreadable) => unreadable,
+                })
+            }
+        };
         let found = tokio::task::spawn_blocking({
             let bytes = bytes.clone();
             move || hash(&bytes)
         });
-        let same = bytes.len() as u64 == file.bytes && found.await.is_ok_and(|found| found == file.sha256);
-        match same {
+        let found = found.await.map_err(|e| ReadError::Unreadable(wrong(&format!("cannot be hashed: {e}"))))?;
+        match bytes.len() as u64 == file.bytes && found == file.sha256 {
             true => Ok(bytes),
-            false => Err(self.folder.damaged(place, DAMAGED)),
+            false => Err(ReadError::Damaged(wrong(DAMAGED))),
         }
     }
-}
 
-/// Why a manifest is refused.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Refused {
-    #[error("is of version {0}; this program reads version {VERSION}")]
-    OtherVersion(u64),
-    #[error("{0}")]
-    Damaged(String),
-}
-
-/// Reads a manifest, which may be of any content.
-pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Manifest, Refused> {
-    let damaged = |problem: String| Err(Refused::Damaged(problem));
-    let manifest: Manifest = match serde_json::from_slice(bytes) {
-        Ok(manifest) => manifest,
-        // Other versions may have other fields.
-        Err(e) => match serde_json::from_slice::<Versioned>(bytes) {
-            Ok(other) if other.version != u64::from(VERSION) => return Err(Refused::OtherVersion(other.version)),
-            _ => return damaged(format!("is no manifest: {e}")),
-        },
-    };
-    if manifest.version != VERSION {
-        return Err(Refused::OtherVersion(manifest.version.into()));
-    }
-    if !manifest.is_whole() {
-        return damaged(DAMAGED.into());
-    }
-    if name != name_of(manifest.counters.step) {
-        return damaged(format!("is of step {}", manifest.counters.step));
-    }
-    if manifest.counters.loss_scale.is_some_and(|scale| !scale.is_possible()) {
-        return damaged("has a loss scale that is impossible".into());
-    }
-    let within = |file: &File| file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
-    match manifest.files.iter().find(|file| !within(file)) {
-        Some(stray) => damaged(format!("names `{}`, which is no file of it", stray.name)),
-        None => Ok(manifest),
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What manifests of all versions have.
-#[derive(Deserialize)]
-struct Versioned {
-    version: u64,
+/// An error that says more.
+fn with(error: BossManError, more: &str) -> BossManError {
+    match error {
+        BossManError::File { path, problem } => BossManError::File { path, problem: format!("{problem}{more}") },
+        error => BossManError::Usage(format!("{error}{more}")),
+    }
+}
+
+fn too_large(size: u64, most: u64) -> String {
+    format!("is damaged: it has {size} bytes, {most} at most are expected")
 }
 
 /// Whether a folder is a checkpoint's.
-pub(crate) fn is_one(folder: &Path) -> bool {
-    folder.join(MANIFEST).is_file()
+///
+/// # Errors
+/// The folder cannot be looked into.
+pub(crate) fn is_one(folder: &Path) -> Result<bool, BossManError> {
+    let path = folder.join(MANIFEST);
+    disk::is_file(&path).map_err(|e| BossManError::io(&path, &e))
 }
 
 /// The weights in a checkpoint's folder.
@@ -347,22 +381,19 @@ pub(crate) fn weights_of(folder: &Path) -> Result<StateDict, BossManError> {
     let read = |path: &Path| std::fs::read(path).map_err(|e| BossManError::io(path, &e));
     let (path, name) = (folder.join(MANIFEST), folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf()));
     let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let manifest = parse(&read(&path)?, &name).map_err(|problem| BossManError::file(&path, problem))?;
+    let manifest = Manifest::parse(&read(&path)?, &name).map_err(|unfit| match unfit {
+        Unfit::Damaged(problem) | Unfit::Unknown(problem) => BossManError::file(&path, problem),
+    })?;
     let mut weights = StateDict::default();
     for file in manifest.files.iter().filter(|file| file.name.split('/').next() == Some(WEIGHTS)) {
         let path = folder.join(&file.name);
         let bytes = Bytes::from(read(&path)?);
         if hash(&bytes) != file.sha256 {
-            return Err(BossManError::file(&path, DAMAGED).into_damage());
+            return Err(BossManError::file(&path, DAMAGED));
         }
         weight_files::decode(&bytes, &path)?.iter().for_each(|(name, tensor)| weights.insert(name, tensor));
     }
     Ok(weights)
-}
-
-/// The folder of the checkpoint after so many steps.
-fn name_of(step: u64) -> String {
-    format!("{PREFIX}{step:08}")
 }
 
 /// The tensors of each layer, by kind.

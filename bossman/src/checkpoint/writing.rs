@@ -6,12 +6,13 @@ use super::store::Checkpoints;
 use crate::metrics::Metrics;
 use crate::progress::Progress;
 use crate::{output, BossMan, BossManError};
-use std::fs::File;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// So long a run that has failed waits for its last checkpoint.
 const LAST: Duration = Duration::from_secs(60);
+/// The time to delete the files of a checkpoint that was not written by then.
+const CLEARING: Duration = Duration::from_secs(10);
 
 /// The checkpoints of a run.
 pub(crate) struct Writing {
@@ -61,26 +62,34 @@ impl Writing {
         }
         self.take_note(progress).await;
         self.owed = false;
-        self.begin(boss, step, run, metrics.and_then(Metrics::file)).await;
+        self.begin(boss, step, run, metrics).await;
     }
 
-    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: Run, metrics: Option<File>) {
-        match boss.begin_snapshot().await {
-            Ok(snapshot) => {
-                let (checkpoints, policy) = (self.checkpoints.clone(), self.policy.clone());
-                let write = async move {
-                    let state = snapshot.finish().await?;
-                    // Metrics that the checkpoint counts must be there as long as it is.
-                    if let Some(metrics) = metrics {
-                        tokio::task::spawn_blocking(move || metrics.sync_data()).await.ok();
-                    }
-                    checkpoints.write(state, run).await?;
-                    checkpoints.prune(&policy, step).await.map(drop)
-                };
-                self.at_work = Some((step, tokio::spawn(write)));
+    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: Run, metrics: Option<&Metrics>) {
+        let flush = metrics.map(Metrics::flush).transpose();
+        let begun = match flush {
+            Ok(flush) => boss.begin_snapshot().await.map(|snapshot| (snapshot, flush)),
+            Err(error) => Err(error),
+        };
+        let (snapshot, flush) = match begun {
+            Ok(begun) => begun,
+            Err(error) => return output::warn(&format!("warning: no checkpoint of step {step}: {error}")),
+        };
+        let (checkpoints, policy) = (self.checkpoints.clone(), self.policy.clone());
+        let write = async move {
+            let state = snapshot.finish().await?;
+            // The disk must keep the metrics that the checkpoint counts.
+            if let Some(flush) = flush {
+                let flushed = tokio::task::spawn_blocking(flush).await;
+                flushed.map_err(|e| BossManError::Usage(format!("flushing the metrics: {e}")))??;
             }
-            Err(error) => output::warn(&format!("warning: no checkpoint of step {step}: {error}")),
-        }
+            checkpoints.write(state, run).await?;
+            if let Err(error) = checkpoints.prune(&policy, step).await {
+                output::warn(&format!("warning: older checkpoints are not deleted after step {step}: {error}"));
+            }
+            Ok(())
+        };
+        self.at_work = Some((step, tokio::spawn(write)));
     }
 
     /// Waits for the one that is being written.
@@ -104,14 +113,19 @@ impl Writing {
         if tokio::time::timeout(LAST, self.take_note(progress)).await.is_ok() {
             return;
         }
-        if let Some((step, writing)) = self.at_work {
-            writing.abort();
-            // Until then it may write.
-            writing.await.ok();
-            output::warn(&format!(
-                "warning: no checkpoint of step {step}: it was not written within {} s",
-                LAST.as_secs()
-            ));
+        let Some((step, writing)) = self.at_work else { return };
+        writing.abort();
+        // Until then it may write.
+        writing.await.ok();
+        let late = format!("was not written within {} s", LAST.as_secs());
+        let cleared = tokio::time::timeout(CLEARING, self.checkpoints.clear(step)).await;
+        match cleared {
+            Ok(Ok(false)) => progress.line(&format!("checkpoint of step {step} written")),
+            Ok(Ok(true)) => output::warn(&format!("warning: no checkpoint of step {step}: it {late}")),
+            Ok(Err(error)) => output::warn(&format!("warning: no checkpoint of step {step}: it {late}; {error}")),
+            Err(_) => {
+                output::warn(&format!("warning: no checkpoint of step {step}: it {late}, and its files are left"))
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::fleet::until_interrupted;
 use anyhow::Result;
-use bossman::checkpoint::{Checkpoints, Condition, Listed};
+use bossman::checkpoint::{Checkpoints, Listed, ReadError};
 use bossman::{output, BossManError};
 use serde_json::json;
 
@@ -17,7 +17,8 @@ pub(crate) enum Checkpoint {
         #[arg(long)]
         json: bool,
     },
-    /// Read checkpoints and compare every file with what was written; 1 where one is damaged.
+    /// Read checkpoints and compare every file with what was written; 1 if one is damaged or cannot
+    /// be read.
     #[command(after_help = "Example: bossman checkpoint verify checkpoints step-00000100")]
     Verify {
         /// The folder, or URL, that the run file names.
@@ -26,6 +27,8 @@ pub(crate) enum Checkpoint {
         name: Option<String>,
     },
     /// Delete checkpoints, and what is left of those that were never finished.
+    ///
+    /// `--keep` never deletes one that cannot be read.
     #[command(after_help = "\
 Examples:
   bossman checkpoint prune checkpoints --keep 2              all but the last two
@@ -55,23 +58,13 @@ impl Checkpoint {
 }
 
 async fn ls(checkpoints: &Checkpoints, json: bool) -> Result<(), BossManError> {
-    for Listed { name, step, condition, .. } in checkpoints.list().await? {
-        let problem = match condition {
-            Condition::Whole(bytes) => {
-                let line = match json {
-                    true => json!({"name": name, "step": step, "bytes": bytes}).to_string(),
-                    false => format!("{name}  {:.1} MiB", bytes as f64 / f64::from(1 << 20)),
-                };
-                output::line(&line)?;
-                continue;
-            }
-            Condition::Begun => "not whole: it has no manifest.json".to_string(),
-            Condition::Damaged(problem) => format!("not whole: {problem}"),
-            Condition::Unreadable(problem) => problem,
-        };
-        let line = match json {
-            true => json!({"name": name, "step": step, "problem": problem}).to_string(),
-            false => format!("{name}  {problem}"),
+    for Listed { name, step, bytes, .. } in checkpoints.list().await? {
+        let line = match (&bytes, json) {
+            (Ok(bytes), true) => json!({"name": name, "step": step, "bytes": bytes}).to_string(),
+            (Err(problem), true) => json!({"name": name, "step": step, "problem": problem.to_string()}).to_string(),
+            (Ok(bytes), false) => format!("{name}  {:.1} MiB", *bytes as f64 / f64::from(1 << 20)),
+            (Err(ReadError::Unreadable(problem)), false) => format!("{name}  unknown: {problem}"),
+            (Err(problem), false) => format!("{name}  not whole: {problem}"),
         };
         output::line(&line)?;
     }
@@ -83,32 +76,34 @@ async fn verify(checkpoints: &Checkpoints, only: Option<String>) -> Result<(), B
         Some(name) => vec![name],
         None => checkpoints.list().await?.into_iter().map(|listed| listed.name).collect(),
     };
-    let (mut damaged, mut unreadable) = (0, 0);
+    let mut problems = Vec::new();
     for name in &names {
-        match checkpoints.verify(name).await {
-            Ok(()) => drop(output::line(&format!("{name}  whole"))?),
+        let line = match checkpoints.verify(name).await {
+            Ok(()) => format!("{name}  whole"),
             Err(error) => {
-                match error.is_damage() {
-                    true => damaged += 1,
-                    false => unreadable += 1,
-                }
-                output::line(&format!("{name}  {error}"))?;
+                problems.push(match &error {
+                    ReadError::Damaged(_) => "are damaged",
+                    ReadError::Unfinished(_) => "are not finished",
+                    ReadError::Unreadable(_) => "cannot be read",
+                });
+                format!("{name}  {error}")
             }
-        }
+        };
+        output::line(&line)?;
     }
-    let of = names.len();
-    match (damaged, unreadable) {
-        (0, 0) => Ok(()),
-        (_, 0) => Err(BossManError::Usage(format!("{damaged} of {of} checkpoints are damaged"))),
-        _ => {
-            Err(BossManError::Usage(format!("{unreadable} of {of} checkpoints cannot be read, {damaged} are damaged")))
-        }
+    let counts = ["are damaged", "are not finished", "cannot be read"].into_iter().filter_map(|kind| {
+        let count = problems.iter().filter(|problem| **problem == kind).count();
+        (count > 0).then(|| format!("{count} of {} checkpoints {kind}", names.len()))
+    });
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(BossManError::Usage(counts.collect::<Vec<_>>().join("; "))),
     }
 }
 
 async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<String>) -> Result<(), BossManError> {
     let listed = checkpoints.list().await?;
-    let whole: Vec<&Listed> = listed.iter().filter(|listed| matches!(listed.condition, Condition::Whole(_))).collect();
+    let whole: Vec<&Listed> = listed.iter().filter(|listed| listed.bytes.is_ok()).collect();
     let last_kept = match &after {
         Some(name) => match listed.iter().find(|listed| listed.name == *name) {
             Some(listed) => listed.step,
@@ -119,18 +114,28 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
     let kept = usize::try_from(keep.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
     let newest = whole.last().map_or(0, |listed| listed.step);
     let first_kept = whole.iter().rev().take(kept).next_back().map_or(0, |listed| listed.step);
-    for listed in listed.iter().filter(|listed| {
-        // The newest may be at work.
-        let unfinished = after.is_none() && listed.condition == Condition::Begun && listed.step < newest;
-        // It may be whole.
-        if let Condition::Unreadable(problem) = &listed.condition {
-            output::warn(&format!("warning: {} is not deleted: {problem}", listed.name));
-            return false;
+    let mut unknown = Vec::new();
+    for Listed { name, step, bytes, .. } in &listed {
+        let goes = match (&after, bytes) {
+            (Some(_), _) => *step > last_kept,
+            // The newest may be at work.
+            (None, Err(ReadError::Unfinished(_))) => *step < newest,
+            (None, _) => *step < first_kept,
+        };
+        match bytes {
+            _ if !goes => {}
+            // It may be whole. With `--after` the user says that it goes.
+            Err(ReadError::Unreadable(problem)) if after.is_none() => unknown.push(problem.to_string()),
+            _ => {
+                checkpoints.remove(name).await?;
+                output::line(&format!("deleted {name}"))?;
+            }
         }
-        unfinished || listed.step > last_kept || (after.is_none() && listed.step < first_kept)
-    }) {
-        checkpoints.remove(&listed.name).await?;
-        output::line(&format!("deleted {}", listed.name))?;
     }
-    Ok(())
+    match unknown.is_empty() {
+        true => Ok(()),
+        false => {
+            Err(BossManError::Usage(format!("checkpoints that may be whole are not deleted: {}", unknown.join("; "))))
+        }
+    }
 }

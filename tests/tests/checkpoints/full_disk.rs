@@ -6,10 +6,11 @@ use std::path::Path;
 use tests::programs::program;
 use tokio::process::Command;
 
-/// Mounts a disk of the first argument's kilobytes at the second, does what the third says, gives the disk more room, and does
-/// what the fourth says.
+/// Mounts a disk of the first argument's kilobytes at the second, does what the third says, lists
+/// the disk's files in the fifth, gives the disk more room, and does what the fourth says.
 const SCRIPT: &str =
-    "mount -t tmpfs -o size=$1k none \"$2\" && sh -c \"$3\" && mount -o remount,size=64m \"$2\" && sh -c \"$4\"";
+    "mount -t tmpfs -o size=$1k none \"$2\" && sh -c \"$3\" && (cd \"$2\" && find . -type f) > \"$5\" && \
+                      mount -o remount,size=64m \"$2\" && sh -c \"$4\"";
 
 /// Kilobytes that a folder takes on a disk, of blocks of 4 KiB.
 fn kilobytes(path: &Path) -> u64 {
@@ -46,13 +47,19 @@ async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
     let go_on = format!("sed -i 's/^steps: 21$/steps: 40/' '{}' && {}", file.display(), line(&["--resume"]));
     // Room for one of them, and for a part of the next.
     let size = (one * 3 / 2).to_string();
-    let arguments = ["-Urm", "sh", "-c", SCRIPT, "sh", &size, folder.to_str().unwrap(), &begin, &go_on];
+    let listing = run.place.file("listing");
+    let [disk, list] = [&folder, &listing].map(|path| path.to_str().unwrap());
+    let arguments = ["-Urm", "sh", "-c", SCRIPT, "sh", &size, disk, &begin, &go_on, list];
     let boss = run.place.start_by(Command::new("unshare"), "unshare", &arguments, &[]);
     let ended = boss.end_within(2 * PATIENCE).await.expect_success();
 
     let warned =
         |step: &str| ended.errors.iter().any(|line| line.contains(step) && line.contains("No space left on device"));
     assert!(warned("step-00000014") && warned("step-00000021"), "{:#?}", ended.errors);
+    // What was written of the others does not take the room of the next.
+    let left = std::fs::read_to_string(listing).unwrap();
+    assert!(left.contains("step-00000007/manifest.json"), "{left}");
+    assert!(left.lines().all(|line| line.contains("step-00000007/")), "{left}");
     assert!(ended.output.iter().any(|line| line.contains("going on after step 7")), "{:#?}", ended.output);
     assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }

@@ -215,6 +215,56 @@ async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
+/// A failed read is no damage: nothing falls back, nothing is deleted, and the run resumes from the
+/// newest when the disk heals.
+#[tokio::test]
+#[cfg(unix)]
+async fn a_checkpoint_that_cannot_be_read_is_neither_skipped_nor_deleted() {
+    let quiet = at_once("1", "").await.outputs();
+    let run = Run::new();
+    run.write(21, EVERY);
+    run.train("2", &[]).await.expect_success();
+    let dir = run.place.file("c");
+    let command = async |arguments: &[&str]| {
+        let all = [&["checkpoint"], arguments, &[dir.to_str().unwrap()]].concat();
+        run.place.start("bossman", &all).end().await
+    };
+    // A link to itself: also root cannot open it.
+    let (manifest, aside) = (dir.join("step-00000021/manifest.json"), run.place.file("aside"));
+    std::fs::rename(&manifest, &aside).unwrap();
+    std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
+    run.write(40, EVERY);
+    for flag in ["--resume", "--resume=if-any"] {
+        let error = run.train("2", &[flag]).await.error_line();
+        let named = error.contains(manifest.to_str().unwrap()) && error.contains("cannot be read: ");
+        assert!(named && error.contains("--after step-00000014`"), "{error}");
+    }
+    let listed = command(&["ls"]).await.expect_success().output;
+    assert!(listed[1].starts_with("step-00000021  unknown: "), "{listed:?}");
+    let verified = command(&["verify"]).await;
+    assert_eq!(verified.status.code(), Some(1));
+    assert!(
+        verified.errors.iter().any(|line| line.contains("1 of 2 checkpoints cannot be read")),
+        "{:?}",
+        verified.errors
+    );
+    let pruned = command(&["prune", "--keep", "1"]).await.expect_success().output;
+    assert!(pruned.is_empty(), "{pruned:?}");
+    std::fs::rename(&aside, &manifest).unwrap();
+    // One before the newest.
+    let manifest = dir.join("step-00000014/manifest.json");
+    std::fs::rename(&manifest, &aside).unwrap();
+    std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
+    let error = command(&["prune", "--keep", "1"]).await.error_line();
+    assert!(error.contains("checkpoints that may be whole are not deleted: "), "{error}");
+    let ended = run.train("2", &["--resume"]).await.expect_success();
+    assert!(ended.output.iter().any(|line| line.contains("going on after step 21")), "{:?}", ended.output);
+    std::fs::rename(&aside, &manifest).unwrap();
+    let verified = command(&["verify"]).await.expect_success().output;
+    assert_eq!(verified, ["step-00000014  whole", "step-00000035  whole", "step-00000040  whole"]);
+    assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
+}
+
 #[tokio::test]
 async fn what_would_not_go_on_as_it_was_is_refused() {
     let run = Run::new();

@@ -13,6 +13,7 @@ mod prose;
 mod sentences;
 mod sets;
 
+use crate::disk::rename_flushed;
 use crate::BossManError;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -87,7 +88,7 @@ fn get(set: &Set, folder: &Path) -> Result<(), BossManError> {
         );
         return Err(BossManError::Usage(problem));
     }
-    set.files.iter().try_for_each(|(file, _)| std::fs::rename(made.join(file), folder.join(file))).map_err(error)
+    set.files.iter().try_for_each(|(file, _)| rename_flushed(&made.join(file), &folder.join(file))).map_err(error)
 }
 
 /// The first file that is missing or is not what it should be; none where all are right.

@@ -1,0 +1,46 @@
+//! The memory of this process: which checkpoints are proven whole or useless.
+
+use std::collections::BTreeSet;
+
+/// The checkpoints that this process has written, read or tried to read. All others may be
+/// anything.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    whole: BTreeSet<u64>,
+    useless: BTreeSet<u64>,
+}
+
+impl Known {
+    /// All files were written, or read and compared.
+    pub(super) fn note_whole(&mut self, step: u64) {
+        self.useless.remove(&step);
+        self.whole.insert(step);
+    }
+
+    /// A file is damaged, or there is no manifest.
+    pub(super) fn note_useless(&mut self, step: u64) {
+        self.whole.remove(&step);
+        self.useless.insert(step);
+    }
+
+    /// It is deleted.
+    pub(super) fn note_gone(&mut self, step: u64) {
+        self.whole.remove(&step);
+        self.useless.remove(&step);
+    }
+
+    /// Whether it was written, or read and compared.
+    pub(super) fn is_whole(&self, step: u64) -> bool {
+        self.whole.contains(&step)
+    }
+
+    /// The newest whole one.
+    pub(super) fn newest_whole(&self) -> Option<u64> {
+        self.whole.last().copied()
+    }
+
+    /// Whether it was found damaged or without a manifest.
+    pub(super) fn is_useless(&self, step: u64) -> bool {
+        self.useless.contains(&step)
+    }
+}
