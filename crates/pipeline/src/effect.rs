@@ -56,6 +56,7 @@ pub struct Destination {
 }
 
 /// What the boss's session wants done. Every slot is given back in exactly one effect.
+#[allow(clippy::large_enum_variant, reason = "an effect is moved once, and few wait at a time")]
 #[derive(Clone, PartialEq, Debug)]
 pub enum BossEffect {
     /// Send the same tensors to each receiver.

@@ -19,7 +19,7 @@ pub use crate::failure::Failure;
 pub use crate::mode::Mode;
 
 /// Said first on every connection; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 15;
+pub const PROTOCOL_VERSION: u32 = 16;
 
 /// More tensors than this behind one head are refused.
 pub const MAX_TENSORS: usize = 4096;

@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::should_implement_trait,
     missing_docs,
     reason = "a helper that fails ends its test"
 )]

@@ -63,10 +63,10 @@ pub enum EngineError {
         /// The gradient's shape.
         got: Vec<i64>,
     },
-    /// A layer shares parameters with one that is neither above it in the same stage nor borrowed.
+    /// A layer shares parameters with one that is neither above it in the same stage nor copied from another stage.
     #[error(
         "layer {layer} shares the parameters of layer number {}, which is neither above it in this \
-         stage nor tied_owners by another",
+         stage nor copied from another",
         owner.0
     )]
     SharedElsewhere {

@@ -83,7 +83,7 @@ async fn read_tensor(recv: &mut RecvStream, meta: &TensorMeta, pool: &BufferPool
     let len = len.ok_or_else(|| format!("a tensor too large for this machine: {meta}"))?;
     if len <= STEP {
         let mut buffer = pool.get(len);
-        recv.read_exact(buffer.as_mut()).await.map_err(|e| e.to_string())?;
+        recv.read_exact(buffer.bytes_mut()).await.map_err(|e| e.to_string())?;
         return Ok(buffer.freeze());
     }
     let mut bytes = BytesMut::new();

@@ -63,7 +63,7 @@ pub struct Buffer {
 
 impl Buffer {
     /// The bytes to fill.
-    pub fn as_mut(&mut self) -> &mut [u8] {
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.memory.get_mut(self.start..self.start + self.len).unwrap_or_default()
     }
 
@@ -93,7 +93,7 @@ mod tests {
     fn memory_is_used_again_and_aligned() {
         let pool = BufferPool::default();
         let mut buffer = pool.get(1000);
-        buffer.as_mut().fill(7);
+        buffer.bytes_mut().fill(7);
         let bytes = buffer.freeze();
         let at = bytes.as_ptr();
         assert!((at as usize).is_multiple_of(ALIGNMENT));

@@ -15,7 +15,7 @@ const BUFFER: usize = 4 << 20;
 /// Freed memory of up to twice this is kept for the next packets.
 const RETAINED_BYTES: usize = 16 << 20;
 
-/// The system grants less than [`BUFFER`], in these bytes.
+/// The system grants smaller socket buffers than 4 MiB; their sizes in bytes.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct SmallBuffers {
     receive: usize,

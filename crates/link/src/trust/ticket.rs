@@ -11,7 +11,7 @@ const CHECK_BYTES: usize = 4;
 
 /// A secret and the fingerprint of the boss's public key, as text that can be pasted.
 ///
-/// The secret never travels: a key pair is derived from it (see [`crate::tls`]) and TLS proves that
+/// The secret never travels: a key pair is derived from it (see [`crate::trust::tls`]) and TLS proves that
 /// the other end has the same.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Ticket {

@@ -33,7 +33,7 @@ pub(crate) fn reduce_compressed(
         Some(first) => {
             let (meta, len) = encoded_meta(compress, first.len());
             let mut buffer = pool.get(len);
-            fill(compress, terms, residual.begin_send(first.len()), buffer.as_mut());
+            fill(compress, terms, residual.begin_send(first.len()), buffer.bytes_mut());
             Payload { meta, bytes: buffer.freeze() }
         }
     });
@@ -52,7 +52,7 @@ pub(crate) fn reduce_in_order(sums: &NodeSlices, pool: &BufferPool) -> Result<Ve
         let meta = TensorMeta { dtype: DType::Float32, shape: vec![len as u64] };
         let mut buffer = pool.get(len * size_of::<f32>());
         let mut numbers = [0.0; BLOCK];
-        for (number, bytes) in buffer.as_mut().chunks_mut(BLOCK * size_of::<f32>()).enumerate() {
+        for (number, bytes) in buffer.bytes_mut().chunks_mut(BLOCK * size_of::<f32>()).enumerate() {
             let numbers = &mut numbers[..bytes.len() / size_of::<f32>()];
             numbers.fill(0.0);
             terms.iter().for_each(|term| term.add(number, numbers));

@@ -85,7 +85,7 @@ fn sum_of_place(
         SumTree::Add(..) => {
             let terms: Vec<&[u8]> = terms.iter().map(|term| &term.bytes[..]).collect();
             let mut buffer = pool.get(first.bytes.len());
-            fill(&order, &terms, buffer.as_mut());
+            fill(&order, &terms, buffer.bytes_mut());
             buffer.freeze()
         }
     };

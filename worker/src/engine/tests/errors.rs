@@ -147,7 +147,7 @@ fn a_stage_that_does_not_hang_together_is_not_built() {
     elsewhere.layers[4].share = Some(LayerId(77));
     let error = Engine::build(elsewhere).unwrap_err();
     assert_eq!(error, EngineError::SharedElsewhere { layer: "4".into(), owner: LayerId(77) });
-    assert!(error.to_string().contains("nor lent by another"));
+    assert!(error.to_string().contains("nor copied from another"));
 
     let mut itself = model();
     itself.layers[4].share = Some(LayerId(4));
