@@ -1,90 +1,94 @@
-//! Copies of a run's state that workers keep for each other.
+//! Peer snapshots: copies of a run's state that workers store for each other.
 //!
-//! Between two steps each worker copies what nobody before it has of the state, keeps that copy, and sends it to a neighbour,
-//! which keeps it, too; one that is a replica of the same stages has the same state, and makes that copy itself. So the state of
-//! that step is there as long as of each worker it or its neighbour is, whatever the next membership looks like: copies stay
-//! with the worker's process when the run that made them has ended.
+//! Between two steps each worker copies the part of the state that no worker before it has. It
+//! stores the copy and sends it to a neighbour, which stores it, too. A neighbour that is a replica
+//! of the same stages has the same state and makes the copy itself. So the state of a step survives
+//! if each worker or its neighbour survives. The next membership does not matter: a worker's
+//! process keeps its snapshots after the run that made them.
 
 use crate::ids::{StageId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A worker keeps no more copies of a run than the last and the next.
+/// The most snapshots of a run that a worker stores: the last one and the next one.
 pub const MOST_COPIES: usize = 2;
 
-/// Names a copy.
+/// Identifies a snapshot.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct SnapshotId {
-    /// Of which run, by the number that it drew when it began.
+    /// The number of the run, drawn when it began.
     pub run: u64,
-    /// After which step.
+    /// The training step after which it was taken.
     pub step: u64,
-    /// By which membership, which it drew: one that does a step again may have cut the model otherwise, and has other parts.
+    /// The number of the membership, drawn when it began. A membership that repeats a step may cut
+    /// the model differently, and then has other parts.
     pub membership: u64,
 }
 
-/// What a boss says of a copy, so that one that knows nothing of it can go on with it.
+/// What the boss stores with a snapshot, so that another boss can resume from it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SnapshotNote {
-    /// How many parts make it whole.
+    /// The number of parts of the complete snapshot.
     pub parts: u32,
-    /// What else goes on, which workers do not look at.
+    /// The rest of the run's state. Workers do not read it.
     pub text: String,
 }
 
-/// Copy state, keep it, and exchange copies with other workers.
+/// Asks a worker to copy state, store it, and exchange snapshots with other workers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Keep {
-    /// Which copy it is part of.
+    /// The snapshot.
     pub copy: SnapshotId,
-    /// What is kept with it.
+    /// The note that is stored with it.
     pub note: SnapshotNote,
-    /// The last copy that is whole. All that are neither this nor the one that is being made are let go.
+    /// The last complete snapshot. All others but the one being made are dropped.
     pub last: Option<SnapshotId>,
-    /// Of which stage; nothing for all.
+    /// The stage. `None` is every stage.
     pub stage: Option<StageId>,
     /// The part that this worker copies, if it does.
     pub give: Option<Give>,
-    /// The parts that it keeps for others.
+    /// The parts that it stores for others, with their senders.
     pub take: BTreeMap<u32, WorkerId>,
 }
 
-/// A part of a copy that a worker makes.
+/// A part of a snapshot that a worker makes.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Give {
     /// Its number.
     pub part: u32,
-    /// Whose state it is: the worker's own, or that of the first replica of its stages, which has the same.
+    /// The worker whose state it is: this worker, or the first replica of its stages, which has the
+    /// same state.
     pub of: WorkerId,
-    /// To whom it goes, too; nobody where that one makes it for itself.
+    /// The neighbour to send it to. `None` if the neighbour makes the part itself.
     pub to: Option<WorkerId>,
 }
 
-/// What a worker keeps of a copy.
+/// The parts of a snapshot that a worker stores.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PeerSnapshot {
     /// Which copy.
     pub copy: SnapshotId,
-    /// What the boss said of it.
+    /// The boss's note.
     pub note: SnapshotNote,
-    /// For each part that is here the [names](crate::StateName) of its tensors.
+    /// The [names](crate::StateName) of the tensors of each part that is here.
     pub parts: BTreeMap<u32, BTreeSet<String>>,
 }
 
-/// A tensor of a copy, where it is and where it goes.
+/// A tensor of a snapshot: where it is stored, and which stage receives it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recalled {
-    /// Who keeps it.
+    /// The worker that stores it.
     pub keeper: WorkerId,
-    /// As part of what.
+    /// The part that it belongs to.
     pub part: u32,
     /// Its name.
     pub name: String,
-    /// The stage whose replicas get it.
+    /// The stage whose replicas receive it.
     pub stage: StageId,
 }
 
-/// What a worker gives out of a copy: tensors by part and name, each with the stage whose replicas get it.
+/// The tensors of a snapshot that a worker sends: part, name, and the stage whose replicas receive
+/// it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Recall {
     /// Of which copy.

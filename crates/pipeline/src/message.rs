@@ -18,38 +18,40 @@ pub use crate::assignment::{Assignment, ChangeMembership, PeerAddress};
 pub use crate::failure::Failure;
 pub use crate::mode::Mode;
 
-/// Said first on every connection; peers of different versions do not talk.
+/// The version of the protocol, sent first on every connection. Peers of different versions
+/// disconnect.
 pub const PROTOCOL_VERSION: u32 = 16;
 
-/// More tensors than this behind one head are refused.
+/// The most tensors behind one head.
 pub const MAX_TENSORS: usize = 4096;
-/// A batch of more microbatches than this is refused.
+/// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;
-/// A worker tells of no more actions than this when each ran.
+/// The most actions whose times a worker reports.
 pub const MAX_SPANS: usize = 16_384;
 
-/// The head of a frame. Tensors, where a kind carries some, follow it as raw bytes.
+/// The head of a frame. The tensors of a kind that carries some follow as raw bytes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Head {
-    /// Boss to worker: do this and answer with [`Head::Done`] or [`Head::Failed`].
+    /// Boss to worker: a command, answered by [`Head::Done`] or [`Head::Failed`].
     Command {
-        /// Answers name it.
+        /// The number that answers name.
         id: u64,
-        /// What to do.
+        /// The command.
         body: Command,
     },
-    /// Boss to worker: this pair cannot connect, send by way of the boss.
+    /// Boss to worker: relay frames for this peer through the boss, because the pair cannot
+    /// connect.
     UseRelay {
-        /// The other of the pair.
+        /// The peer.
         peer: WorkerId,
     },
-    /// Boss to worker: the command with this number is void; forget what it left.
+    /// Boss to worker: cancels a command. The worker discards what the command left.
     Abort {
         /// Which command.
         id: u64,
         /// The batch it worked on, if any.
         batch: Option<u64>,
-        /// It was training: forget all gradients too.
+        /// Whether the worker discards all gradients too.
         gradients: bool,
     },
     /// Boss to worker: the norm of all gradients of the command's round, over all stages.
@@ -59,18 +61,19 @@ pub enum Head {
         /// The norm, before gradients are shortened.
         norm: f64,
     },
-    /// Boss to worker: how the run stands, for whoever looks at the worker.
+    /// Boss to worker: how the run stands, for the worker's user.
     Progress(Progress),
     /// Boss to worker: the run is over.
     Stop,
 
-    /// Worker to boss: the command is carried out.
+    /// Worker to boss: the command is complete.
     Done {
         /// Which command.
         id: u64,
         /// The weighted loss of each microbatch, from the stage that computes it.
         losses: Vec<(u32, f32)>,
-        /// How many frames with tensors it sent to the boss for this command; they may arrive later.
+        /// The number of frames with tensors that the worker sent to the boss for this command.
+        /// They may arrive later.
         sent: u32,
         /// When the command arrived, on the worker's clock.
         received: Micros,
@@ -79,14 +82,14 @@ pub enum Head {
         /// When each action ran; at most [`MAX_SPANS`].
         spans: Vec<Span>,
     },
-    /// Worker to boss: the sums of squares of each parameter's gradient, or of the part that this worker has. Sent once for
-    /// a command whose actions give norms, answered by [`Head::TotalNorm`].
+    /// Worker to boss: the sums of squares of each parameter's gradient, or of this worker's part
+    /// of it. Sent once for a command whose actions compute norms. Answered by [`Head::TotalNorm`].
     Norms {
         /// Which command.
         id: u64,
         /// The sums.
         squares: Vec<Square>,
-        /// The weighted loss of each microbatch so far, which [`Head::Done`] then leaves out.
+        /// The weighted loss of each microbatch so far. [`Head::Done`] does not repeat them.
         losses: Vec<(u32, f32)>,
     },
     /// Worker to boss, before the answer to [`Command::Digest`]: a SHA-256 of each trained parameter of each of its
@@ -97,14 +100,15 @@ pub enum Head {
         /// By stage and name.
         digests: Vec<(StageId, String, [u8; 32])>,
     },
-    /// Worker to boss: a part of a copy is kept here, which [`Command::Keep`] said.
+    /// Worker to boss: this worker stores a part of a snapshot, as [`Command::Keep`] asked.
     Kept {
         /// Which command.
         id: u64,
         /// Which part.
         part: u32,
     },
-    /// Worker to boss, before the answer to [`Command::Copies`]: what it keeps of the run's copies.
+    /// Worker to boss, before the answer to [`Command::Copies`]: the snapshots of the run that it
+    /// stores.
     Copies {
         /// Which command.
         id: u64,
@@ -118,51 +122,55 @@ pub enum Head {
         /// For each stage whose first replica it is.
         ids: Vec<(StageId, UniqueId)>,
     },
-    /// Worker to boss: how layers fared in an optimizer step of a round that [asks](Watch::health) for it.
+    /// Worker to boss: the health of layers in an optimizer step, if the round
+    /// [asks](Watch::health) for it.
     Health {
         /// Which command.
         id: u64,
         /// The layers of one stage that are updated here.
         layers: Vec<LayerHealth>,
     },
-    /// Worker to boss: what layers take here, before the answer to [`Command::Measure`].
+    /// Worker to boss, before the answer to [`Command::Measure`]: how long layers take on this
+    /// worker.
     Measured {
         /// Which command.
         id: u64,
         /// For each probe.
         times: Vec<LayerTimes>,
     },
-    /// Worker to boss, before the answer to [`Command::Measure`]: what one of its links is like.
+    /// Worker to boss, before the answer to [`Command::Measure`]: the measured figures of one of
+    /// its links.
     LinkReport {
-        /// The other end; nobody for the boss.
+        /// The other end. `None` is the boss.
         peer: Option<WorkerId>,
-        /// What it is like.
+        /// The figures.
         report: LinkReport,
     },
-    /// Worker to boss: the command cannot be carried out.
+    /// Worker to boss: the command failed.
     Failed {
         /// Which command.
         id: u64,
         /// What went wrong and where.
         failure: Failure,
     },
-    /// Worker to boss: what the aborted command left is gone.
+    /// Worker to boss: the cancelled command is cleaned up.
     Aborted {
         /// Which command.
         id: u64,
-        /// The abort came too late: parameters of this worker were already updated.
+        /// Whether this worker had already updated parameters when the cancellation came.
         stepped: bool,
     },
-    /// Worker to boss: no connection to that worker can be made, or it broke.
+    /// Worker to boss: the connection to a peer broke or cannot be made.
     LinkFailed {
         /// The other end.
         peer: WorkerId,
         /// Why.
         reason: String,
-        /// It had been up, so tensors may be lost.
+        /// Whether the connection was up before, so that tensors may be lost.
         was_up: bool,
     },
-    /// Worker to boss, one tensor: a parameter, a buffer or what the optimizer keeps, answer to [`Command::SendState`].
+    /// Worker to boss, one tensor: a parameter, a buffer or optimizer state, as an answer to
+    /// [`Command::SendState`].
     State {
         /// Which command.
         id: u64,
@@ -170,7 +178,7 @@ pub enum Head {
         name: String,
     },
 
-    /// One tensor: a variable on its way to a stage that uses it.
+    /// One tensor: a variable, sent to a stage that uses it.
     Value {
         /// Which microbatch.
         key: MicrobatchKey,
@@ -179,34 +187,34 @@ pub enum Head {
         /// The stage that uses it.
         to: StageId,
     },
-    /// One tensor: what the model's output should have been.
+    /// One tensor: the target of a microbatch.
     Target {
         /// Which microbatch.
         key: MicrobatchKey,
         /// The stage that computes the loss.
         to: StageId,
     },
-    /// Gradients of a variable on their way back to the stage that made it, in summing order.
+    /// Gradients of a variable, sent back to the stage that made it, in summing order.
     Gradient {
         /// Which microbatch.
         key: MicrobatchKey,
         /// Which variable.
         value: layerspec::ValueId,
-        /// The stage that used it, or nobody for the boss.
+        /// The stage that used it. `None` is the boss.
         from: Option<StageId>,
         /// The stage that made it.
         to: StageId,
     },
-    /// The gradients of parameters that a stage borrows, on their way to their owner.
+    /// The gradients of tied copies, sent to the stage that owns the parameters.
     TiedGrads {
         /// The batch of the round that updates them.
         batch: u64,
-        /// The stage that borrows.
+        /// The stage that holds copies.
         from: StageId,
         /// The stage that owns them.
         to: StageId,
     },
-    /// The new values of parameters that a stage lends, on their way to one that borrows them.
+    /// The new values of tied parameters, sent by their owner to a stage that holds copies.
     TiedValues {
         /// The batch of the round that updates them.
         batch: u64,
@@ -215,12 +223,13 @@ pub enum Head {
         /// The stage that borrows.
         to: StageId,
     },
-    /// Sums of gradients over some of a batch's microbatches, on their way to the replica of the stage that sums this
-    /// part of them for all: one tensor for each slice of its [shard](crate::replicas::shard) of the bucket, of shape
-    /// `[0]` where no gradient came. float32; or where the round [compresses](Reduction::Compressed) what travels,
-    /// bfloat16, or bytes: for each [block](Compress::BLOCK) its scale and then its numbers. In int4, whose
-    /// [blocks](Compress::SMALL_BLOCK) have two numbers to a byte, the bytes have shape `[1, n]`, or `[n, 1]` where the number
-    /// of numbers is odd.
+    /// Sums of gradients over some of a batch's microbatches, sent to the replica that sums this
+    /// part for all. One tensor for each slice of the receiver's [shard](crate::replicas::shard) of
+    /// the bucket, of shape `[0]` if there is no gradient. The dtype is float32. If the round
+    /// [compresses](Reduction::Compressed), it is bfloat16, or bytes: for each
+    /// [block](Compress::BLOCK) its scale and then its numbers. In int4 the
+    /// [blocks](Compress::SMALL_BLOCK) have two numbers in a byte, and the bytes have shape `[1,
+    /// n]`, or `[n, 1]` if the count of numbers is odd.
     Sum {
         /// The batch of the round.
         batch: u64,
@@ -228,12 +237,13 @@ pub enum Head {
         stage: StageId,
         /// Which of the stage's buckets.
         bucket: u32,
-        /// Which microbatches; where a replica [adds up first](Reduction::adds_up_first), the first of several such sums,
-        /// which are then sent as one.
+        /// Which microbatches. If a replica [adds up first](Reduction::adds_up_first), the first
+        /// node of the sum that it sends.
         node: Node,
     },
-    /// The sums over all microbatches of the sender's shard of a bucket, on their way to the stage's other replicas, in
-    /// the same form; not of a bucket that is [sharded](crate::replicas::Bucket::sharded).
+    /// The sums over all microbatches of the sender's shard of a bucket, sent to the stage's other
+    /// replicas in the same form. Not sent for a [sharded](crate::replicas::Bucket::sharded)
+    /// bucket.
     Reduced {
         /// The batch of the round.
         batch: u64,
@@ -242,8 +252,8 @@ pub enum Head {
         /// Which of the stage's buckets.
         bucket: u32,
     },
-    /// The values of the sender's shard of a bucket, on their way to the stage's other replicas: one float32 tensor for each
-    /// slice.
+    /// The values of the sender's shard of a bucket, sent to the stage's other replicas: one
+    /// float32 tensor for each slice.
     Updated {
         /// The batch of the round.
         batch: u64,
@@ -251,27 +261,29 @@ pub enum Head {
         stage: StageId,
         /// Which of the stage's buckets.
         bucket: u32,
-        /// For which of the times at which the round gathers the stage's parameters, from 0.
+        /// The number of the all-gather of the stage's parameters within the round, from 0.
         visit: u32,
     },
-    /// What the batch norms of a stage saw of the sender's microbatches, on its way to the stage's other replicas.
+    /// The statistics of a stage's batch norms over the sender's microbatches, sent to the stage's
+    /// other replicas.
     Statistics {
         /// The batch of the round.
         batch: u64,
         /// The stage of both.
         stage: StageId,
     },
-    /// Worker to worker, one tensor: a parameter, a buffer, or what the optimizer keeps for one, for a replica that takes it
-    /// with [`ChangeMembership::take`].
+    /// Worker to worker, one tensor: a parameter, a buffer or optimizer state, for a replica that
+    /// receives it with [`ChangeMembership::take`].
     ReplicaState {
-        /// The command, which both have got.
+        /// The command, which both workers have received.
         id: u64,
         /// Its name.
         name: String,
-        /// How many come in all.
+        /// The number of tensors in all.
         of: u32,
     },
-    /// Worker to worker, one tensor, or none of a part that has none: part of a copy, which the receiver keeps.
+    /// Worker to worker, one tensor, or none for an empty part: part of a snapshot that the
+    /// receiver stores.
     Keeping {
         /// The command, which both have got.
         id: u64,
@@ -289,8 +301,9 @@ pub enum Head {
         /// Which variable.
         value: layerspec::ValueId,
     },
-    /// One tensor: a parameter or buffer, part of [`Command::LoadState`] or [`Command::Restore`], from the boss or who keeps it
-    /// to the first replica of a stage, and from replica to replica as [`StagePlacement::takers`](crate::replicas::StagePlacement::takers) says.
+    /// One tensor: a parameter or buffer, part of [`Command::LoadState`] or [`Command::Restore`].
+    /// The boss or the worker that stores it sends it to the first replica of a stage. Replicas
+    /// pass it on along [`StagePlacement::takers`](crate::replicas::StagePlacement::takers).
     Weight {
         /// Which command.
         id: u64,
@@ -309,7 +322,7 @@ pub enum Head {
 }
 
 impl Head {
-    /// How many tensors may follow this head, at least and at most.
+    /// The least and the greatest number of tensors behind this head.
     pub fn tensors(&self) -> (usize, usize) {
         match self {
             Head::State { .. }
@@ -331,76 +344,79 @@ impl Head {
         }
     }
 
-    /// Whether nobody waits for it, so that all else goes first.
+    /// Whether everything else is sent before it, because no computation waits for it.
     pub fn can_wait(&self) -> bool {
         matches!(self, Head::Keeping { .. })
     }
 
-    /// Whether it goes on a stream of its own, so that a large tensor holds nothing up; the rest
-    /// shares one ordered stream.
+    /// Whether it has a stream of its own, so that a large tensor delays nothing. All other heads
+    /// share one ordered stream.
     pub fn is_data(&self) -> bool {
         self.tensors().1 > 0
     }
 }
 
-/// What a boss asks of a worker.
+/// A command of the boss to a worker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Command {
-    /// Make stages and connect to those they exchange tensors with.
+    /// Build stages and connect to the workers that they exchange tensors with.
     Assign(Box<Assignment>),
-    /// Go on with the same stages among other workers.
+    /// Continue with the same stages among other workers.
     ChangeMembership(Box<ChangeMembership>),
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
-    /// Carry out actions.
+    /// Run actions.
     Run(Box<Round>),
-    /// Forget what is kept of a batch for backward.
+    /// Discard what is stored of a batch for its backward pass.
     Discard {
         /// Which batch.
         batch: u64,
     },
-    /// Find out what layers take, and say so with [`Head::Measured`].
+    /// Measure layers, and report with [`Head::Measured`].
     Measure(Vec<LayerProbe>),
     /// Send parameters and buffers as [`Head::State`], of this stage or of all.
     SendState {
-        /// Of which; nothing for all.
+        /// The stage. `None` is every stage.
         stage: Option<StageId>,
-        /// And what the optimizer keeps for them.
+        /// Whether to send optimizer state, too.
         optimizer: bool,
     },
-    /// Say what the trained parameters of each stage come to, with [`Head::Digests`].
+    /// Hash the trained parameters of each stage, and report with [`Head::Digests`].
     Digest,
-    /// Make ids for communicators among the replicas of stages, and say them with [`Head::UniqueIds`].
+    /// Make NCCL ids for communicators among the replicas of stages, and report with
+    /// [`Head::UniqueIds`].
     MakeIds,
-    /// Make the communicators among the replicas of these stages, which all do.
+    /// Make the communicators among the replicas of these stages. All replicas do so together.
     Communicate(Vec<(StageId, UniqueId)>),
-    /// Take parameters and buffers, which come as [`Head::Weight`], and pass them on.
+    /// Load parameters and buffers, which arrive as [`Head::Weight`], and pass them on.
     LoadState {
-        /// How many come.
+        /// The number of them that arrive.
         tensors: u32,
-        /// What the optimizer keeps is among them; what is not begins anew.
+        /// Whether optimizer state is among them. State that is missing then starts fresh.
         optimizer: bool,
     },
-    /// Copy state, keep it, and exchange copies with other workers; each part that is kept is told with [`Head::Kept`].
+    /// Copy state, store it, and exchange snapshots with other workers. [`Head::Kept`] reports each
+    /// stored part.
     Keep(Box<Keep>),
-    /// Say with [`Head::Copies`] what is kept of a run's copies.
+    /// List the stored snapshots of a run with [`Head::Copies`].
     Copies {
         /// Which run.
         run: u64,
     },
-    /// Take parameters, buffers and what the optimizer keeps, which come as [`Head::Weight`] from who keeps a copy, pass them
-    /// on, and give out what is kept here.
+    /// Load parameters, buffers and optimizer state, which arrive as [`Head::Weight`] from the
+    /// workers that store a snapshot. Pass them on, and send what this worker stores.
     Restore {
         /// How many come.
         tensors: u32,
-        /// From whom they come, where this worker is the first to have them.
+        /// The workers that send them, if this worker is the first to receive them.
         keepers: Vec<WorkerId>,
-        /// What this worker gives out.
+        /// The tensors that this worker sends.
         recall: Box<Recall>,
     },
-    /// Open a data set among this worker's own files, and see that it is the one that is meant.
+    /// Open a data set among this worker's own files, and check that its content is the expected
+    /// one.
     OpenData(Box<DataSpec>),
-    /// Take the files that layers are made from, which come as [`Head::File`].
+    /// Receive the files that layers are built from, which arrive as [`Head::File`].
     TakeFiles {
         /// How many come.
         files: u32,
@@ -418,29 +434,29 @@ pub struct Span {
     pub end: Micros,
 }
 
-/// How a run stands, as one of its workers is told now and then.
+/// The progress of a run, as the boss reports it to a worker.
 #[derive(Copy, Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Progress {
     /// Steps of the run so far.
     pub step: u64,
     /// The loss of the last one.
     pub loss: f32,
-    /// In how many steps this worker took part.
+    /// The steps in which this worker took part.
     pub steps: u64,
-    /// How many samples it took.
+    /// The samples that it processed.
     pub samples: u64,
     /// Its part of the last batch, from 0 to 1.
     pub share: f64,
-    /// How fast its slowest link to another worker is, in bytes a second, where it was measured.
+    /// The rate of its slowest link to another worker, in bytes per second, if measured.
     pub bytes_per_second: Option<u64>,
 }
 
-/// What a link is like.
+/// The measured figures of a link.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LinkReport {
     /// A round trip.
     pub rtt: Micros,
-    /// How fast it carries large tensors.
+    /// The rate of large tensors, in bytes per second.
     pub bytes_per_second: u64,
     /// The largest packet that passes.
     pub packet_bytes: u32,
@@ -454,7 +470,7 @@ pub struct LinkReport {
 const LONGEST_TRIP: Micros = Micros(3_600_000_000);
 
 impl LinkReport {
-    /// The same within what can be: it comes from another machine, and is calculated with.
+    /// Bounds the figures, which come from another machine and enter calculations.
     pub(crate) fn bounded(self) -> Self {
         LinkReport { rtt: self.rtt.min(LONGEST_TRIP), ..self }
     }
@@ -469,57 +485,58 @@ pub struct Round {
     pub step: u64,
     /// Training or evaluation.
     pub mode: Mode,
-    /// How forward passes go on with those before, in evaluation.
+    /// How forward passes continue a sequence with cached keys and values, in evaluation.
     pub cached: Option<Cached>,
-    /// What this worker does.
+    /// The actions of this worker.
     pub actions: Vec<Action>,
-    /// In which order.
+    /// Their order.
     pub order: Order,
     /// Which replica takes which microbatch.
     pub microbatch_assignment: MicrobatchAssignment,
-    /// How many microbatches the batch has.
+    /// The number of microbatches of the batch.
     pub microbatches: u32,
-    /// What this worker reads of inputs and targets by itself; nothing where they come from the boss.
+    /// The inputs and targets that this worker reads from its own files. `None` if the boss sends
+    /// them.
     pub samples: Option<Samples>,
-    /// In which order gradients are summed.
+    /// The order in which gradients are summed.
     pub reduction: Reduction,
-    /// The loss, where the last stage computes it.
+    /// The loss, if the last stage computes it.
     pub loss: Option<RoundLoss>,
     /// Send the model's outputs to the boss.
     pub outputs: bool,
     /// Gradients of the model's outputs come from the boss.
     pub grads_from_boss: bool,
-    /// How parameters change, where an action of the round changes them.
+    /// How parameters change, if an action of the round changes them.
     pub update: Option<RoundUpdate>,
-    /// What the worker looks out for.
+    /// What the worker checks during the round.
     pub watch: Watch,
 }
 
 /// How the gradients of a batch's microbatches are summed.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Reduction {
-    /// One after the other. It takes the least memory, and replicas cannot share it.
+    /// One microbatch after the other. Takes the least memory. Replicas cannot share the work.
     #[default]
     Sequential,
-    /// Along a [tree](crate::replicas::Tree), whose branches replicas can take.
+    /// Along a [tree](crate::replicas::Tree) over the microbatches. Replicas sum branches of it.
     Tree,
-    /// Along the tree by each replica, and then replica by replica, so that each sends one sum whatever it took. The result
-    /// depends on who took which microbatch.
+    /// Along the tree within each replica, and then replica by replica, so that each replica sends
+    /// one sum. The result depends on the assignment of microbatches.
     Fast,
-    /// The same, what travels in fewer bits.
+    /// As [`Reduction::Fast`], with gradients sent in fewer bits.
     Compressed(Compress),
-    /// Along the tree by each replica, and then by a collective operation among the devices ([`Command::Communicate`]): no
-    /// gradient travels in frames.
+    /// Along the tree within each replica, and then by a collective operation among the devices
+    /// ([`Command::Communicate`]). No gradient travels in frames.
     Collective,
 }
 
 impl Reduction {
-    /// Whether every microbatch's gradients are made apart and summed at the end.
+    /// Whether the gradients of each microbatch are computed apart and summed at the end.
     pub fn is_apart(self) -> bool {
         self != Reduction::Sequential
     }
 
-    /// In what form gradients travel, where that is not float32.
+    /// The form in which gradients travel, if not float32.
     pub fn compress(self) -> Option<Compress> {
         match self {
             Reduction::Compressed(compress) => Some(compress),
@@ -527,7 +544,7 @@ impl Reduction {
         }
     }
 
-    /// Whether a replica adds up all that its microbatches came to before it sends.
+    /// Whether a replica sums the gradients of all its microbatches before it sends.
     pub fn adds_up_first(self) -> bool {
         matches!(self, Reduction::Fast | Reduction::Compressed(_) | Reduction::Collective)
     }
@@ -543,17 +560,19 @@ impl Reduction {
 pub struct RoundUpdate {
     /// The learning rate of this step.
     pub lr: f64,
-    /// What every gradient is multiplied by before it is used.
+    /// The factor of every gradient before it is used.
     pub scale: f64,
-    /// The gradients are shortened to this norm over all stages (`torch.nn.utils.clip_grad_norm_`), by
-    /// [`Action::GradNorm`], which the round then has for every stage.
+    /// Gradients are clipped to this norm over all stages (`torch.nn.utils.clip_grad_norm_`). The
+    /// round then has an [`Action::GradNorm`] for every stage.
     pub max_norm: Option<f64>,
-    /// Where the norm is no finite number, parameters and optimizer stay as they are. It goes with `max_norm`.
+    /// If the norm is not finite, parameters and optimizer state stay unchanged. Requires
+    /// `max_norm`.
     pub skip_infinite: bool,
 }
 
 impl RoundUpdate {
-    /// By what gradients of this norm, over all stages, are shortened, as PyTorch has it: not at all below the limit.
+    /// The clipping factor for gradients of this norm over all stages, as in PyTorch: 1 below the
+    /// limit.
     pub fn clip(&self, norm: f64) -> f64 {
         let limit = self.max_norm.filter(|most| most.is_finite());
         let clip = limit.map_or(1.0, |most| most / (norm + 1e-6));
@@ -571,6 +590,6 @@ impl RoundUpdate {
 pub struct RoundLoss {
     /// The function.
     pub spec: LossSpec,
-    /// For each microbatch its share of the batch: of its samples, or of the weight of its targets.
+    /// The share of each microbatch in the batch: of the samples, or of the targets' weight.
     pub weights: Vec<f64>,
 }

@@ -1,6 +1,7 @@
-//! What the compute thread is asked to do, and what it answers.
+//! The tasks of the compute thread, and their outcomes.
 //!
-//! Generic over the tensor: a session fills in slot numbers, the driver replaces them by bytes.
+//! Generic over the tensor type: a session fills in slot numbers, and the driver replaces them by
+//! bytes.
 
 use crate::cached::Cached;
 use crate::ids::{MicrobatchKey, StageId};
@@ -16,18 +17,18 @@ use layerspec::Layer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One piece of work for the compute thread, which runs them in the order given.
+/// One piece of work for the compute thread, which runs tasks in order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Task<T> {
-    /// Make these stages, with parameters initialised from the seed.
+    /// Build these stages, with parameters initialised from the seed.
     Build {
         /// The stages of this worker.
         stages: Vec<StageSpec>,
-        /// How large the buckets are in which their gradients are handed out.
+        /// The sizes of the buckets in which gradients are handed out.
         buckets: BucketBytes,
-        /// What their replicas share out.
+        /// What their replicas shard, if anything.
         sharding: Option<Sharding>,
-        /// The part of each stage with replicas that share something out which is this worker's.
+        /// This worker's shard of each stage that is sharded.
         shard_ids: BTreeMap<StageId, ShardId>,
         /// The run's seed.
         seed: u64,
@@ -44,17 +45,18 @@ pub enum Task<T> {
         step: u64,
         /// Whether backward will follow.
         mode: Mode,
-        /// How it goes on with the pass before.
+        /// How the pass continues a sequence with cached keys and values.
         cached: Option<Cached>,
         /// A tensor for each of the stage's inputs, in order.
         inputs: Vec<T>,
-        /// Which of the stage's outputs to hand back, ascending.
+        /// The outputs of the stage to hand back, ascending.
         export: Vec<usize>,
         /// The loss, on the stage that computes it.
         loss: Option<LossTask<T>>,
-        /// Keep what batch norms see apart, for [`Task::Reduce`], which puts it in the order of microbatches.
+        /// Keep the statistics of batch norms apart for [`Task::Reduce`], which applies them in the
+        /// order of microbatches.
         apart: bool,
-        /// Where a number that is not finite is an error.
+        /// Which numbers must be finite.
         finite: Finite,
     },
     /// The gradients of one microbatch through one stage.
@@ -63,14 +65,14 @@ pub enum Task<T> {
         stage: StageId,
         /// Which microbatch.
         key: MicrobatchKey,
-        /// For each of the stage's outputs its gradients from outside, in the order in which they are summed.
+        /// The gradients of each of the stage's outputs from outside, in summing order.
         grads: Vec<Vec<T>>,
-        /// Whether the parameters' gradients are left for [`Task::BackwardWeight`].
+        /// Whether [`Task::BackwardWeight`] computes the parameters' gradients later.
         input_only: bool,
-        /// How the parameters' gradients are summed, where that is along a tree.
+        /// The place of the parameters' gradients in the sum, if they are summed along a tree.
         branch: Option<Branch>,
     },
-    /// The half of a backward pass that was left: the gradients of the parameters.
+    /// The second half of a backward pass: the gradients of the parameters.
     BackwardWeight {
         /// Which stage.
         stage: StageId,
@@ -79,74 +81,80 @@ pub enum Task<T> {
         /// As for [`Task::Backward`].
         branch: Option<Branch>,
     },
-    /// Ends the summing of a round's gradients along a tree: the sums over all microbatches are added to the gradients
-    /// so far, which [`Task::OptimStep`] uses.
+    /// Ends the sum of a round's gradients along a tree. Adds the sums over all microbatches to the
+    /// accumulated gradients, which [`Task::OptimStep`] uses.
     Reduce {
         /// Which stage.
         stage: StageId,
-        /// The batch of the round, whose statistics are learnt.
+        /// The batch of the round, whose statistics the batch norms take over.
         batch: u64,
-        /// For every bucket and replica the slices of that replica's shard ([`Head::Reduced`](crate::message::Head)), of a
-        /// sharded bucket those of this one's alone; no buckets where the stage has one replica, whose own sums are whole.
+        /// For every bucket and replica, the slices of that replica's shard
+        /// ([`Head::Reduced`](crate::message::Head)). For a sharded bucket, only this replica's
+        /// slices. Empty if the stage has one replica, whose own sums are complete.
         buckets: Vec<Vec<Vec<T>>>,
-        /// What the batch norms of each replica saw, in any order; nothing where the stage has one replica.
+        /// The statistics of the batch norms of each replica, in any order. Empty if the stage has
+        /// one replica.
         statistics: Vec<Vec<T>>,
     },
-    /// The same by a collective operation among the stage's replicas, of which each has this task: what the microbatches of
-    /// each came to is summed. It waits for the others, and fails where it is
+    /// As [`Task::Reduce`], by a collective operation: every replica of the stage has this task,
+    /// and their gradients are summed. Waits for the other replicas. Fails if it is
     /// [interrupted](crate::effect::StageEffect::Interrupt).
     AllReduce {
         /// Which stage.
         stage: StageId,
         /// The batch of the round, whose statistics are learnt.
         batch: u64,
-        /// What the batch norms of each other replica saw, in any order.
+        /// The statistics of the batch norms of each other replica, in any order.
         statistics: Vec<Vec<T>>,
     },
-    /// Make an id for a communicator of each of these stages; answered by [`Outcome::UniqueIds`].
+    /// Make an NCCL id for a communicator of each of these stages. Answered by
+    /// [`Outcome::UniqueIds`].
     MakeIds {
         /// Which stages.
         stages: Vec<StageId>,
     },
-    /// Make the communicators among the replicas of stages, which all do, in this order, in place of any there are. It waits
-    /// for the others as [`Task::AllReduce`] does.
+    /// Make the communicators among the replicas of stages, in this order, and replace existing
+    /// ones. Every replica has this task, and waits for the others as in [`Task::AllReduce`].
     Communicate {
-        /// For each stage which of its replicas this is, and by what they find each other.
+        /// For each stage, the shard of this replica and the id by which replicas find each other.
         stages: Vec<(StageId, ShardId, UniqueId)>,
     },
-    /// Hand out the gradients of the parameters that other stages own; answered by [`Outcome::Tied`].
+    /// Hand out the gradients of the parameters that other stages own. Answered by
+    /// [`Outcome::Tied`].
     TiedGrads {
         /// Which stage.
         stage: StageId,
     },
-    /// Add the gradients of tied parameters that came from other stages, and give the squared norm of every
-    /// parameter's gradient, or of the part of it that is here; answered by [`Outcome::Norms`].
+    /// Add the gradients of tied parameters from other stages. Compute the squared norm of every
+    /// parameter's gradient, or of this worker's part of it. Answered by [`Outcome::Norms`].
     GradNorm {
         /// Which stage.
         stage: StageId,
-        /// For every stage that uses parameters of this one, descending, what its [`Task::TiedGrads`] gave.
+        /// For every stage that uses parameters of this one, descending, the result of its
+        /// [`Task::TiedGrads`].
         tied: Vec<(StageId, Vec<T>)>,
     },
-    /// Apply the gradients of one stage to its parameters and clear them; answered by [`Outcome::Tied`] with the
-    /// new values of the parameters that it lends. It fails where any task since the last [`Task::Discard`] has: it may
-    /// have been given before that was known, and the parameters must stay as they were. Of sharded buckets only this
+    /// Apply the gradients of one stage to its parameters and clear them. Answered by
+    /// [`Outcome::Tied`] with the new values of tied parameters that other stages copy. Fails if
+    /// any task since the last [`Task::Discard`] failed, because it may have been submitted before
+    /// that failure was known, and the parameters must not change. Of sharded buckets only this
     /// replica's part is updated, and handed out as [`HandedOut::Updated`].
     OptimStep {
         /// Which stage.
         stage: StageId,
-        /// With what.
+        /// How the gradients change the parameters.
         update: Update,
-        /// As for [`Task::GradNorm`]; empty where that has been.
+        /// As for [`Task::GradNorm`]. Empty if that task ran before.
         tied: Vec<(StageId, Vec<T>)>,
-        /// Hand out how the layers fare, as [`HandedOut::Health`].
+        /// Whether to hand out the health of the layers, as [`HandedOut::Health`].
         health: bool,
     },
-    /// Take what the other replicas have updated, or share.
+    /// Load the parts of the parameters that the other replicas have updated or share.
     AllGather {
         /// Which stage.
         stage: StageId,
-        /// For every bucket and replica the slices of that replica's shard; none of this one's, and of buckets that are not
-        /// sharded.
+        /// For every bucket and replica, the slices of that replica's shard. Empty for this
+        /// replica, and for buckets that are not sharded.
         buckets: Vec<Vec<Vec<T>>>,
     },
     /// Hand out this replica's part of the parameters, as [`HandedOut::Updated`].
@@ -154,82 +162,83 @@ pub enum Task<T> {
         /// Which stage.
         stage: StageId,
     },
-    /// Let go of the other replicas' parts of the parameters.
+    /// Free the other replicas' parts of the parameters.
     Reshard {
         /// Which stage.
         stage: StageId,
     },
-    /// Take the new values of the parameters that other stages own, and clear their gradients.
+    /// Load the new values of the parameters that other stages own, and clear their gradients.
     UpdateTied {
         /// Which stage.
         stage: StageId,
-        /// For every stage that this one borrows from, ascending, its part of what that one's
-        /// [`Task::OptimStep`] gave.
+        /// For every stage that owns copied parameters, ascending, this stage's part of the result
+        /// of its [`Task::OptimStep`].
         tied: Vec<(StageId, Vec<T>)>,
     },
-    /// Find out how long layers take on this worker, apart from the stages.
+    /// Measure how long layers take on this worker, apart from the stages.
     Measure {
         /// The layers, each with inputs.
         probes: Vec<LayerProbe>,
     },
-    /// Forget what is kept of a batch for backward.
+    /// Discard what is stored of a batch for its backward pass.
     Discard {
         /// Which batch.
         batch: u64,
-        /// Forget all gradients too: the step is void.
+        /// Whether to discard all gradients too, because the step is void.
         gradients: bool,
     },
     /// Hand out state, under the names of [`StateName`](crate::StateName).
     Snapshot {
-        /// The stages of which parameters and buffers are handed out.
+        /// The stages whose parameters and buffers are handed out.
         parameters: Vec<StageId>,
-        /// The stages of which it is what the optimizer keeps; of those that are not among the others, only what this replica
-        /// keeps alone.
+        /// The stages whose optimizer state is handed out. For a stage that is not among
+        /// `parameters`, only the state that this replica alone holds.
         optimizer: Vec<StageId>,
     },
-    /// Find a SHA-256 of each trained parameter of each stage; answered by [`Outcome::Digests`].
+    /// Compute a SHA-256 of each trained parameter of each stage. Answered by [`Outcome::Digests`].
     Digest,
     /// Replace parameters and buffers.
     Load {
         /// Tensors by name.
         tensors: Vec<(String, T)>,
-        /// What [`Task::Snapshot`] gave with the optimizer's state, which is replaced too.
+        /// Whether the tensors include optimizer state, as [`Task::Snapshot`] returns it, which is
+        /// replaced, too.
         optimizer: bool,
     },
-    /// Take the files that layers are made from, instead of those taken before.
+    /// Replace the files that layers are built from.
     Files {
         /// Bytes by SHA-256, in hexadecimal digits.
         files: Vec<(String, T)>,
     },
 }
 
-/// Where a microbatch's gradients go in the sum over all microbatches.
+/// The place of a microbatch's gradients in the sum over all microbatches.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Branch {
-    /// How many microbatches the batch has.
+    /// The number of microbatches of the batch.
     pub microbatches: u32,
-    /// Set where what is summed so far leaves with this microbatch: it is handed out as [`HandedOut`], for so many
-    /// replicas, as soon as a bucket is complete.
+    /// Set if the sum so far is handed out with this microbatch, as [`HandedOut`], as soon as a
+    /// bucket is complete. The value is the number of replicas.
     pub hand_out: Option<u16>,
-    /// Whether it is the last one of this replica's.
+    /// Whether it is the last microbatch of this replica.
     pub last: bool,
-    /// Whether it hands out what batch norms saw.
+    /// Whether to hand out the statistics of batch norms.
     pub tells: bool,
 }
 
-/// What the compute thread hands out while it is at work.
+/// A result that the compute thread hands out during a task.
 #[derive(Clone, PartialEq, Debug)]
 pub enum HandedOut<T> {
-    /// The sums of a bucket, as far as this replica's microbatches go.
+    /// The sums of a bucket over this replica's microbatches.
     Sums {
         /// Which stage.
         stage: StageId,
         /// Which bucket.
         bucket: u32,
-        /// For each replica the slices of its shard, for each node.
+        /// The slices of each replica's shard, for each node.
         shards: Vec<Vec<(Node, Vec<T>)>>,
     },
-    /// The values of this replica's shard of a bucket, which it has updated or shares.
+    /// The values of this replica's shard of a bucket, updated or shared.
     Updated {
         /// Which stage.
         stage: StageId,
@@ -238,14 +247,14 @@ pub enum HandedOut<T> {
         /// One flat tensor for each slice.
         slices: Vec<T>,
     },
-    /// What the batch norms of the stage saw, with the last microbatch's forward pass.
+    /// The statistics of the stage's batch norms, with the last microbatch's forward pass.
     Statistics {
         /// Which stage.
         stage: StageId,
         /// Tensors as the engine reads them.
         tensors: Vec<T>,
     },
-    /// How the layers of a stage fared in an optimizer step.
+    /// The health of a stage's layers in an optimizer step.
     Health(Vec<LayerHealth>),
 }
 
@@ -254,26 +263,28 @@ pub enum HandedOut<T> {
 pub struct Update {
     /// The learning rate of this step.
     pub lr: f64,
-    /// What every gradient is multiplied by before it is used: 1 but for gradients gathered over batches of uneven size.
+    /// The factor of every gradient before it is used: 1, except for gradients accumulated over
+    /// batches of uneven size.
     pub scale: f64,
-    /// By what the gradients are shortened after that: 1 where their norm over all stages is not above the limit.
+    /// The clipping factor applied after that: 1 if the norm over all stages is not above the
+    /// limit.
     pub clip: f64,
-    /// Only clear the gradients: those of some stage are no finite numbers.
+    /// Only clear the gradients, because those of some stage are not finite.
     pub skip: bool,
 }
 
-/// A layer to be measured, with the inputs that it gets for one microbatch.
+/// A layer to measure, with its inputs for one microbatch.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LayerProbe {
     /// The layer.
     pub layer: Layer,
-    /// The type and sizes of every input.
+    /// The dtype and shape of every input.
     pub inputs: Vec<TensorMeta>,
-    /// Whether the inputs' gradients are wanted.
+    /// Whether to compute the inputs' gradients.
     pub input_grads: bool,
 }
 
-/// What a layer takes on one worker for one microbatch.
+/// Times and memory of a layer on one worker for one microbatch.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LayerTimes {
     /// Nanoseconds of its forward pass.
@@ -288,15 +299,15 @@ pub struct LayerTimes {
     pub optim_step: u64,
     /// Bytes kept from forward to backward.
     pub held: u64,
-    /// Bytes kept from the one half of backward to the other.
+    /// Bytes kept from the first half of backward to the second.
     pub held_between: u64,
 }
 
-/// An hour in nanoseconds, and as many bytes: sums of such numbers never overflow.
+/// An hour in nanoseconds, also used as a limit for bytes. Sums of such numbers never overflow.
 const MOST: u64 = 3_600_000_000_000;
 
 impl LayerTimes {
-    /// The same within what can be: it comes from another machine, and is calculated with.
+    /// Bounds the figures, which come from another machine and enter calculations.
     pub(crate) fn bounded(&self) -> Self {
         LayerTimes {
             forward: self.forward.min(MOST),
@@ -313,17 +324,17 @@ impl LayerTimes {
 /// The loss that follows a forward pass.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LossTask<T> {
-    /// Which of the stage's outputs it is computed on.
+    /// The output of the stage that it is computed on.
     pub output: usize,
     /// The function.
     pub spec: LossSpec,
     /// The microbatch's share of the batch's samples.
     pub weight: f64,
-    /// What the output should have been.
+    /// The target.
     pub target: T,
 }
 
-/// What a [`Task`] leaves.
+/// The result of a [`Task`].
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome<T> {
     /// Done, with nothing to hand back.
@@ -337,12 +348,13 @@ pub enum Outcome<T> {
     },
     /// After [`Task::Backward`].
     Backward {
-        /// For each of the stage's inputs its gradients: none where it needs none, one where they are
-        /// summed here, else one a use.
+        /// The gradients of each of the stage's inputs: none if it needs none, one if they are
+        /// summed here, else one for each use.
         grads: Vec<Vec<T>>,
     },
-    /// After [`Task::TiedGrads`]: for every stage that it borrows from, ascending, the gradients of each use of each
-    /// parameter. After [`Task::OptimStep`]: for every stage that it lends to, descending, the new values.
+    /// After [`Task::TiedGrads`]: for every owning stage, ascending, the gradients of each use of
+    /// each parameter. After [`Task::OptimStep`]: for every stage with copies, descending, the new
+    /// values.
     Tied {
         /// Tensors by the stage at the other end, in the order of [`crate::plan::TiedCopy`].
         tensors: Vec<(StageId, Vec<T>)>,
@@ -354,7 +366,7 @@ pub enum Outcome<T> {
     },
     /// After [`Task::Measure`], one for each probe.
     Measured {
-        /// What each layer takes.
+        /// The times of each layer.
         times: Vec<LayerTimes>,
     },
     /// After [`Task::Digest`].
@@ -375,12 +387,12 @@ pub enum Outcome<T> {
 }
 
 impl<T> Task<T> {
-    /// Whether it goes on for as long as other workers have not come as far.
+    /// Whether the task waits for the same task on other workers.
     pub fn waits_for_others(&self) -> bool {
         matches!(self, Task::AllReduce { .. } | Task::Communicate { .. })
     }
 
-    /// The same task over other tensors; the first that cannot be replaced ends it.
+    /// The same task over other tensors. Fails with the first error of `f`.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Task<U>, E> {
         Ok(match self {
             Task::Build { stages, buckets, sharding, shard_ids, seed } => {
@@ -443,7 +455,7 @@ impl<T> Outcome<T> {
         outcome
     }
 
-    /// The same outcome over other tensors; the first that cannot be replaced ends it.
+    /// The same outcome over other tensors. Fails with the first error of `f`.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Outcome<U>, E> {
         Ok(match self {
             Outcome::Done => Outcome::Done,
@@ -460,7 +472,7 @@ impl<T> Outcome<T> {
         })
     }
 
-    /// Every tensor in it, for letting go of a result that nobody wants any more.
+    /// Every tensor in it, to free a result that is not needed any more.
     pub fn into_tensors(self) -> Vec<T> {
         match self {
             Outcome::Done

@@ -1,4 +1,4 @@
-//! What the user can ask for, and the frames that ask workers for it.
+//! The requests of the user, and the frames that carry them to workers.
 
 use super::command;
 use crate::cached::Cached;
@@ -17,118 +17,121 @@ use layerspec::ValueId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-/// How many batches may wait for their backward pass where nothing else is said.
+/// The default limit of batches that wait for their backward pass.
 pub const MOST_WAITING: usize = 8;
 
-/// What a session starts from.
+/// The initial values of a session.
 pub struct Setup {
     /// The stages and their workers.
     pub plan: Plan,
     /// The run's seed.
     pub seed: u64,
-    /// How large the buckets are in which replicas exchange gradients.
+    /// The sizes of the buckets in which replicas exchange gradients.
     pub buckets: BucketBytes,
-    /// For each worker where it accepts direct connections, if it does.
+    /// The address at which each worker accepts direct connections, if any.
     pub addresses: Vec<Option<SocketAddr>>,
-    /// How many batches may wait for their backward pass at a time; see [`MOST_WAITING`].
+    /// The most batches that wait for their backward pass at a time; see [`MOST_WAITING`].
     pub most_waiting: usize,
 }
 
 impl Setup {
-    /// Where a worker accepts direct connections.
+    /// The address at which a worker accepts direct connections.
     pub(super) fn address(&self, worker: WorkerId) -> Option<SocketAddr> {
         self.addresses.get(worker.0 as usize).copied().flatten()
     }
 }
 
-/// Something the user wants done on all workers.
+/// A request of the user to all workers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Request {
-    /// From the next [`Request::Distribute`] on, which must come first, use this plan, for as many workers.
+    /// Use this plan, for the same number of workers, from the next [`Request::Distribute`] on,
+    /// which must come first.
     Use(Box<Plan>),
-    /// Give every worker the files that layers are made from: for each its SHA-256 and its bytes.
+    /// Send every worker the files that layers are built from: the SHA-256 and the bytes of each.
     SendFiles(Vec<(String, Slot)>),
-    /// Give every worker its stages.
+    /// Send every worker its stages.
     Distribute,
-    /// Have the workers whose stages take samples open this data set among their own files.
+    /// Let the workers whose stages read samples open this data set among their own files.
     OpenData(Box<DataSpec>),
-    /// Get a worker ready that came while others train: its stages, with parameters that will be replaced, and links. It is
-    /// carried out beside other requests.
+    /// Prepare a worker that joined during training: its stages, with parameters that will be
+    /// replaced, and its links. Runs beside other requests.
     Prepare(Box<Prepare>),
-    /// Go on with the same stages among these workers.
+    /// Continue with the same stages among these workers.
     ChangeMembership(Box<MembershipChange>),
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
-    /// Carry out a round of actions.
+    /// Run a round of actions.
     Run(Box<RunRequest>),
-    /// Forget a batch whose backward pass will not come.
+    /// Discard a batch that gets no backward pass.
     Discard {
         /// Which batch.
         batch: u64,
     },
-    /// Find out what these layers take on every worker.
+    /// Measure these layers on every worker.
     Measure(Vec<LayerProbe>),
-    /// What workers said last of their links.
+    /// Report the last measured figures of all links.
     Links,
-    /// Gather parameters and buffers. Workers copy them and go on with the next request while the copies travel.
+    /// Fetch parameters and buffers. Workers copy them, and continue with the next request while
+    /// the copies travel.
     SendState {
-        /// Of this stage; nothing for all.
+        /// The stage. `None` is every stage.
         stage: Option<StageId>,
-        /// And what the optimizer keeps for them.
+        /// Whether to fetch optimizer state, too.
         optimizer: bool,
     },
-    /// Have workers copy state for each other. They go on with the next request while the copies travel.
+    /// Let workers store snapshots for each other. They continue with the next request while the
+    /// snapshots travel.
     Keep(Box<Keeping>),
-    /// Gather what workers keep of a run's copies.
+    /// List the snapshots of a run that workers store.
     Copies {
         /// Which run.
         run: u64,
     },
-    /// Replace parameters, buffers and what the optimizer keeps by what workers keep.
+    /// Replace parameters, buffers and optimizer state by a snapshot that workers store.
     Restore {
-        /// Of which copy.
+        /// The snapshot.
         copy: SnapshotId,
-        /// Every tensor, for each stage that gets it.
+        /// Every tensor, once for each stage that receives it.
         tensors: Vec<Recalled>,
     },
-    /// Have an id made for a communicator of each stage whose replicas sum gradients.
+    /// Make an NCCL id for a communicator of each stage whose replicas sum gradients.
     MakeIds,
-    /// Have the replicas of these stages make their communicators, in place of any there are. Whatever training fails ends
-    /// them.
+    /// Let the replicas of these stages make their communicators, and replace existing ones. A
+    /// failed training step ends them.
     Communicate(Vec<(StageId, UniqueId)>),
-    /// Gather what the trained parameters of every stage of every worker come to.
+    /// Fetch the hashes of the trained parameters of every stage of every worker.
     Digest,
     /// Replace parameters and buffers.
     LoadState {
-        /// For each the stage whose replicas get it, its [name](crate::StateName) and the tensor.
+        /// The stage whose replicas receive it, its [name](crate::StateName), and the tensor.
         tensors: Vec<(StageId, String, Slot)>,
-        /// Whether what the optimizer keeps is among them, and begins anew where it is not.
+        /// Whether optimizer state is among them. State that is missing then starts fresh.
         optimizer: bool,
     },
     /// End the run on every worker.
     Stop,
 }
 
-/// A copy of state that workers keep, or the part of it that is of one stage.
+/// A snapshot that workers store for each other, or the part of it that belongs to one stage.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Keeping {
-    /// Which copy.
+    /// The snapshot.
     pub copy: SnapshotId,
-    /// What is kept with it.
+    /// The note that is stored with it.
     pub note: SnapshotNote,
-    /// The last copy that is whole; what is older is let go.
+    /// The last complete snapshot. Older ones are dropped.
     pub last: Option<SnapshotId>,
-    /// Of which stage; nothing for all.
+    /// The stage. `None` is every stage.
     pub stage: Option<StageId>,
-    /// Of how many parts others have been asked before.
+    /// The number of parts that were requested before.
     pub before: u32,
-    /// For each worker who keeps its copies, too; where nobody is named, the next one does. One that has the same state makes
-    /// them itself.
+    /// The worker that also stores the parts of each worker. The default is the next worker. A
+    /// neighbour with the same state makes the part itself.
     pub neighbours: BTreeMap<WorkerId, WorkerId>,
 }
 
 impl Keeping {
-    /// For each part who has it.
+    /// The keepers of each part.
     pub(super) fn parts(&self, plan: &Plan) -> BTreeMap<u32, Keepers> {
         let members = plan.stage_placement.members();
         let next = |worker: WorkerId| {
@@ -143,19 +146,19 @@ impl Keeping {
     }
 }
 
-/// Who keeps a part of a copy.
+/// The two workers that store a part of a snapshot.
 #[derive(Copy, Clone)]
 pub(super) struct Keepers {
-    /// Whose state it is.
+    /// The worker whose state it is.
     pub(super) owner: WorkerId,
-    /// Who keeps it, too.
+    /// The neighbour that stores it, too.
     pub(super) other: WorkerId,
-    /// The owner sends it, for the other has not the same state.
+    /// Whether the owner sends it, because the neighbour does not have the same state.
     pub(super) sends: bool,
 }
 
 impl Keepers {
-    /// What a worker copies of this part.
+    /// The copy that a worker makes of this part, if any.
     fn give(self, part: u32, worker: WorkerId) -> Option<Give> {
         let Keepers { owner: of, other, sends } = self;
         let makes = worker == of || (!sends && worker == other);
@@ -163,34 +166,35 @@ impl Keepers {
     }
 }
 
-/// Whether another worker has the state that this one speaks for, and none besides, as a replica of these stages.
+/// Whether another worker is a replica of exactly the stages that this worker speaks for, so that
+/// both have the same state.
 pub fn has_same_state(plan: &Plan, speaker: WorkerId, other: WorkerId) -> bool {
     let both = |workers: &[WorkerId]| (workers.first() == Some(&speaker)) == workers.contains(&other);
-    // Replicas that share out what the optimizer keeps have each their part of it.
+    // Replicas that shard the optimizer state have different parts of it.
     speaker != other && plan.sharding.is_none() && plan.stage_placement.iter().all(|(_, workers)| both(workers))
 }
 
-/// What a worker needs that came while others train.
+/// What a worker needs that joined during training.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prepare {
     /// Which worker.
     pub worker: WorkerId,
-    /// The plan as it will be with it.
+    /// The plan that includes it.
     pub plan: Plan,
-    /// The files that layers are made from, as for [`Request::SendFiles`].
+    /// The files that layers are built from, as for [`Request::SendFiles`].
     pub files: Vec<(String, Slot)>,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
-    /// The data sets that workers read by themselves.
+    /// The data sets that workers read from their own files.
     pub data: Vec<DataSpec>,
 }
 
-/// Who has the stages from now on.
+/// The new placement of the stages.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MembershipChange {
     /// The same stages as before, with their workers.
     pub plan: Plan,
-    /// Workers that follow, each with the one that has the same stages and gives, or gave, it its state.
+    /// The followers, each with the worker of the same stages that provides its state.
     pub followers: BTreeMap<WorkerId, WorkerId>,
 }
 
@@ -203,33 +207,34 @@ pub struct RunRequest {
     pub step: u64,
     /// Training or evaluation.
     pub mode: Mode,
-    /// How forward passes go on with those before, in evaluation.
+    /// How forward passes continue a sequence with cached keys and values, in evaluation.
     pub cached: Option<Cached>,
-    /// For each worker what it does.
+    /// The actions of each worker.
     pub actions: Vec<Vec<Action>>,
-    /// In which order.
+    /// Their order.
     pub order: Order,
     /// Which replica takes which microbatch.
     pub microbatch_assignment: MicrobatchAssignment,
-    /// How many microbatches the batch has.
+    /// The number of microbatches of the batch.
     pub microbatches: u32,
-    /// In which order gradients are summed.
+    /// The order in which gradients are summed.
     pub reduction: Reduction,
-    /// How parameters change, where an action of the round changes them.
+    /// How parameters change, if an action of the round changes them.
     pub update: Option<RoundUpdate>,
-    /// What workers look out for.
+    /// What workers check during the round.
     pub watch: Watch,
-    /// The loss, where the last stage computes it.
+    /// The loss, if the last stage computes it.
     pub loss: Option<RoundLoss>,
     /// Whether the model's outputs come back.
     pub outputs: bool,
-    /// What workers read of inputs and targets by themselves; the next two are then empty.
+    /// The inputs and targets that workers read from their own files. The next two fields are then
+    /// empty.
     pub samples: Option<Samples>,
     /// The model's inputs, by microbatch.
     pub inputs: Vec<(u32, ValueId, Slot)>,
-    /// What the output should have been, by microbatch.
+    /// The targets, by microbatch.
     pub targets: Vec<(u32, Slot)>,
-    /// Gradients of the model's outputs, where the boss gives them.
+    /// Gradients of the model's outputs, if the boss sends them.
     pub grads: Option<Vec<(u32, ValueId, Vec<Slot>)>>,
 }
 
