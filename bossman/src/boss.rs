@@ -39,43 +39,43 @@ pub struct BossMan {
     pub(crate) mode: Mode,
     /// The number of the last batch.
     pub(crate) batch: u64,
-    /// How many batches went forward in training mode; dropout depends on it.
+    /// The number of batches that went forward in training mode. Dropout depends on it.
     pub(crate) step: u64,
-    /// How many optimizer steps were done; the learning rate depends on it.
+    /// The number of optimizer steps. The learning rate depends on it.
     pub(crate) updates: u64,
     /// The optimizer that the workers have.
     pub(crate) optimizer: Option<OptimizerSpec>,
-    /// Batches whose backward pass has not come.
+    /// Batches that wait for their backward pass.
     pub(crate) under_way: UnderWay,
-    /// Gradients of steps without an update.
+    /// Accumulated gradients of steps without an update.
     pub(crate) gathered: Gathered,
-    /// Which schedule runs, and why.
+    /// The schedule in use, and the reason for it.
     pub(crate) scheduling: Scheduling,
-    /// Parameters were loaded.
+    /// Whether parameters were loaded.
     pub(crate) loaded: bool,
-    /// What workers read by themselves.
+    /// The data sets that workers read from their own files.
     pub(crate) open_data: OpenData,
-    /// The last whole step.
+    /// The last complete step.
     pub(crate) last: Option<LastStep>,
-    /// Who comes and goes, where workers may.
+    /// The members of a pool, if workers may join and leave.
     pub(crate) pool: Option<Pool>,
-    /// Whether training is alive.
+    /// The guards that watch training.
     pub(crate) watching: Watching,
-    /// Nothing is printed.
+    /// Whether to print nothing.
     pub(crate) quiet: bool,
-    /// Replicas that sum gradients with NCCL have found each other.
+    /// Whether the replicas that sum gradients with NCCL have their communicators.
     pub(crate) communicators: bool,
-    /// What waited for the workers, and would again.
+    /// The host that waited for the workers, to wait again after a loss.
     pub(crate) host: Host,
-    /// What this was built by.
+    /// The builder, to build again after a loss.
     pub(crate) origin: Builder,
-    /// From what calls by hand are done again.
+    /// The log from which calls by hand are repeated after a loss.
     pub(crate) replay: Option<Replay>,
     /// Keeps local workers running.
     pub(crate) local: Processes,
 }
 
-/// How a model is cut and trained; every setting has a default.
+/// Settings for how a model is cut and trained. Every setting has a default.
 ///
 /// ```
 /// use bossman::{Batch, BossMan, Cuts, Loss, Model, Optimizer, ScheduleKind};
@@ -108,51 +108,55 @@ pub struct Builder {
     settings: Settings,
 }
 
-/// Stages on each worker whose parameters are gathered one after the other, where nothing else is asked for.
+/// The default number of stages on each worker if parameters are sharded.
 const MOST_GATHERED: usize = 8;
 
-/// Batches by hand that may wait for their backward pass, where nothing else is asked for.
+/// The default limit of batches by hand that wait for their backward pass.
 const IN_FLIGHT: usize = 8;
 
 impl Builder {
-    /// Where the model is cut; by default one stage a worker, balanced by FLOPs.
+    /// Sets where the model is cut. By default each worker has one stage, balanced by FLOPs.
     #[must_use]
     pub fn cuts(mut self, cuts: Cuts) -> Self {
         self.cuts = cuts;
         self
     }
 
-    /// The order of work in [`BossMan::train_step`]. By default the first call measures the layers on the workers,
-    /// predicts a step for every schedule, and takes the fastest that fits the workers' memory; [`BossMan::candidates`]
-    /// tells what was predicted. The schedule changes how long a step takes, never its result.
+    /// Sets the schedule of [`BossMan::train_step`]. By default the first call measures the layers
+    /// on the workers, predicts a step for every schedule, and takes the fastest that fits the
+    /// workers' memory. [`BossMan::candidates`] returns the predictions. The schedule changes the
+    /// time of a step, never its result.
     #[must_use]
     pub fn schedule(mut self, schedule: impl Into<Option<ScheduleKind>>) -> Self {
         self.schedule = schedule.into();
         self
     }
 
-    /// Stages on each worker for [`ScheduleKind::Interleaved`], by default 2, and for [`ScheduleKind::GPipe`], by default 1;
-    /// with [`Sharding::Parameters`] by default as many as the model can be cut into, up to 8.
+    /// Sets the number of stages on each worker. The default is 2 for [`ScheduleKind::Interleaved`]
+    /// and 1 for [`ScheduleKind::GPipe`]. With [`Sharding::Parameters`] it is the largest number
+    /// into which the model can be cut, up to 8.
     #[must_use]
     pub fn chunks(mut self, chunks: impl Into<Option<usize>>) -> Self {
         self.chunks = chunks.into();
         self
     }
 
-    /// Which activations are computed again in the backward pass rather than kept, for layers whose model file does not
-    /// say; by default none. It saves memory, costs time, and never changes a bit.
+    /// Sets which activations are recomputed in the backward pass instead of stored, for layers
+    /// whose model file does not set it. The default is none. Recomputing saves memory, costs time,
+    /// and never changes a bit.
     #[must_use]
     pub fn recompute(mut self, recompute: Recompute) -> Self {
         self.model.set_recompute(recompute);
         self
     }
 
-    /// In which type linear layers, convolutions, attention and matrix products compute; by default float32. Values
-    /// between layers, parameters and gradients are float32 in each case, so the cut does not show.
+    /// Sets the dtype in which linear layers, convolutions, attention and matrix products compute.
+    /// The default is float32. Values between layers, parameters and gradients are always float32,
+    /// so the cut does not show.
     ///
-    /// With [`Precision::Fp16`], which needs CUDA, [`BossMan::train_step`] scales the loss as PyTorch's `GradScaler`
-    /// does, and a step whose gradients overflow changes nothing but the scale. Whoever computes the loss by hand scales
-    /// it by hand.
+    /// With [`Precision::Fp16`], which needs CUDA, [`BossMan::train_step`] scales the loss as
+    /// PyTorch's `GradScaler` does. A step whose gradients overflow changes only the scale. A
+    /// program that computes the loss by hand must scale it itself.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> Self {
         self.model.set_precision(precision);
@@ -160,52 +164,54 @@ impl Builder {
         self
     }
 
-    /// The optimizer step comes with every `steps`-th [`BossMan::train_step`] only, over the mean of all samples since
-    /// the last one; by default 1.
+    /// Sets the number of [`BossMan::train_step`] calls for one optimizer step, over the mean of
+    /// all their samples. The default is 1.
     #[must_use]
     pub fn accumulate(mut self, steps: u32) -> Self {
         self.settings.accumulate = steps.max(1);
         self
     }
 
-    /// Gradients are shortened so that their norm over all layers is at most `max_norm`, as
-    /// `torch.nn.utils.clip_grad_norm_` does. The norm is summed in the order of the model, so that it does not depend on
-    /// the cut.
+    /// Clips gradients so that their norm over all layers is at most `max_norm`, as
+    /// `torch.nn.utils.clip_grad_norm_` does. The norm is summed in the order of the model, so it
+    /// does not depend on the cut.
     #[must_use]
     pub fn clip_grad_norm(mut self, max_norm: f64) -> Self {
         self.settings.max_norm = Some(max_norm);
         self
     }
 
-    /// By what the optimizer's learning rate is multiplied in each optimizer step; by default 1.
+    /// Sets the factor of the optimizer's learning rate in each optimizer step. The default is 1.
     #[must_use]
     pub fn lr_schedule(mut self, schedule: LrSchedule) -> Self {
         self.settings.lr_schedule = schedule;
         self
     }
 
-    /// How many batches of [`BossMan::forward_batch`] may wait for their backward pass; by default 8.
+    /// Sets the most batches of [`BossMan::forward_batch`] that wait for their backward pass. The
+    /// default is 8.
     #[must_use]
     pub fn in_flight(mut self, batches: usize) -> Self {
         self.settings.in_flight = batches.max(1);
         self
     }
 
-    /// Into how many microbatches [`BossMan::train_step`] cuts a batch; by default as many as there are
-    /// workers, or 1 where the model's first input has a number, and no word, as its batch size.
+    /// Sets the number of microbatches of [`BossMan::train_step`]. The default is the number of
+    /// workers, or 1 if the model's first input has a fixed batch size.
     #[must_use]
     pub fn microbatches(mut self, microbatches: u32) -> Self {
         self.settings.microbatches = microbatches;
         self
     }
 
-    /// How many workers get the same stages (data parallel); by default each has its own. Replicas share a batch's
-    /// microbatches, by their speed, and sum their gradients.
+    /// Sets the number of workers that get the same stages (data parallel). By default each worker
+    /// has its own stages. Replicas share the microbatches of a batch according to their speed, and
+    /// sum their gradients.
     ///
-    /// The result does not depend on how many replicas there are, one included (but for [`Builder::compress`] and
-    /// [`Builder::fast_reduction`]). It differs in the last bits from that
-    /// without this setting: gradients are then summed one microbatch after the other, which takes less memory and cannot
-    /// be shared.
+    /// The result does not depend on the number of replicas, one included, except with
+    /// [`Builder::compress`] and [`Builder::fast_reduction`]. It differs in the last bits from the
+    /// result without this setting. Without it, gradients are summed one microbatch after the
+    /// other, which takes less memory and cannot be shared.
     ///
     /// ```
     /// # use bossman::{BossMan, Model, Replicas};
@@ -219,96 +225,104 @@ impl Builder {
         self
     }
 
-    /// Whether replicas take as many microbatches each rather than by their speed; by default not. It changes how long a
-    /// step takes, and not its result (but for [`Builder::compress`] and [`Builder::fast_reduction`]).
+    /// Sets whether replicas take equal numbers of microbatches, whatever their speed. The default
+    /// is false. It changes the time of a step, and not its result, except with
+    /// [`Builder::compress`] and [`Builder::fast_reduction`].
     #[must_use]
     pub fn assign_evenly(mut self, even: bool) -> Self {
         self.settings.even = even;
         self
     }
 
-    /// Whether each replica adds up the gradients of all its microbatches before it sends, rather than keep them apart where
-    /// the tree over a batch's microbatches wants that; by default not. It halves what most uneven assignments of microbatches send, and the result
-    /// is no longer the same to the bit for any number of replicas, nor whoever takes which microbatch. It goes with
-    /// [`Builder::replicas`], and changes nothing where [`Builder::compress`] does the same.
+    /// Sets whether each replica sums the gradients of all its microbatches before it sends them.
+    /// By default it keeps them apart as the tree over the microbatches requires. The setting
+    /// halves the traffic of most uneven assignments. The bits of the result then depend on the
+    /// number of replicas and on the assignment of microbatches. It requires [`Builder::replicas`],
+    /// and has no effect with [`Builder::compress`], which does the same.
     #[must_use]
     pub fn fast_reduction(mut self, fast: bool) -> Self {
         self.settings.fast = fast;
         self
     }
 
-    /// By what the gradients of replicas are summed; by default NCCL where all replicas of a stage are on GPUs of one machine, else
-    /// frames. [`Collective::Nccl`] says that the networks between the workers are trusted: NCCL neither encrypts nor
-    /// authenticates its connections. With NCCL each replica adds its own gradients up first, as with
-    /// [`Builder::fast_reduction`]. It goes with [`Builder::replicas`], and neither with [`Builder::compress`],
-    /// [`Builder::shard`] nor a pool.
+    /// Sets how the gradients of replicas are summed. The default is NCCL if all replicas of a
+    /// stage are on GPUs of one machine, else frames. [`Collective::Nccl`] states that the networks
+    /// between the workers are trusted: NCCL neither encrypts nor authenticates its connections.
+    /// With NCCL each replica first sums its own gradients, as with [`Builder::fast_reduction`]. It
+    /// requires [`Builder::replicas`], and excludes [`Builder::compress`], [`Builder::shard`] and a
+    /// pool.
     #[must_use]
     pub fn collective(mut self, collective: Collective) -> Self {
         self.settings.collective = collective;
         self
     }
 
-    /// In what form replicas exchange gradients; by default float32. It is for networks that are slow beside the computers:
-    /// [`Compress::Int4`] sends about a seventh of the bytes, [`Compress::Int8`] a quarter, [`Compress::Bf16`] half. What rounding loses is added to what
-    /// is sent next, and all replicas have the same weights to the bit; but the result is no longer the same for any
-    /// number of replicas, nor whoever takes which microbatch. It goes with [`Builder::replicas`].
+    /// Sets the form in which replicas exchange gradients. The default is float32. Compression
+    /// helps if the network is slow compared with the computers: [`Compress::Int4`] sends about a
+    /// seventh of the bytes, [`Compress::Int8`] a quarter, [`Compress::Bf16`] half. The rounding
+    /// error is added to the next gradients (error feedback). All replicas have the same weights to
+    /// the bit, but the result depends on the number of replicas and on the assignment of
+    /// microbatches. It requires [`Builder::replicas`].
     #[must_use]
     pub fn compress(mut self, compress: impl Into<Option<Compress>>) -> Self {
         self.settings.compress = compress.into();
         self
     }
 
-    /// What replicas share out rather than each keep, as in ZeRO ([Rajbhandari et al.
-    /// 2020](https://arxiv.org/abs/1910.02054)); by default nothing. With [`Sharding::Optimizer`] each replica of a stage
-    /// keeps the optimizer's state of its part of the parameters, updates that, and gives it to the others (in float32,
-    /// whatever [`Builder::compress`] says): of Adam's 8 bytes a parameter 4 stay with two replicas, 2 with four. With
-    /// [`Sharding::Gradients`] no replica keeps the gradients of the other parts either; these then travel with every
-    /// microbatch, and not compressed. With [`Sharding::Parameters`] a replica keeps its part of the parameters alone, too, and
-    /// has the others' of a stage while it takes microbatches through it; so that a stage is not all that a worker has, the
-    /// schedule is then [`ScheduleKind::GPipe`] with several stages a worker ([`Builder::chunks`]), unless another is asked
-    /// for. The result is the same to the bit. It goes with [`Builder::replicas`], and not in a
-    /// pool.
+    /// Sets what replicas shard, as in ZeRO ([Rajbhandari et al.
+    /// 2020](https://arxiv.org/abs/1910.02054)). The default is nothing. With
+    /// [`Sharding::Optimizer`] each replica of a stage holds the optimizer state of its part of the
+    /// parameters, updates that part, and sends it to the others in float32, with any
+    /// [`Builder::compress`]. Of Adam's 8 bytes per parameter, 4 stay with two replicas and 2 with
+    /// four. With [`Sharding::Gradients`] a replica also holds only the gradients of its part.
+    /// Gradients then travel uncompressed with every microbatch. With [`Sharding::Parameters`] a
+    /// replica also holds only its part of the parameters, and gathers the other parts of a stage
+    /// while microbatches pass through it. The default schedule is then [`ScheduleKind::GPipe`]
+    /// with several stages on each worker ([`Builder::chunks`]), so that only one stage is gathered
+    /// at a time. The result is the same to the bit. It requires [`Builder::replicas`], and
+    /// excludes a pool.
     #[must_use]
     pub fn shard(mut self, sharding: impl Into<Option<Sharding>>) -> Self {
         self.settings.sharding = sharding.into();
         self
     }
 
-    /// What is watched in training, and what is done where it only looks alive; see [`Guards`] for what is by default.
-    /// Warnings go to standard error.
+    /// Sets what is watched in training, and the reaction if training fails silently; see
+    /// [`Guards`] for the defaults. Warnings go to standard error.
     #[must_use]
     pub fn guards(mut self, guards: Guards) -> Self {
         self.settings.guards = guards;
         self
     }
 
-    /// The loss of [`BossMan::train_step`], computed on the worker that has the model's first output.
+    /// Sets the loss of [`BossMan::train_step`], computed on the worker that has the model's first
+    /// output.
     #[must_use]
     pub fn loss(mut self, loss: LossSpec) -> Self {
         self.settings.loss = Some(loss);
         self
     }
 
-    /// What parameters and dropout are drawn from; by default 0. The same seed gives the same weights,
-    /// however the model is cut.
+    /// Sets the seed of parameters and dropout. The default is 0. The same seed gives the same
+    /// weights for every cut.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// The same with what was settled since.
+    /// The builder with the choices made since, to build again.
     pub(crate) fn settled(&self, model: Model, settings: Settings) -> Self {
         Builder { model, settings, ..self.clone() }
     }
 
-    /// A run file says what is to be done, where workers are lost, too.
+    /// Marks a run from a run file, which recovers from lost workers itself.
     pub(crate) fn of_run_file(mut self) -> Self {
         self.settings.by_hand = false;
         self
     }
 
-    /// Whether the model can be cut as asked for that many workers; to be known before waiting for them.
+    /// Checks that the model can be cut as asked for `workers` workers, before waiting for them.
     ///
     /// # Errors
     /// As for [`Builder::build`].
@@ -333,13 +347,13 @@ impl Builder {
         Err(error.map_or_else(|| BossManError::Usage("a run without workers".into()), BossManError::from))
     }
 
-    /// The schedule that is asked for, or goes with what is.
+    /// The requested schedule, or the one that the other settings imply.
     fn asked(&self) -> Option<ScheduleKind> {
         let gathers = self.settings.sharding.is_some_and(Sharding::gathers_first);
         self.schedule.or(gathers.then_some(ScheduleKind::GPipe))
     }
 
-    /// Refuses what does not go with parameters that are gathered.
+    /// Refuses settings that exclude sharded parameters.
     fn check_gathering(&self) -> Result<(), BossManError> {
         let Some(sharding) = self.settings.sharding.filter(|sharding| sharding.gathers_first()) else { return Ok(()) };
         if self.settings.replicas == Some(Replicas::Auto) {
@@ -356,7 +370,7 @@ impl Builder {
         }
     }
 
-    /// How stages may be placed on so many places, the best first.
+    /// The possible placements of stages on `places` places, the best first.
     fn placements(&self, places: usize) -> Vec<Placement> {
         let (kind, small) = (self.asked().unwrap_or_default(), |n: usize| u16::try_from(n).unwrap_or(u16::MAX));
         let gathers = self.settings.sharding.is_some_and(Sharding::gathers_first);
@@ -374,7 +388,7 @@ impl Builder {
     /// Cuts the model for these workers.
     ///
     /// # Errors
-    /// It cannot be cut as asked; the error says why.
+    /// The model cannot be cut as asked. The error states the reason.
     pub fn build(self, workers: Workers) -> Result<BossMan, BossManError> {
         if let Some(max_norm) = self.settings.max_norm.filter(|norm| norm.is_nan() || *norm < 0.0) {
             return Err(BossManError::Usage(format!("clip_grad_norm({max_norm}): expected a number of at least 0")));
@@ -412,7 +426,7 @@ impl Builder {
             settings.max_norm.get_or_insert(f64::INFINITY);
         }
         if settings.microbatches == 0 {
-            // Where nothing says which dimension counts samples, nothing can be cut.
+            // If no dimension counts samples, no batch can be cut.
             let cuttable = model.graph().batch().is_some();
             settings.microbatches = if cuttable { u32::try_from(count).unwrap_or(u32::MAX) } else { 1 };
         }
@@ -463,7 +477,7 @@ impl BossMan {
         Self::builder(model).build(workers)
     }
 
-    /// Settings first.
+    /// Starts with the settings.
     pub fn builder(model: Model) -> Builder {
         let settings = Settings {
             microbatches: 0,
@@ -486,8 +500,8 @@ impl BossMan {
         Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: None, settings }
     }
 
-    /// Gives every worker its stage, with parameters initialised from the seed, and connects workers
-    /// that exchange tensors.
+    /// Sends every worker its stage, with parameters initialised from the seed, and connects
+    /// workers that exchange tensors.
     pub async fn distribute_model(&mut self) -> Result<(), BossManError> {
         self.under_way = UnderWay::default();
         self.gathered.clear();
@@ -498,7 +512,7 @@ impl BossMan {
         self.call(Request::Distribute).await.map(drop)
     }
 
-    /// Sends every worker the files that layers are made from.
+    /// Sends every worker the files that layers are built from.
     async fn send_files(&self) -> Result<(), BossManError> {
         let files = self.file_payloads().into_iter();
         let files: Vec<_> = files.map(|(hash, payload)| (hash, self.handle.slots.insert(payload))).collect();
@@ -508,7 +522,7 @@ impl BossMan {
         }
     }
 
-    /// The files that layers are made from, by their SHA-256.
+    /// The files that layers are built from, by their SHA-256.
     pub(crate) fn file_payloads(&self) -> Vec<(String, Payload)> {
         let payload = |bytes: &Bytes| Payload {
             meta: TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] },
@@ -520,7 +534,7 @@ impl BossMan {
     /// Sets the optimizer on every worker, with fresh state.
     ///
     /// # Errors
-    /// A setting that PyTorch would refuse, as a negative learning rate.
+    /// PyTorch would refuse a setting, for example a negative learning rate.
     pub async fn send_optimizer(&mut self, optimizer: OptimizerSpec) -> Result<(), BossManError> {
         self.refuse_in_pool("send_optimizer")?;
         optimizer.check().map_err(BossManError::Usage)?;
@@ -531,7 +545,7 @@ impl BossMan {
         Ok(())
     }
 
-    /// Newcomers of a pool take the state of others: what is set beside that would not reach all of them.
+    /// Newcomers of a pool copy the state of others, so state set here would not reach all of them.
     pub(crate) fn refuse_in_pool(&self, call: &str) -> Result<(), BossManError> {
         match self.pool {
             Some(_) => Err(BossManError::Usage(format!("{call}: call it before open_pool()"))),
@@ -539,12 +553,12 @@ impl BossMan {
         }
     }
 
-    /// From now on layers behave as in training: dropout drops, batch norm learns.
+    /// Switches layers to training mode: dropout drops, batch norm updates its statistics.
     pub fn train(&mut self) {
         self.mode = Mode::Train;
     }
 
-    /// From now on layers behave as in use, and [`BossMan::forward`] keeps nothing for backward.
+    /// Switches layers to evaluation mode. [`BossMan::forward`] then stores nothing for backward.
     pub fn eval(&mut self) {
         self.mode = Mode::Eval;
     }
@@ -559,12 +573,12 @@ impl BossMan {
         &self.model
     }
 
-    /// Where it is cut and which worker has what.
+    /// The cuts and the placement of stages on workers.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Ends the run: workers are told and end.
+    /// Ends the run on all workers.
     pub async fn shutdown(self) {
         self.handle.stop().await;
     }

@@ -1,5 +1,5 @@
-//! Guards against training that only looks alive: numbers that are none, layers that learn nothing, a loss that stays that of
-//! guessing.
+//! Guards against training that fails silently: numbers that are not finite, layers that learn
+//! nothing, a loss that stays at chance level.
 
 use crate::boss::BossMan;
 use crate::output;
@@ -13,18 +13,18 @@ use pipeline::watch::{Finite, LayerHealth, Watch};
 use pipeline::LossSpec;
 use std::collections::{BTreeSet, VecDeque};
 
-/// What is watched in training, and what is done. It changes no result, but for [`NonFinite::Skip`] where there is something to
-/// skip.
+/// What is watched in training, and the reaction. No setting changes a result, except
+/// [`NonFinite::Skip`] when it skips a step.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Guards {
-    /// What is done where the loss or the gradients are no finite numbers. With [`crate::Precision::Fp16`] such steps are
-    /// always skipped, and the loss is scaled less.
+    /// The reaction to a loss or gradients that are not finite. With [`crate::Precision::Fp16`]
+    /// such steps are always skipped, and the loss scale shrinks.
     pub nonfinite: NonFinite,
-    /// In every so many optimizer steps (and in the 10th) workers look whether each layer has gradients and changes; 0 for
-    /// never.
+    /// The interval, in optimizer steps, at which workers check that each layer has gradients and
+    /// changes. The 10th step is checked, too. 0 means never.
     pub layers_every: u64,
-    /// After so many steps the loss is compared with that of guessing, where the kind of loss and the number of classes tell
-    /// what that is; 0 for never.
+    /// The step after which the loss is compared with chance level, if the kind of loss and the
+    /// number of classes determine that level. 0 means never.
     pub chance_after: u64,
 }
 
@@ -34,42 +34,45 @@ impl Default for Guards {
     }
 }
 
-/// What is done where the loss or the gradients are no finite numbers.
+/// The reaction to a loss or gradients that are not finite.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// A step whose loss is not finite is an error that names the layer where it began, and changes nothing. So is one whose
-    /// gradients are not, where their norm is known ([`crate::Builder::clip_grad_norm`], and in a pool); else they are looked at
-    /// where [`Guards::layers_every`] says. A loss that is computed by hand is not looked at.
+    /// A step whose loss is not finite is an error that names the layer where it began, and changes
+    /// nothing. The same holds for gradients if their norm is known
+    /// ([`crate::Builder::clip_grad_norm`], and in a pool). Without a norm, gradients are checked
+    /// at the interval of [`Guards::layers_every`]. A loss computed by hand is not checked.
     #[default]
     Stop,
-    /// A step whose gradients are not all finite changes nothing, and training goes on; ten such steps in a row are an error.
-    /// Each update then waits until the norm of all gradients is known, as with [`crate::Builder::clip_grad_norm`].
+    /// A step whose gradients are not all finite changes nothing, and training continues. Ten such
+    /// steps in a row are an error. Each update waits for the norm of all gradients, as with
+    /// [`crate::Builder::clip_grad_norm`].
     Skip,
 }
 
-/// So many steps in a row that changed nothing end the run.
+/// The number of skipped steps in a row that ends the run.
 const MOST_SKIPPED: u32 = 10;
-/// The first look at layers comes early.
+/// The optimizer step of the first, early check of layers.
 const FIRST_LOOK: u64 = 10;
-/// Over so many steps the mean loss is compared with that of guessing, and no nearer to it than this part of it.
+/// The number of steps over which the mean loss is compared with chance level, and the relative
+/// margin.
 const LAST_LOSSES: usize = 50;
 const NEAR: f64 = 0.01;
-/// With a rate below this part of the optimizer's own no weight need change.
+/// Below this fraction of the optimizer's learning rate, unchanged weights are no fault.
 const PART_OF_RATE: f64 = 0.01;
-/// So many layers are named in a warning.
+/// The most layers that a warning names.
 const MOST_NAMED: usize = 5;
 
-/// The guards of a run at work.
+/// The state of the guards during a run.
 #[derive(Default)]
 pub(crate) struct Watching {
     guards: Guards,
-    /// What was said is not said again.
+    /// Warnings already shown, which are not repeated.
     told: BTreeSet<(LayerId, Trouble)>,
     skipped: u32,
     losses: VecDeque<f32>,
 }
 
-/// What is wrong with a layer.
+/// A fault of a layer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Trouble {
     NoGradient,
@@ -81,7 +84,7 @@ impl Watching {
         Watching { guards, ..Watching::default() }
     }
 
-    /// Training goes on from another state.
+    /// Restarts the counts, because training continues from another state.
     pub(crate) fn begin_anew(&mut self) {
         *self = Watching::new(self.guards);
     }
@@ -90,8 +93,8 @@ impl Watching {
         self.guards.nonfinite == NonFinite::Skip
     }
 
-    /// What workers look out for in the step that brings this update, or none. Where the loss is scaled its overflow is no
-    /// error.
+    /// What workers check in the step before this update, if any. An overflow of a scaled loss is
+    /// no error.
     pub(crate) fn watch(&self, update: Option<u64>, scaled: bool) -> Watch {
         let every = self.guards.layers_every;
         let looks = |update: u64| update == FIRST_LOOK.min(every) || update.is_multiple_of(every);
@@ -99,10 +102,10 @@ impl Watching {
         Watch { finite, health: every > 0 && update.is_some_and(looks) }
     }
 
-    /// What is to be said of how layers fare after this step, with this learning rate.
+    /// The warning about the health of layers after this step, with this learning rate.
     ///
     /// # Errors
-    /// Some have broken gradients, and have learned from them.
+    /// Layers were updated with gradients that are not finite.
     fn layers(
         &mut self,
         graph: &LayerGraph,
@@ -124,7 +127,8 @@ impl Watching {
             (!layers.is_empty()).then(|| named(graph, &layers))
         };
         let idle = new(Trouble::NoGradient, &mut of(|seen| !seen.has_gradient));
-        // What changes nothing on purpose, as before a warm-up or at the end of a schedule, is no trouble.
+        // A rate that changes nothing on purpose, for example at the end of a schedule, is no
+        // fault.
         let fixed = new(Trouble::Unchanged, &mut of(|seen| seen.has_gradient && !seen.changed).filter(|_| lr != 0.0));
         let idle = idle.map(|layers| {
             format!(
@@ -141,7 +145,7 @@ impl Watching {
         Ok(idle.into_iter().chain(fixed).collect())
     }
 
-    /// What is to be said of the loss after this step.
+    /// The warning about the loss after this step.
     fn loss(&mut self, step: u64, loss: f32, chance: impl FnOnce() -> Option<f64>) -> Option<String> {
         let after = self.guards.chance_after;
         if after == 0 || step > after {
@@ -161,10 +165,11 @@ impl Watching {
         })
     }
 
-    /// The norm of the gradients is known to be finite or not, and in the second case the update was skipped; what is to be said.
+    /// Records whether the norm of the gradients was finite. If not, the update was skipped.
+    /// Returns the warning.
     ///
     /// # Errors
-    /// It was skipped, and that is to stop training, or too many in a row were.
+    /// A skipped update must stop training, or too many updates in a row were skipped.
     pub(crate) fn after_update(&mut self, step: u64, finite: bool) -> Result<Option<String>, BossManError> {
         self.skipped = if finite { 0 } else { self.skipped + 1 };
         match (self.skipped, self.guards.nonfinite) {
@@ -184,7 +189,7 @@ impl Watching {
     }
 }
 
-/// What the loss is for whoever guesses: every class is as likely as the others.
+/// The loss at chance level: every class is equally likely.
 fn of_guessing(loss: &LossSpec, graph: &LayerGraph) -> Option<f64> {
     let classes = || graph.value(*graph.outputs().first()?).ty.dims().get(1)?.as_fixed();
     match loss {
@@ -211,7 +216,7 @@ fn named(graph: &LayerGraph, layers: &[LayerId]) -> String {
 }
 
 impl BossMan {
-    /// Says what is odd about a step that is done.
+    /// Checks a completed step and prints warnings.
     pub(crate) fn check_learning(&mut self, learned: &Learned) -> Result<(), BossManError> {
         let step = self.step;
         let graph = self.model.graph();
@@ -232,8 +237,8 @@ impl BossMan {
         }
     }
 
-    /// The error of a step whose loss is no finite number, with where that began: the samples go forward once more, and every
-    /// number is looked at.
+    /// The error of a step whose loss is not finite, with the place where that began. The samples
+    /// go forward once more, with every number checked.
     pub(crate) async fn began_where(&mut self, failure: Failure, prepared: &Prepared) -> BossManError {
         let began = match self.forward_checked(prepared, failure.microbatch).await {
             Err(BossManError::Worker(found)) if found.not_finite => {

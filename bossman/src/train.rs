@@ -1,4 +1,5 @@
-//! What `bossman train` does: data in, steps, a look at the model after each epoch, and out come metrics, weights and a test.
+//! A training run as `bossman train` does it: data, steps, validation after each epoch, metrics,
+//! weights, a test.
 
 use crate::checkpoint::{Best, Checkpoints, Policy, Run, Writing};
 use crate::data::{Batches, Dataset, Part, Parts};
@@ -24,45 +25,48 @@ use runtime::Handle;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Steps in a trace: the last ones.
+/// The number of last steps in a trace.
 const TRACED: usize = 8;
 
-/// What `bossman train` is told beside the run file.
+/// The settings of `bossman train` beside the run file.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Which workers.
+    /// The workers to use.
     pub fleet: FleetSettings,
-    /// A line of JSON a step goes here.
+    /// The file for metrics, one line of JSON for each step.
     pub metrics: Option<PathBuf>,
-    /// The timelines of the last steps go here.
+    /// The file for the timelines of the last steps.
     pub trace: Option<PathBuf>,
-    /// Weights to start from; not where the run goes on with a checkpoint.
+    /// Weights to start from, unless the run resumes from a checkpoint.
     pub weights: Option<PathBuf>,
-    /// Where weights go after each epoch; those of the best one go beside them, to [`crate::best_path`].
+    /// The file for the weights after each epoch. The best weights go beside it, to
+    /// [`crate::best_path`].
     pub save: Option<PathBuf>,
-    /// Go on with a checkpoint of the run: the last, or that of this name; `if-any`: the last, or begin where there is none.
+    /// Resume from the last checkpoint, or from the one of this name. With `if-any`, resume from
+    /// the last checkpoint, or begin if there is none.
     pub resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     pub no_shuffle: bool,
-    /// What is said of progress goes to standard error, whose lines nobody parses.
+    /// Whether progress goes to standard error, which no program parses.
     pub quiet: bool,
-    /// Whoever holds the ticket may join and leave while it goes on (`bossman serve`).
+    /// Whether ticket holders may join and leave during the run (`bossman serve`).
     pub pool: bool,
 }
 
-/// Microbatches of a pool's batches, where the run file does not say: as many workers can share a batch.
+/// The default number of microbatches in a pool, which is also the most workers that can share a
+/// batch.
 const MICROBATCHES_OF_POOL: u32 = 8;
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Training steps done.
     pub steps: u64,
-    /// Time spent in them, and in looking at the model after each epoch.
+    /// The time spent in steps and in validation.
     pub time: Duration,
-    /// After the epoch whose validation loss was the lowest, with the number of steps until then.
+    /// The score of the epoch with the lowest validation loss, and the number of steps until then.
     pub best: Option<(u64, Look)>,
-    /// With the final weights on the test data, where there is some.
+    /// The score of the final weights on the test data, if there is any.
     pub test: Option<Look>,
 }
 
@@ -74,7 +78,7 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
     run_with(file, settings, |_| {}).await
 }
 
-/// The same, and after every step `on_step` is told how it went, also of those that are done again where workers were lost.
+/// As [`run`], and calls `on_step` after every step, repeated steps after a loss included.
 ///
 /// # Errors
 /// As for [`run`].
@@ -90,7 +94,7 @@ pub async fn run_with(
             Ok(outcome) => return Ok(outcome),
             Err(error) => error,
         };
-        // In a pool workers come and go without that.
+        // A pool changes its members without recovery.
         if settings.pool {
             return Err(error);
         }
@@ -105,7 +109,7 @@ pub async fn run_with(
     }
 }
 
-/// A run, and how far it has come.
+/// A run and its progress.
 struct Training<'a> {
     file: &'a RunFile,
     settings: &'a Settings,
@@ -117,27 +121,27 @@ struct Training<'a> {
     fixed: Option<FixedBatch>,
     run: Run,
     checkpoints: Option<(Checkpoints, Policy)>,
-    /// What it goes on with.
+    /// The state to resume from.
     resumed: Option<Found>,
-    /// It did not begin at the beginning.
+    /// Whether the run resumed.
     went_on: bool,
     workers: usize,
-    /// As many took part last.
+    /// The number of workers in the last membership.
     here: usize,
-    /// Where workers that join again look for it, once they have joined.
+    /// The address at which workers join again, once they have joined.
     port: Option<u16>,
-    /// The weights to begin with.
+    /// The weights to start from.
     weights: Option<Initial>,
     traced: Vec<(u64, Timelines)>,
-    /// When a step failed.
+    /// The time at which a step failed.
     failed_at: Option<Instant>,
-    /// The workers' connections, until it is known how the run goes on.
+    /// The workers' connections, until recovery decides how the run continues.
     handle: Option<Handle>,
     time: Duration,
 }
 
 impl<'a> Training<'a> {
-    /// Reads and checks all that can be before any worker is waited for.
+    /// Reads and checks everything that does not need workers.
     async fn prepare(file: &'a RunFile, settings: &'a Settings) -> Result<Self, BossManError> {
         if settings.pool && file.collective == Collective::Nccl {
             return Err(BossManError::Usage(
@@ -181,7 +185,7 @@ impl<'a> Training<'a> {
             false => settings.fleet.count(file)?,
         };
         let weights = match &resumed {
-            // That they fit is known before any worker is waited for.
+            // Weights are checked against the model before the run waits for workers.
             Some(Found::Checkpoint(state, _)) => state.weights.fitting(model.graph()).map(|_| None)?,
             _ => file.initial(settings.weights.as_deref(), &model)?,
         };
@@ -235,7 +239,7 @@ impl<'a> Training<'a> {
             builder = builder.collective(Collective::Quic);
             builder = builder.replicas(file.replicas.clone().unwrap_or(Replicas::Of(vec![self.workers as u16])));
         }
-        // Where nothing is said they depend on how many workers there were.
+        // The default depends on the number of workers of the first membership.
         let before = self.resumed.as_ref().map_or(self.run.microbatches, |found| found.run().microbatches);
         match before {
             0 if pool => builder.microbatches(MICROBATCHES_OF_POOL),
@@ -243,7 +247,7 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// The metrics, to which those of a run that goes on are added.
+    /// Opens the metrics. A run that resumes appends to them.
     fn metrics(&self) -> Result<Option<Metrics>, BossManError> {
         let Some(path) = self.settings.metrics.as_deref() else { return Ok(None) };
         match self.resumed.as_ref().and_then(|found| found.run().metrics) {
@@ -252,7 +256,7 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Waits for workers, where some were lost for those that are left.
+    /// Waits for workers. After a loss, waits for the remaining ones.
     async fn gather(&mut self, recovery: &mut Recovery) -> Result<Workers, BossManError> {
         let Settings { fleet, quiet, pool, .. } = self.settings;
         let host = fleet.host_of(self.workers, self.file).on_stderr(*quiet).open(*pool);
@@ -261,10 +265,10 @@ impl<'a> Training<'a> {
             self.port = Some(workers.port());
             return Ok(workers);
         };
-        // Local workers are told another one.
+        // Local workers get another port.
         let host = if fleet.local == self.workers { host } else { host.port(port) };
         let fits = (0..=self.workers).map(|workers| workers > 0 && self.builder().check(workers).is_ok());
-        // Local ones are started afresh. Of the others one may be lost.
+        // Local workers are started afresh. One of the others may be missing.
         let again = Again { left: host.left_of(self.here), fits: fits.collect() };
         let workers = host.wait_again(again).await?;
         recovery.here();
@@ -272,12 +276,12 @@ impl<'a> Training<'a> {
         Ok(workers)
     }
 
-    /// Whether there are workers beside one that fails, or another is started in its place.
+    /// Whether the run can continue without the worker that failed.
     fn has_others(&self) -> bool {
         self.here > 1 || self.settings.fleet.local > 0
     }
 
-    /// Closes what connections there are. A worker that is not fit for its part does not come again.
+    /// Closes all connections. A worker that is unfit for its part is told not to join again.
     fn leave(&mut self, error: &BossManError) {
         let Some(handle) = self.handle.take() else { return };
         if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
@@ -285,7 +289,7 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// Finds what the run goes on with, where workers were lost or the boss was.
+    /// Finds the state to resume from after a loss of workers or of the boss.
     async fn find(&mut self, boss: &mut BossMan, again: bool, recovery: &mut Recovery) -> Result<(), BossManError> {
         if !again && self.resumed.is_none() {
             return Ok(());
@@ -295,7 +299,7 @@ impl<'a> Training<'a> {
         let at_hand = (at_hand, self.settings.metrics.as_deref());
         self.resumed = resume::newest(boss, (&self.run, self.steps), checkpoints, at_hand).await?;
         if self.resumed.is_none() && self.went_on {
-            // What it began with is not known any more.
+            // The initial weights are not stored.
             return Err(BossManError::Usage("recovery: there is no whole checkpoint left to go on from".into()));
         }
         if again {
@@ -305,7 +309,8 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Trains to the end, or until something fails, from the beginning or from what the run goes on with.
+    /// Trains to the end or to the first failure, from the beginning or from the state to resume
+    /// from.
     async fn attempt(
         &mut self,
         recovery: &mut Recovery,
@@ -313,7 +318,7 @@ impl<'a> Training<'a> {
     ) -> Result<Outcome, BossManError> {
         let (file, settings, steps) = (self.file, self.settings, self.steps);
         let again = self.port.is_some();
-        // Before workers are waited for, where it is known with what the run goes on.
+        // The state is checked before the run waits for workers, if it is known.
         let known = !again && (self.resumed.is_none() || self.run.number.is_none());
         let at_first = if known { self.metrics()? } else { None };
         let workers = self.gather(recovery).await?;
@@ -329,7 +334,7 @@ impl<'a> Training<'a> {
             weights.load(&mut boss).await?;
         }
         boss.send_optimizer(file.optimizer).await?;
-        // Whoever lacks a file says so now, not after the first epoch.
+        // A worker that lacks a file fails now, not after the first epoch.
         for data in [Some(&self.train), self.validation.as_ref(), self.test.as_ref()].into_iter().flatten() {
             if data.id().is_some() {
                 boss.open_data(data).await?;
@@ -349,7 +354,7 @@ impl<'a> Training<'a> {
         }
         if let Some(found) = self.resumed.take() {
             if done < steps && !settings.pool {
-                // Stages find their places before they get what they go on with.
+                // Stages are placed before they load the state.
                 let first = batches.next_batch().await?;
                 boss.settle(&first).await?;
                 next = Some(first);
@@ -371,7 +376,7 @@ impl<'a> Training<'a> {
                     None => batches.next_batch().await?,
                 };
                 let mut report = boss.train_step(&batch).await?;
-                // Such a model has no word by which the step could know what counts samples.
+                // Without a named batch dimension the step cannot count samples.
                 report.samples = self.fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
                 progress.step(&report);
                 recovery.done(step, &progress);
@@ -407,7 +412,7 @@ impl<'a> Training<'a> {
         };
         let trained = trained.await;
         self.failed_at = trained.is_err().then(Instant::now);
-        // Where a step fails, too, the checkpoint before it is written to its end: it is what the run goes on with.
+        // A checkpoint in progress is completed even if a step failed: the run resumes from it.
         match writing {
             Some(mut writing) if trained.is_ok() => writing.take_note(&progress).await,
             Some(writing) => writing.end(&progress).await,
@@ -427,7 +432,7 @@ impl<'a> Training<'a> {
     }
 }
 
-/// Whether a worker can have a neighbour that is there when it is not.
+/// Whether a worker can have a neighbour that survives its loss.
 fn check_neighbours(settings: &Settings, workers: usize) -> Result<(), BossManError> {
     let problem = match workers {
         _ if settings.pool => "a pool's replicas have each other's state; leave it out",
