@@ -15,9 +15,10 @@ use crate::{BossManError, StateDict, StepReport};
 use bytes::Bytes;
 use layerspec::ValueId;
 use link::Payload;
+use parking_lot::Mutex;
 use pipeline::message::{Failure, Mode};
 use pipeline::LossSpec;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::Tensor;
 use tensor::TensorError;
@@ -378,7 +379,7 @@ impl BossMan {
         if let Some((work, microbatches)) = &replay.work {
             boss.choose_schedule(work, *microbatches).await?;
         }
-        let restored = boss.restore(&replay.state.lock().unwrap_or_else(PoisonError::into_inner));
+        let restored = boss.restore(&replay.state.lock());
         restored.await?;
         let loss = boss.settings.loss.take();
         for logged in &replay.log {

@@ -10,9 +10,10 @@ use crate::samples::OwnSamples;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use link::{EndpointCloser, LinkError, Ticket, WorkerInfo};
+use parking_lot::Mutex;
 use runtime::{ComputeThread, SnapshotStore};
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::Device;
 use tensor::nccl::Nccl;
@@ -63,7 +64,7 @@ fn start(options: &Options, own: OwnLayers, beyond_machine: bool) -> Result<()> 
             result = run(options, own, beyond_machine, &closer) => result,
             () = interrupted() => {
                 // The others go on at once, and do not wait until this worker has been silent for long.
-                let closer = closer.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let closer = closer.lock().take();
                 if let Some(closer) = closer {
                     closer.close("the worker was told to leave").await;
                 }
@@ -173,7 +174,7 @@ async fn work(
     };
     let boss = link::resolve(&options.model_host, options.model_port).await.map_err(trouble(false))?;
     let endpoint = link::worker_endpoint(&ticket, boss).map_err(trouble(false))?;
-    *closer.lock().unwrap_or_else(PoisonError::into_inner) = Some(EndpointCloser::of(&endpoint));
+    *closer.lock() = Some(EndpointCloser::of(&endpoint));
     let membership = link::join(&endpoint, boss, &ticket, info.clone()).await.map_err(trouble(false))?;
     output::line(&format!("joined the boss at {boss} as {}", membership.worker));
     let membership = membership.transport(options.transport);

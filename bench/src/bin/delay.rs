@@ -52,8 +52,9 @@ fn main() -> Result<()> {
 mod line {
     use anyhow::{Context, Result};
     use bench::link_model::{Impairment, Link};
+    use parking_lot::Mutex;
     use std::sync::mpsc::{self, Receiver, Sender};
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::Arc;
     use std::thread;
     use std::time::Instant;
     use tun_rs::{DeviceBuilder, SyncDevice};
@@ -78,7 +79,7 @@ mod line {
         for line in std::io::stdin().lines() {
             let impairment: Impairment = line?.parse().map_err(anyhow::Error::msg)?;
             for link in &links {
-                link.lock().unwrap_or_else(PoisonError::into_inner).impairment(impairment);
+                link.lock().impairment(impairment);
             }
         }
         Ok(())
@@ -98,7 +99,7 @@ mod line {
                 thread::yield_now();
                 continue;
             };
-            let due = link.lock().unwrap_or_else(PoisonError::into_inner).send(Instant::now(), length);
+            let due = link.lock().send(Instant::now(), length);
             let Some(due) = due else { continue };
             if put.send((due, packet[..length].to_vec())).is_err() {
                 return;

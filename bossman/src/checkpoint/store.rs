@@ -8,9 +8,10 @@ use super::read_error::ReadError;
 use super::snapshot::State;
 use crate::{disk, output, weight_files, BossManError, StateDict};
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tch::Tensor;
 
 const MANIFEST: &str = "manifest.json";
@@ -351,7 +352,7 @@ impl Checkpoints {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }
 

@@ -3,10 +3,10 @@
 
 use crate::DataError;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// A spool that grows past this is moved to a temporary file.
 const IN_MEMORY: usize = 512 * 1024 * 1024;
@@ -49,7 +49,7 @@ impl Store {
             }
             Store::File(file, _) => {
                 // Each reader seeks before it reads, so one that panicked has left nothing wrong.
-                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut file = file.lock();
                 file.seek(SeekFrom::Start(at))?;
                 file.read_exact(into)
             }

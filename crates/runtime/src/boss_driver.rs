@@ -9,6 +9,7 @@ use link::trust::handshake::{Handshake, WorkerInfo};
 use link::trust::listener::{Admission, Admitted};
 use link::{LinkError, Listener};
 use link::{Payload, Slots};
+use parking_lot::Mutex;
 use pipeline::boss::{BossSession, Request, Setup};
 use pipeline::effect::{Answer, BossEffect, Destination, Frame, Peer};
 use pipeline::ids::WorkerId;
@@ -19,7 +20,7 @@ use quinn::VarInt;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
@@ -124,7 +125,7 @@ impl Handle {
 
     /// What whoever holds the ticket is shown who asks how the run stands; JSON.
     pub fn set_status(&self, status: String) {
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+        *self.status.lock() = status;
     }
 
     /// Ends the run: every worker is told, and has closed its connection when this returns, or has
@@ -252,7 +253,7 @@ impl Driver {
     fn on_arrival(&mut self, caller: Caller) {
         let info = match &caller.handshake {
             Handshake::Status => {
-                let status = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let status = self.status.lock().clone();
                 return caller.send_status(status);
             }
             Handshake::Peer { .. } => return caller.refuse("this is a boss, not a worker".into(), false),

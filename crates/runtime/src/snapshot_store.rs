@@ -1,9 +1,10 @@
 //! What a worker keeps of runs' states beyond the runs: the tensors that `pipeline`'s [`kept`](pipeline::kept) names.
 
 use link::Payload;
+use parking_lot::Mutex;
 use pipeline::kept::{PeerSnapshot, SnapshotId, SnapshotNote};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Copies of state, in memory. Clones share them. What others sent lies in memory of its own: it never comes through the
 /// sender's (`outgoing::Channel::Background`).
@@ -53,7 +54,7 @@ impl SnapshotStore {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<SnapshotId, Snapshot>) -> T) -> T {
-        act(&mut self.copies.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.copies.lock())
     }
 }
 

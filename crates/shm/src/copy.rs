@@ -1,7 +1,7 @@
 //! Copying much at once: one core alone cannot keep the memory busy.
 
+use parking_lot::Mutex;
 use std::num::NonZero;
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// What is smaller is copied before another thread has started.
@@ -16,7 +16,7 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
     debug_assert_eq!(to.len(), from.len(), "a copy is as long as what is copied");
     let threads = if to.len() < LARGE { 1 } else { thread::available_parallelism().map_or(1, NonZero::get).min(MOST) };
     let pieces = Mutex::new(to.chunks_mut(PIECE).zip(from.chunks(PIECE)));
-    let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = || pieces.lock().next();
     let work = || {
         while let Some((to, from)) = next() {
             to.copy_from_slice(from);

@@ -2,9 +2,10 @@
 //! one may take. `BOSSMAN_FUZZ_SECONDS` says how long it goes on, `BOSSMAN_FUZZ_INPUTS` how many inputs instead,
 //! `BOSSMAN_FUZZ_SEED` where to begin. Where the number is given, the test is taken to run alone, and its memory is looked at.
 
+use parking_lot::Mutex;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// No input may take longer.
@@ -56,9 +57,9 @@ pub fn fuzz(
     let at_work = watched();
     let mut give = |name: String, bytes: Vec<u8>| {
         let input = Arc::new(Input { name, bytes, begun: Instant::now() });
-        *at_work.lock().unwrap_or_else(PoisonError::into_inner) = Some(input.clone());
+        *at_work.lock() = Some(input.clone());
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| quickest(|| case(&input.bytes))));
-        *at_work.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *at_work.lock() = None;
         match ended {
             Ok(took) if took <= LIMIT => {}
             Ok(took) => {
@@ -114,7 +115,7 @@ fn watched() -> Arc<Mutex<Option<Arc<Input>>>> {
     let watched = Arc::downgrade(&at_work);
     std::thread::spawn(move || {
         while let Some(at_work) = watched.upgrade() {
-            let input = at_work.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let input = at_work.lock().clone();
             if let Some(input) = input.filter(|input| input.begun.elapsed() > ENDLESS) {
                 input.tell("this input takes without end");
                 std::process::abort();

@@ -29,12 +29,13 @@ use crate::quic::network_path::NetworkPath;
 use crate::quic::probe;
 use crate::quic::report::PathReport;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use pipeline::effect::Peer;
 use pipeline::frame::Envelope;
 use quinn::{ConnectionError, RecvStream, SendStream, VarInt};
 use shm::FileAddress;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -150,13 +151,13 @@ impl Connection {
     /// that dialled. Frames may be sent meanwhile.
     pub fn negotiate(&self, transport: Transport) {
         let (sender, answers) = mpsc::channel(MAX_PENDING_ANSWERS);
-        *self.shared.answers.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        *self.shared.answers.lock() = Some(sender);
         tokio::spawn(negotiate(self.shared.clone(), transport, answers, self.events.clone()));
     }
 
     /// How fast the path is, once measured, at the end that dialled.
     pub fn report(&self) -> Option<PathReport> {
-        *self.shared.report.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.shared.report.lock()
     }
 
     /// Sends a frame. Small ones, and all of control, arrive in the order given.
@@ -251,7 +252,7 @@ async fn negotiate(
         }
     }
     let report = probe::measure(&shared, &mut answers).await;
-    *shared.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    *shared.report.lock() = report;
     events.send(ConnectionEvent::Measured { from: shared.peer, report }).await.ok();
 }
 
@@ -338,7 +339,7 @@ async fn deliver_frame(
 }
 
 fn on_link_message(shared: &ConnectionShared, message: LinkMessage) {
-    let asker = shared.answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let asker = shared.answers.lock().clone();
     match message {
         LinkMessage::Ping(number) => shared.send_answer(LinkMessage::Pong(number)),
         LinkMessage::MemoryFile { process, file } if asker.is_none() => {

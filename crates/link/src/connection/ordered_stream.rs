@@ -2,11 +2,12 @@
 
 use crate::connection::progress::SendProgress;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use quinn::SendStream;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
 
@@ -77,7 +78,7 @@ impl Drop for OrderedStream {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The stream and the next frame for it; the stream is back when none waits.

@@ -7,8 +7,9 @@ use crate::memory::pool::BufferPool;
 use crate::memory::shared::{SharedMemory, Transport};
 use crate::quic::network_path::NetworkPath;
 use crate::quic::report::PathReport;
+use parking_lot::Mutex;
 use pipeline::effect::Peer;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 
 /// What the tasks of a connection share.

@@ -1,10 +1,11 @@
 //! Tensors as they travel, and the slots in which a driver holds them for its session.
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use pipeline::ids::Slot;
 use pipeline::TensorMeta;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A tensor's shape and its bytes: little-endian, dense, row-major.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ struct Held {
 impl Slots {
     /// Keeps a tensor.
     pub fn insert(&self, payload: Payload) -> Slot {
-        let mut held = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.inner.lock();
         let slot = Slot(held.next);
         held.next += 1;
         held.payloads.insert(slot, payload);
@@ -39,13 +40,13 @@ impl Slots {
 
     /// Gives a tensor out; its slot is then empty.
     pub fn remove(&self, slot: Slot) -> Option<Payload> {
-        let mut held = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.inner.lock();
         held.payloads.remove(&slot)
     }
 
     /// How many tensors are held.
     pub fn len(&self) -> usize {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).payloads.len()
+        self.inner.lock().payloads.len()
     }
 
     /// Whether none is held.

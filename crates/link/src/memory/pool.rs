@@ -1,8 +1,9 @@
 //! Memory for tensors that come over QUIC, and for sums of them, used again: fresh memory costs a page fault for every 4 KiB.
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 /// Kept for later, at most, and where memory is short.
 const MAX_POOLED: usize = 64 << 20;
@@ -30,7 +31,7 @@ impl BufferPool {
 
     /// Room for so many bytes. What is in it is of no meaning.
     pub fn get(&self, len: usize) -> Buffer {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         let fits = |memory: &Vec<u8>| memory.len() >= len + ALIGNMENT && memory.len() / 2 <= len + ALIGNMENT;
         // The latest is the likeliest to be in the processor's cache.
         let memory = kept.iter().rposition(fits).map(|at| kept.remove(at));
@@ -43,7 +44,7 @@ impl BufferPool {
     }
 
     fn put(&self, memory: Vec<u8>) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         kept.push(memory);
         let mut sum: usize = kept.iter().map(Vec::len).sum();
         // The oldest goes: its size may be that of another model.
@@ -110,8 +111,8 @@ mod tests {
         let pool = BufferPool::default();
         let buffers: Vec<Buffer> = (0..3).map(|_| pool.get(MAX_POOLED / 2 - ALIGNMENT)).collect();
         drop(buffers);
-        assert_eq!(pool.0.lock().unwrap().len(), 2);
+        assert_eq!(pool.0.lock().len(), 2);
         drop(pool.get(MAX_POOLED));
-        assert!(pool.0.lock().unwrap().iter().map(Vec::len).sum::<usize>() <= MAX_POOLED);
+        assert!(pool.0.lock().iter().map(Vec::len).sum::<usize>() <= MAX_POOLED);
     }
 }

@@ -13,10 +13,11 @@
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use pipeline::TensorMeta;
 use serde::{Deserialize, Serialize};
 use shm::{BlockLocation, FileAddress, LocalFile, Nonce, PeerFile, ReleaseTable, ALIGNMENT};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Tensors on their way, or still in use at the other end, take at most so much memory on each side.
 const LIMIT: usize = 512 << 20;
@@ -74,7 +75,7 @@ impl SharedMemory {
     pub(crate) fn offer(&self) -> Option<FileAddress> {
         let mut nonce = [0; 32];
         SystemRandom::new().fill(&mut nonce).ok()?;
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.own.lock();
         if own.is_none() {
             let made = LocalFile::create(LIMIT, nonce).ok()?;
             let mut state = self.state();
@@ -117,7 +118,7 @@ impl SharedMemory {
             state.theirs.clone().filter(|_| state.seen)?
         };
         let parts: Vec<&[u8]> = tensors.iter().map(Bytes::as_ref).collect();
-        self.own.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.write(&theirs, &parts)
+        self.own.lock().as_mut()?.write(&theirs, &parts)
     }
 
     /// A frame's tensors, which give their memory back when the last is dropped.
@@ -133,7 +134,7 @@ impl SharedMemory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -10,9 +10,10 @@ use crate::quic::endpoint;
 use crate::quic::socket::SmallBuffers;
 use crate::trust::identity::Identity;
 use crate::trust::ticket::Ticket;
+use parking_lot::Mutex;
 use quinn::Endpoint;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -65,7 +66,7 @@ impl ListeningEndpoint {
                 () = defer_callers(&endpoint) => {}
             }
             // Unless it was taken over in this very moment.
-            if kept.listening.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
+            if kept.listening.lock().take().is_some() {
                 endpoint.close(DONE, b"the boss left the run");
             }
         });
@@ -82,8 +83,8 @@ async fn defer_callers(endpoint: &Endpoint) {
     }
 }
 
-fn all() -> std::sync::MutexGuard<'static, Vec<Weak<RetainedEndpoint>>> {
-    RETAINED.lock().unwrap_or_else(PoisonError::into_inner)
+fn all() -> parking_lot::MutexGuard<'static, Vec<Weak<RetainedEndpoint>>> {
+    RETAINED.lock()
 }
 
 fn take_retained(identity: &Identity, address: SocketAddr) -> Option<ListeningEndpoint> {
@@ -91,7 +92,7 @@ fn take_retained(identity: &Identity, address: SocketAddr) -> Option<ListeningEn
     all.retain(|kept| kept.strong_count() > 0);
     let of_here = |kept: &Arc<RetainedEndpoint>| kept.address == address && kept.ticket == *identity.ticket();
     all.iter().filter_map(Weak::upgrade).filter(of_here).find_map(|kept| {
-        let listening = kept.listening.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let listening = kept.listening.lock().take()?;
         kept.taken.notify_one();
         Some(listening)
     })

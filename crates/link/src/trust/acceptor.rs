@@ -4,11 +4,12 @@
 use crate::error::LinkError;
 use crate::quic::endpoint::AcceptPolicy;
 use crate::trust::handshake::{self, Handshake, HandshakeReply};
+use parking_lot::Mutex;
 use quinn::{Endpoint, RecvStream, SendStream};
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, Semaphore};
 
@@ -129,7 +130,7 @@ struct AddressPermit(HandshakesByAddress, IpAddr);
 impl AddressPermit {
     /// Nothing where there are as many as may be.
     fn acquire(all: &HandshakesByAddress, address: IpAddr) -> Option<Self> {
-        let mut counts = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = all.lock();
         let count = counts.entry(address).or_default();
         if *count == MAX_HANDSHAKES_PER_ADDRESS {
             return None;
@@ -141,7 +142,7 @@ impl AddressPermit {
 
 impl Drop for AddressPermit {
     fn drop(&mut self) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         if let Entry::Occupied(mut count) = counts.entry(self.1) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -191,6 +192,6 @@ mod tests {
         here.pop();
         assert!(AddressPermit::acquire(&all, crowd).is_some());
         here.clear();
-        assert!(all.lock().unwrap().is_empty());
+        assert!(all.lock().is_empty());
     }
 }

@@ -1,9 +1,9 @@
 //! Names that a model file gives to parameters.
 
 use crate::spec::is_name;
+use parking_lot::Mutex;
 use serde::{de, Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
 /// More different names than this are refused in one process: each stays in memory until it ends.
 const MOST_NAMES: usize = 1 << 16;
@@ -23,7 +23,7 @@ impl ParamName {
         if !is_name(text) {
             return None;
         }
-        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = NAMES.lock();
         if let Some(known) = names.get(text) {
             return Some(ParamName(known));
         }

@@ -38,10 +38,10 @@ use super::own::OwnLayers;
 use by_autograd::ByAutograd;
 use conv::Convolution;
 use layerspec::{LayerKind, Precision};
+use parking_lot::Mutex;
 use recurrent::Recurrent;
 use reduced::Reduced;
 use std::fmt;
-use std::sync::Mutex;
 use tch::{Device, Kind, Tensor};
 use tensor::{memory, TensorError};
 

@@ -4,9 +4,9 @@ use super::by_autograd::Differentiable;
 use super::{missing, Call};
 use crate::engine::own::{CustomLayer, Forward};
 use layerspec::layers::{Made, Size};
+use parking_lot::Mutex;
 use std::fmt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::{Mutex, PoisonError};
 use tch::Tensor;
 use tensor::script::Script;
 use tensor::TensorError;
@@ -50,7 +50,7 @@ impl Differentiable for InRust {
 
 impl Differentiable for InTorchScript {
     fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut script = self.script.lock();
         let params: Vec<&Tensor> =
             script.param_names().iter().map(|name| call.param(name)).collect::<Result<_, _>>()?;
         let inputs_of_it: Vec<&Tensor> = inputs.iter().collect();
