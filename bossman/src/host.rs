@@ -3,7 +3,7 @@
 use crate::local::{Flags, LocalWorkers};
 use crate::output;
 use crate::{BossMan, BossManError};
-use link::{Identity, LinkError, Listener, ListenerEvent, Transport};
+use link::{Identity, LinkError, Listener, ListenerEvent, Ticket, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -200,6 +200,23 @@ impl Host {
         self.local + here.saturating_sub(self.local).saturating_sub(1)
     }
 
+    /// The lines that tell the user how other machines join.
+    fn invitation(&self, port: u16, ticket: &Ticket) -> Vec<String> {
+        let host = link::own_address().map_or("<this machine's address>".into(), |ip| ip.to_string());
+        let missing = self.workers - self.local;
+        let wait = match missing {
+            0 => format!("listening on port {port}; to join or leave at any moment, on each machine run"),
+            _ if self.open => format!(
+                "waiting for {missing} worker(s) on port {port}, and for more at any moment; on each machine run"
+            ),
+            _ => format!("waiting for {missing} worker(s) on port {port}; on each machine run"),
+        };
+        let line = format!("  MODEL_HOST={host} MODEL_PORT={port} MODEL_TICKET={ticket} target/release/worker");
+        let Some(here) = &self.data else { return vec![wait, line] };
+        let here = if here.as_os_str().is_empty() { "this folder".into() } else { here.display().to_string() };
+        vec![wait, format!("{line} --data FOLDER"), format!("  where FOLDER holds there what {here} holds here")]
+    }
+
     async fn wait_for(self, again: Option<Again>) -> Result<Workers, BossManError> {
         if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
             let message = format!("{} workers with {} local ones make no run", self.workers, self.local);
@@ -231,30 +248,7 @@ impl Host {
             }
         };
         if again.is_none() && (!all_local || self.open) {
-            let host = link::own_address().map_or("<this machine's address>".into(), |ip| ip.to_string());
-            let missing = self.workers - self.local;
-            let (port, open) = (listening.port(), self.open);
-            say(match missing {
-                0 => format!("listening on port {port}; to join or leave at any moment, on each machine run"),
-                _ if open => format!(
-                    "waiting for {missing} worker(s) on port {port}, and for more at any moment; on each machine run"
-                ),
-                _ => format!("waiting for {missing} worker(s) on port {port}; on each machine run"),
-            });
-            let line = format!(
-                "  MODEL_HOST={host} MODEL_PORT={} MODEL_TICKET={} target/release/worker",
-                listening.port(),
-                identity.ticket()
-            );
-            match &self.data {
-                None => say(line),
-                Some(here) => {
-                    say(format!("{line} --data FOLDER"));
-                    let here =
-                        if here.as_os_str().is_empty() { "this folder".into() } else { here.display().to_string() };
-                    say(format!("  where FOLDER holds there what {here} holds here"));
-                }
-            }
+            self.invitation(listening.port(), identity.ticket()).into_iter().for_each(say);
         }
         let (mut strangers, mut asked) = (0, false);
         let mut count = self.workers;
@@ -286,31 +280,17 @@ impl Host {
                     return Err(BossManError::LocalWorkers(format!("a local worker never joined; {how}")));
                 }
             };
-            say(match event {
-                ListenerEvent::Joined { worker, info, address } => {
+            match &event {
+                ListenerEvent::Joined { info, .. } => {
                     last_came = Instant::now();
-                    here_local += usize::from(local.as_ref().is_some_and(|local| local.has(&info)));
-                    format!(
-                        "{worker} joined from {} ({}, {}, {} threads), {} missing",
-                        address.ip(),
-                        info.host,
-                        info.device,
-                        info.threads,
-                        listener.missing()
-                    )
+                    here_local += usize::from(local.as_ref().is_some_and(|local| local.has(info)));
                 }
-                ListenerEvent::Left { worker, reason } => {
-                    if again.is_some() {
-                        listener.ask_to_rejoin();
-                    }
-                    format!("{worker} left ({reason})")
-                }
+                ListenerEvent::Left { .. } if again.is_some() => listener.ask_to_rejoin(),
+                ListenerEvent::Left { .. } => {}
                 ListenerEvent::Rejected { .. } if strangers == STRANGERS_SHOWN => continue,
-                ListenerEvent::Rejected { address, reason } => {
-                    strangers += 1;
-                    format!("turned away {}: {reason}", address.ip())
-                }
-            });
+                ListenerEvent::Rejected { .. } => strangers += 1,
+            }
+            say(describe(event, listener.missing()));
         }
         // Local workers alone are told any port; others come to the one that they know.
         let port = if all_local && !self.open { self.port } else { Some(listening.port()) };
@@ -360,6 +340,17 @@ async fn ended(local: &mut Option<LocalWorkers>) -> String {
     match local {
         Some(local) => local.ended().await,
         None => std::future::pending().await,
+    }
+}
+
+fn describe(event: ListenerEvent, missing: usize) -> String {
+    match event {
+        ListenerEvent::Joined { worker, info, address } => {
+            let (host, device, threads) = (info.host, info.device, info.threads);
+            format!("{worker} joined from {} ({host}, {device}, {threads} threads), {missing} missing", address.ip())
+        }
+        ListenerEvent::Left { worker, reason } => format!("{worker} left ({reason})"),
+        ListenerEvent::Rejected { address, reason } => format!("turned away {}: {reason}", address.ip()),
     }
 }
 

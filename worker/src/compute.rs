@@ -10,7 +10,7 @@ use link::Payload;
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{self, Failure};
 use pipeline::plan::StageSpec;
-use pipeline::replicas::Sharding;
+use pipeline::replicas::{BucketBytes, ShardId, Sharding};
 use pipeline::task::{self, Branch, HandedOut, Outcome, Task, Update};
 use pipeline::watch::Finite;
 use pipeline::StateName;
@@ -239,31 +239,87 @@ impl StageCompute {
         )))
     }
 
+    /// Frees the old stages before new ones are built.
+    fn release(&mut self, sharding: Option<Sharding>) {
+        self.stages.clear();
+        self.communicators.forget();
+        // A run that shards state is short of memory. In other runs time counts more.
+        match sharding {
+            Some(_) => tensor::memory::give_back_freed_memory(),
+            None => tensor::memory::keep_freed_memory(),
+        }
+        link::keep_received_memory(sharding.is_none());
+    }
+
+    fn build(
+        &mut self,
+        spec: StageSpec,
+        buckets: BucketBytes,
+        sharding: Option<Sharding>,
+        shard_id: Option<ShardId>,
+        seed: u64,
+    ) -> Result<(), Failure> {
+        let stage = spec.stage;
+        self.check_precision(&spec)?;
+        let model = StageModel {
+            buckets: pipeline::replicas::buckets(&spec, buckets, sharding),
+            shard_id,
+            scatters: sharding.is_some_and(Sharding::scatters),
+            gathers_first: sharding.is_some_and(Sharding::gathers_first),
+            ..model(spec, seed, (self.device, self.own.clone()))
+        };
+        self.stages.insert(stage, Engine::build(model).map_err(explain)?);
+        Ok(())
+    }
+
+    fn discard(&mut self, batch: u64, gradients: bool) -> Result<(), Failure> {
+        for engine in self.stages.values_mut() {
+            engine.discard(batch);
+            if gradients {
+                engine.undo_statistics(batch);
+                engine.zero_grad();
+            }
+        }
+        // A round that failed may have gathered parameters.
+        self.stages.values_mut().try_for_each(Engine::reshard).map_err(explain)
+    }
+
+    fn snapshot(&self, parameters: &[StageId], optimizer: &[StageId]) -> Result<Outcome<Payload>, Failure> {
+        let mut tensors = Vec::new();
+        for (stage, engine) in &self.stages {
+            let all = parameters.contains(stage);
+            if all {
+                tensors.extend(engine.state().map_err(explain)?);
+            }
+            if optimizer.contains(stage) {
+                let kept = engine.optimizer_state(!all).map_err(explain)?.into_iter();
+                let named = |(name, start, value): (String, Option<u64>, Tensor)| {
+                    (StateName::of_optimizer(&name, start).to_string(), value)
+                };
+                tensors.extend(kept.map(named));
+            }
+        }
+        let payload = |(name, value): (String, Tensor)| Ok((name, to_payload(&value).map_err(plain)?));
+        Ok(Outcome::State { tensors: tensors.into_iter().map(payload).collect::<Result<_, _>>()? })
+    }
+
+    fn digests(&self) -> Result<Outcome<Payload>, Failure> {
+        let mut digests = Vec::new();
+        for (stage, engine) in &self.stages {
+            for (name, value) in engine.trained_by_all() {
+                digests.push((*stage, name.to_string(), digest(value)?));
+            }
+        }
+        Ok(Outcome::Digests { digests })
+    }
+
     fn carry_out(&mut self, task: Task<Payload>, out: Out<'_>) -> Result<Outcome<Payload>, Failure> {
         match task {
             Task::Build { stages, buckets, sharding, shard_ids, seed } => {
-                // Frees the old parameters before the new ones are made.
-                self.stages.clear();
-                self.communicators.forget();
-                // Whoever shares out state has little memory; without, time counts more.
-                match sharding {
-                    Some(_) => tensor::memory::give_back_freed_memory(),
-                    None => tensor::memory::keep_freed_memory(),
-                }
-                link::keep_received_memory(sharding.is_none());
+                self.release(sharding);
                 for spec in stages {
-                    let stage = spec.stage;
-                    self.check_precision(&spec)?;
-                    let shard_id = shard_ids.get(&stage).copied();
-                    let model = StageModel {
-                        buckets: pipeline::replicas::buckets(&spec, buckets, sharding.filter(|_| shard_id.is_some())),
-                        shard_id,
-                        scatters: shard_id.is_some() && sharding.is_some_and(Sharding::scatters),
-                        gathers_first: shard_id.is_some() && sharding.is_some_and(Sharding::gathers_first),
-                        ..model(spec, seed, (self.device, self.own.clone()))
-                    };
-                    let engine = Engine::build(model);
-                    self.stages.insert(stage, engine.map_err(explain)?);
+                    let shard_id = shard_ids.get(&spec.stage).copied();
+                    self.build(spec, buckets, sharding.filter(|_| shard_id.is_some()), shard_id, seed)?;
                 }
             }
             Task::SetOptimizer(spec) => self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec)),
@@ -285,14 +341,11 @@ impl StageCompute {
             }
             Task::BackwardWeight { stage, key, branch } => self.backward_weight(stage, key, (branch, out))?,
             Task::Reduce { stage, batch, buckets, statistics } => {
-                let shards =
-                    |shards: &Vec<Vec<Payload>>| shards.iter().map(|list| sums(list)).collect::<Result<_, _>>();
-                let buckets = buckets.iter().map(shards).collect::<Result<_, _>>()?;
-                let statistics = statistics.iter().map(|list| tensors(list)).collect::<Result<_, _>>()?;
-                self.stage(stage)?.reduce(batch, buckets, statistics).map_err(explain)?;
+                let buckets = buckets.iter().map(|shards| nested(shards, sums)).collect::<Result<_, _>>()?;
+                self.stage(stage)?.reduce(batch, buckets, nested(&statistics, tensors)?).map_err(explain)?;
             }
             Task::AllReduce { stage, batch, statistics } => {
-                let statistics = statistics.iter().map(|list| tensors(list)).collect::<Result<_, _>>()?;
+                let statistics = nested(&statistics, tensors)?;
                 let mut replicas = self.communicators.of(stage)?;
                 let engine = self.stages.get_mut(&stage);
                 let engine = engine.ok_or_else(|| Failure::new(format!("{stage} is not on this worker")))?;
@@ -314,9 +367,7 @@ impl StageCompute {
                 return stepped.map_err(|failure| Failure { updating, ..failure });
             }
             Task::AllGather { stage, buckets } => {
-                let shards =
-                    |shards: &Vec<Vec<Payload>>| shards.iter().map(|list| tensors(list)).collect::<Result<_, _>>();
-                let buckets = buckets.iter().map(shards).collect::<Result<_, _>>()?;
+                let buckets = buckets.iter().map(|shards| nested(shards, tensors)).collect::<Result<_, _>>()?;
                 self.stage(stage)?.all_gather(buckets).map_err(explain)?;
             }
             Task::Share { stage } => hand_out_part(self.stage(stage)?, stage, out)?,
@@ -328,44 +379,9 @@ impl StageCompute {
                 let times = probes.iter().map(|probe| measure(probe, self.device, &self.own)).collect::<Result<_, _>>();
                 return Ok(Outcome::Measured { times: times.map_err(explain)? });
             }
-            Task::Discard { batch, gradients } => {
-                for engine in self.stages.values_mut() {
-                    engine.discard(batch);
-                    if gradients {
-                        engine.undo_statistics(batch);
-                        engine.zero_grad();
-                    }
-                }
-                // What a round that failed has gathered.
-                self.stages.values_mut().try_for_each(Engine::reshard).map_err(explain)?;
-            }
-            Task::Snapshot { parameters, optimizer } => {
-                let mut tensors = Vec::new();
-                for (stage, engine) in &self.stages {
-                    let all = parameters.contains(stage);
-                    if all {
-                        tensors.extend(engine.state().map_err(explain)?);
-                    }
-                    if optimizer.contains(stage) {
-                        let kept = engine.optimizer_state(!all).map_err(explain)?.into_iter();
-                        let named = |(name, start, value): (String, Option<u64>, Tensor)| {
-                            (StateName::of_optimizer(&name, start).to_string(), value)
-                        };
-                        tensors.extend(kept.map(named));
-                    }
-                }
-                let payload = |(name, value): (String, Tensor)| Ok((name, to_payload(&value).map_err(plain)?));
-                return Ok(Outcome::State { tensors: tensors.into_iter().map(payload).collect::<Result<_, _>>()? });
-            }
-            Task::Digest => {
-                let mut digests = Vec::new();
-                for (stage, engine) in &self.stages {
-                    for (name, value) in engine.trained_by_all() {
-                        digests.push((*stage, name.to_string(), digest(value)?));
-                    }
-                }
-                return Ok(Outcome::Digests { digests });
-            }
+            Task::Discard { batch, gradients } => self.discard(batch, gradients)?,
+            Task::Snapshot { parameters, optimizer } => return self.snapshot(&parameters, &optimizer),
+            Task::Digest => return self.digests(),
             Task::Load { tensors, optimizer: false } => self.load(&tensors)?,
             Task::Load { tensors, optimizer: true } => self.load_all(tensors)?,
             Task::Files { files } => self.own.keep(checked(files)?),
@@ -374,7 +390,14 @@ impl StageCompute {
     }
 }
 
-/// Refuses a loss that is no finite number, before anything is learned from it.
+fn nested<T>(
+    lists: &[Vec<Payload>],
+    each: impl Fn(&[Payload]) -> Result<Vec<T>, Failure>,
+) -> Result<Vec<Vec<T>>, Failure> {
+    lists.iter().map(|list| each(list)).collect()
+}
+
+/// Refuses a loss that is not finite, before a parameter changes.
 fn check_loss(loss: f32, finite: Finite, task: &LossTask<'_>) -> Result<(), Failure> {
     if loss.is_finite() || finite == Finite::Nowhere {
         return Ok(());
