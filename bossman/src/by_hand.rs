@@ -1,4 +1,5 @@
-//! Steps by hand: forward, backward and the optimizer step as calls of their own, with one batch or several under way.
+//! Steps by hand: forward, backward and the optimizer step as separate calls, with one batch or
+//! several at a time.
 
 use crate::boss::BossMan;
 use crate::inputs::Inputs;
@@ -20,10 +21,10 @@ use tch::Tensor;
 use tensor::TensorError;
 
 impl BossMan {
-    /// The batch through all stages; gives the model's first output, on the CPU. In training mode it is
-    /// a leaf that requires grad, so that a loss computed on it leaves `grad()` for
-    /// [`BossMan::backward`], and a second call forgets the first; for several batches under way there is
-    /// [`BossMan::forward_batch`].
+    /// Runs a batch forward through all stages and returns the model's first output, on the CPU. In
+    /// training mode the output is a leaf that requires grad, so that a loss computed on it leaves
+    /// `grad()` for [`BossMan::backward`]. A second call discards the first batch.
+    /// [`BossMan::forward_batch`] allows several batches at a time.
     ///
     /// `x` is the model's first input; others are in `variables`.
     ///
@@ -54,12 +55,13 @@ impl BossMan {
         }
     }
 
-    /// As [`BossMan::forward_all`], and earlier batches stay under way: each has a number, by which
-    /// [`BossMan::backward_batch`] finds it, in any order. In evaluation mode nothing is kept under it.
+    /// As [`BossMan::forward_all`], and keeps earlier batches. Each has a number by which
+    /// [`BossMan::backward_batch`] finds it, in any order. In evaluation mode nothing is stored.
     ///
     /// # Errors
-    /// More batches wait for their backward pass than [`crate::Builder::in_flight`] allows (8 by default: workers keep
-    /// each one's activations); an input does not fit the model; a worker failed.
+    /// More batches wait for their backward pass than [`crate::Builder::in_flight`] allows (8 by
+    /// default, because workers store the activations of each), an input does not fit the model, or
+    /// a worker failed.
     pub fn forward_batch<'a>(
         &'a mut self,
         x: &Tensor,
@@ -72,8 +74,8 @@ impl BossMan {
         }
     }
 
-    /// The gradient of the model's first output back through all stages; parameter gradients add up
-    /// until [`BossMan::optim_step`].
+    /// Runs the gradient of the model's first output backward through all stages. Parameter
+    /// gradients accumulate until [`BossMan::optim_step`].
     ///
     /// # Errors
     /// No forward in training mode came before, or the shape is not the output's.
@@ -96,7 +98,7 @@ impl BossMan {
     /// Gradients are summed in the order of these calls.
     ///
     /// # Errors
-    /// The batch is not under way: it went backward, was forgotten, or went forward in evaluation mode.
+    /// The batch is unknown: it went backward, was discarded, or went forward in evaluation mode.
     pub fn backward_batch<'a>(
         &'a mut self,
         batch: BatchId,
@@ -106,7 +108,7 @@ impl BossMan {
         async move { self.with_recovery(Call::Backward { batch: Some(batch.0), grads: grads? }).await.map(drop) }
     }
 
-    /// Frees what the workers keep of a batch whose backward pass will not come.
+    /// Frees what the workers store of a batch that gets no backward pass.
     ///
     /// # Errors
     /// A worker failed.
@@ -114,11 +116,11 @@ impl BossMan {
         self.with_recovery(Call::Forget { batch: batch.0 }).await.map(drop)
     }
 
-    /// Applies the gradients gathered since the last step on every worker, and clears them; also those of steps that
-    /// [`crate::Builder::accumulate`] only gathered so far.
+    /// Applies the gradients accumulated since the last step on every worker, and clears them. This
+    /// includes gradients of steps that [`crate::Builder::accumulate`] has not applied yet.
     ///
     /// # Errors
-    /// No optimizer was sent, or a worker failed; gradients are no finite numbers ([`crate::Guards`]).
+    /// No optimizer was sent, a worker failed, or gradients are not finite ([`crate::Guards`]).
     pub async fn optim_step(&mut self) -> Result<(), BossManError> {
         self.with_recovery(Call::OptimStep).await.map(drop)
     }
@@ -150,7 +152,7 @@ impl BossMan {
         let before = self.gathered;
         let scale = if before.steps == 0 { 1.0 } else { before.divisor / before.counted };
         let update = self.update(scale)?;
-        // A number of its own: tensors of a batch that failed before are let go wherever they arrive.
+        // A new number, so that late tensors of a failed batch are dropped wherever they arrive.
         self.batch += 1;
         let mut run = self.round(|_| None);
         run.mode = Mode::Train;
@@ -171,7 +173,7 @@ impl BossMan {
             }
         };
         let skipped = match self.settings.loss_scale {
-            // Whoever computes the loss scales it.
+            // The program that computes the loss scales it.
             Some(_) => answer.grad_norm.is_some_and(|norm| !norm.is_finite()),
             None => self.after_update(answer.grad_norm)?,
         };
@@ -180,7 +182,8 @@ impl BossMan {
         self.check_learning(&Learned { loss: None, lr, health: answer.health })
     }
 
-    /// Frees what the workers keep of the batch of [`BossMan::forward`], whose backward pass will not come.
+    /// Frees what the workers store of the batch of [`BossMan::forward`], if it gets no backward
+    /// pass.
     pub(crate) async fn forget_unnamed(&mut self) -> Result<(), BossManError> {
         match self.under_way.unnamed {
             Some(batch) => self.forget(batch).await,
@@ -202,7 +205,7 @@ impl BossMan {
         inputs.payloads(&inputs.microbatches(1)?)
     }
 
-    /// A payload for each output of the model, nothing for one without a gradient.
+    /// A payload for each output of the model. `None` for an output without a gradient.
     fn output_grads(&self, grads: &[Tensor]) -> Result<Vec<Option<Payload>>, BossManError> {
         let payloads = grads.iter().map(|grad| grad.defined().then(|| to_payload(grad)).transpose());
         let mut payloads: Vec<Option<Payload>> = payloads.collect::<Result<_, _>>()?;
@@ -235,7 +238,8 @@ impl BossMan {
         run.inputs = self.hold_all(payloads);
         if training {
             self.step += 1;
-            // Known before the wait: whoever drops this future leaves the workers with a batch to forget.
+            // Recorded before the wait: if this future is dropped, the workers must discard the
+            // batch.
             self.under_way.batches.insert(self.batch);
         }
         run.step = self.step;
@@ -263,7 +267,7 @@ impl BossMan {
                 (0, *value, payload.into_iter().map(|p| self.handle.slots.insert(p)).collect())
             });
         run.grads = Some(grads.collect());
-        // Known before the wait: where this future is dropped the workers carry on.
+        // Counted before the wait: if this future is dropped, the workers continue.
         let before = std::mem::replace(&mut self.gathered.by_hand, true);
         let done = self.run(run).await;
         if done.as_ref().is_err_and(BossManError::was_refused) {
@@ -272,12 +276,12 @@ impl BossMan {
         done.map(drop)
     }
 
-    /// Has a round carried out. Where training fails all gradients are void, and so are the batches under way.
+    /// Runs a round. If training fails, all gradients and all waiting batches are void.
     pub(crate) async fn run(&mut self, mut run: pipeline::boss::RunRequest) -> Result<Answer, BossManError> {
         let (batch, training) = (run.batch, run.mode == Mode::Train);
         let result = match self.find_replicas(&mut run).await {
             Ok(()) => {
-                // Whoever drops this future has training fail, and with it they are gone.
+                // Dropping this future fails the training round, so its batches are void.
                 let communicators = self.communicators;
                 self.communicators &= !training;
                 let result = self.call(Request::Run(Box::new(run))).await;
@@ -296,7 +300,7 @@ impl BossMan {
             self.gathered.clear();
             self.communicators = false;
             for other in std::mem::take(&mut self.under_way).batches.into_iter().filter(|other| *other != batch) {
-                // A worker that is lost is reported by the first error.
+                // The first error reports a lost worker.
                 self.call(Request::Discard { batch: other }).await.ok();
             }
         }

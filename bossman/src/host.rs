@@ -1,4 +1,4 @@
-//! Waiting for workers, at first and again where some of them were lost.
+//! Waits for workers, at first and after a loss.
 
 use crate::local::{Flags, LocalWorkers};
 use crate::output;
@@ -10,36 +10,37 @@ use std::time::Duration;
 use tokio::runtime::Handle as Runtime;
 use tokio::time::Instant;
 
-/// The port where none is given.
+/// The default port.
 const DEFAULT_PORT: u16 = 1024;
 
-/// So many who are not let in are shown; they may be many.
+/// The most rejected callers to show.
 const STRANGERS_SHOWN: u32 = 10;
 
-/// Once all that are left are here again, so long another may come that takes the place of who was lost. A worker that waits for
-/// a place asks for one every second.
+/// The time to wait for a spare once all remaining workers have joined again. A spare worker asks
+/// for a place every second.
 const FOR_ANOTHER: Duration = Duration::from_millis(1500);
-/// Who is not back by then is taken for lost, too. A worker finishes what it computes before it joins again.
+/// The time after which a missing worker counts as lost, too. A worker finishes its computation
+/// before it joins again.
 const FOR_ALL: Duration = Duration::from_secs(15);
-/// A run that has ended has left its port by then.
+/// The time within which a run that has ended frees its port.
 const FOR_PORT: Duration = Duration::from_secs(5);
 
-/// For whom to wait where a run goes on without workers that were lost.
+/// The workers to wait for after a loss.
 pub(crate) struct Again {
-    /// So many may be left.
+    /// The number of workers that may remain.
     pub(crate) left: usize,
-    /// Whether the run can go on with 0, 1, 2, ... workers.
+    /// Whether the run can continue with 0, 1, 2, ... workers.
     pub(crate) fits: Vec<bool>,
 }
 
 impl Again {
-    /// With how many of so many workers the run can go on: as many as possible.
+    /// The largest number of the workers `here` with which the run can continue.
     fn enough(&self, here: usize) -> Option<usize> {
         (1..=here).rev().find(|workers| self.fits.get(*workers) == Some(&true))
     }
 }
 
-/// Where the boss listens and for whom it waits.
+/// The address of the boss and the workers it waits for.
 #[derive(Debug, Clone)]
 pub struct Host {
     workers: usize,
@@ -61,7 +62,7 @@ pub struct Workers {
     pub(crate) runtime: Runtime,
     pub(crate) count: usize,
     pub(crate) quiet: bool,
-    /// What waited for them, and where.
+    /// The settings of the wait, for a wait after a loss.
     pub(crate) host: Host,
 }
 
@@ -82,8 +83,8 @@ impl BossMan {
         Host::new(workers).wait().await
     }
 
-    /// Starts `workers` worker processes on this machine and waits for them. They end with this
-    /// process, whatever way it ends.
+    /// Starts `workers` worker processes on this machine and waits for them. They always end with
+    /// this process.
     ///
     /// # Errors
     /// The worker program is not found, or ends before it joined.
@@ -109,60 +110,61 @@ impl Host {
         }
     }
 
-    /// Starts that many of the workers on this machine.
+    /// Sets how many of the workers to start on this machine.
     #[must_use]
     pub fn local(mut self, local: usize) -> Self {
         self.local = local;
         self
     }
 
-    /// Compute threads of each local worker; by default the cores are shared out. Some sums of libtorch
-    /// (in normalisation layers, say) depend on it in the last bit.
+    /// Sets the compute threads of each local worker. By default the workers share the cores
+    /// evenly. Some sums of libtorch, for example in normalisation layers, depend on it in the last
+    /// bit.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// How tensors travel between processes of one machine; by default through shared memory.
+    /// Sets how tensors travel between processes of one machine. The default is shared memory.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
         self
     }
 
-    /// Whether the local workers run TorchScript layers, which are programs; by default they refuse. Workers that are not
-    /// local are asked when they are started.
+    /// Sets whether local workers run TorchScript layers, which are programs. The default is false.
+    /// Other workers have a flag for it.
     #[must_use]
     pub fn allow_torchscript(mut self, allow: bool) -> Self {
         self.allow_torchscript = allow;
         self
     }
 
-    /// The folder from which the local workers may read data by themselves; by default they read none. Workers that are not
-    /// local are told when they are started.
+    /// Sets the folder from which local workers may read data. By default they read none. Other
+    /// workers have a flag for it.
     #[must_use]
     pub fn data(mut self, folder: impl Into<PathBuf>) -> Self {
         self.data = Some(folder.into());
         self
     }
 
-    /// Listens on this UDP port rather than on `MODEL_PORT`; 0 takes any free one.
+    /// Sets the UDP port, instead of `MODEL_PORT`. 0 is any free port.
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// Prints on standard error, where standard output is for something else.
+    /// Prints on standard error, to keep standard output for results.
     #[must_use]
     pub fn on_stderr(mut self, on_stderr: bool) -> Self {
         self.on_stderr = on_stderr;
         self
     }
 
-    /// Whether others may join the run after it has begun ([`BossMan::open_pool`]); they are then told how, and it listens
-    /// to more than this machine.
+    /// Sets whether workers may join after the run has begun ([`BossMan::open_pool`]). The boss
+    /// then prints how, and accepts workers from other machines.
     #[must_use]
     pub fn open(mut self, open: bool) -> Self {
         self.open = open;
@@ -184,18 +186,18 @@ impl Host {
         self.wait_for(None).await
     }
 
-    /// The same, where workers were lost: local ones are started afresh, and of the others those are waited for that are left,
-    /// and a little for more; fewer than at first may be enough.
+    /// Waits again after a loss. Starts local workers afresh. Waits for the remaining other
+    /// workers, and briefly for spares. Fewer workers than before may suffice.
     pub(crate) async fn wait_again(self, again: Again) -> Result<Workers, BossManError> {
         self.wait_for(Some(again)).await
     }
 
-    /// Whether it starts workers itself.
+    /// Whether the boss starts workers itself.
     pub(crate) fn starts_workers(&self) -> bool {
         self.local > 0
     }
 
-    /// How many are left where one of so many is lost: local ones are started afresh.
+    /// The number of workers after the loss of one of `here`. Local workers are started afresh.
     pub(crate) fn left_of(&self, here: usize) -> usize {
         self.local + here.saturating_sub(self.local).saturating_sub(1)
     }
@@ -256,7 +258,7 @@ impl Host {
         while listener.missing() > 0 {
             let here = self.workers - listener.missing();
             let mut look_at = None;
-            // Local workers that do not come end, and that is seen.
+            // A local worker that does not join ends, which the wait below notices.
             if let Some(again) = again.as_ref().filter(|_| here_local == self.local) {
                 let until = if here >= again.left { last_came + FOR_ANOTHER } else { began + FOR_ALL };
                 match again.enough(here).filter(|_| listener.is_contiguous()) {
@@ -292,13 +294,13 @@ impl Host {
             }
             say(describe(event, listener.missing()));
         }
-        // Local workers alone are told any port; others come to the one that they know.
+        // Only local workers learn a new port. Others return to the port that they know.
         let port = if all_local && !self.open { self.port } else { Some(listening.port()) };
         let quiet = self.quiet;
         Ok(Workers { listener, local, runtime: Runtime::current(), count, quiet, host: Host { port, ..self } })
     }
 
-    /// Listens, once the port is free.
+    /// Listens as soon as the port is free.
     async fn listener(&self, identity: &Identity, address: SocketAddr) -> Result<Listener, BossManError> {
         let began = Instant::now();
         loop {
@@ -311,8 +313,8 @@ impl Host {
         }
     }
 
-    /// Where to listen: a run of local workers alone is nobody else's business, and takes any free
-    /// port where none is asked for.
+    /// The address to listen on. A run with local workers only listens on the loopback interface,
+    /// by default on any free port.
     fn address(&self, all_local: bool) -> Result<SocketAddr, BossManError> {
         let port = match (self.port, std::env::var("MODEL_PORT")) {
             (Some(port), _) => Some(port),
@@ -354,7 +356,7 @@ fn describe(event: ListenerEvent, missing: usize) -> String {
     }
 }
 
-/// What others say of themselves, without the control characters that could draw on this terminal.
+/// Text from other machines, without control characters that could draw on this terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,8 +1,9 @@
-//! How a run goes on by itself where workers are lost: with who is left, from its last checkpoint or what workers keep.
+//! Continues a run after a loss of workers, from its last checkpoint or from peer snapshots.
 //!
-//! Whoever is left joins again, spares take the places of who is gone, the model is cut for as many as there are, and the
-//! steps since then are done again. What is drawn at random, and which samples come, depends on the numbers of steps
-//! alone, and the result on no cut (law 1), so it is that of a run in which nothing was lost.
+//! The remaining workers join again, and spares take the places of lost ones. The model is cut for
+//! the workers that joined, and the steps since the state are repeated. Random draws and samples
+//! depend only on the numbers of steps, and the result does not depend on the cut (law 1). So the
+//! result equals that of a run without a loss.
 
 use crate::output;
 use crate::progress::Progress;
@@ -10,32 +11,32 @@ use crate::BossManError;
 use pipeline::message::Failure;
 use std::time::{Duration, Instant};
 
-/// So many failures in a row without a step that had not been done before end a run, or a call: what fails is then not the
-/// workers.
+/// The most failures in a row without a new step. More end the run or the call, because the workers
+/// are then not the cause.
 pub(crate) const MAX_ATTEMPTS: u32 = 3;
 
-/// How a run fares.
+/// The state of recovery in a run.
 #[derive(Default)]
 pub(crate) struct Recovery {
     lost: Option<Lost>,
-    /// Failures since a step was done that had not been done before.
+    /// The number of failures since the last new step.
     attempts: u32,
-    /// The last step that was done.
+    /// The last completed step.
     furthest: u64,
 }
 
-/// What is being made good.
+/// The recovery in progress.
 struct Lost {
     since: Instant,
-    /// After how long workers were here again, and had their state.
+    /// The times until workers had joined again, and until they had their state.
     here: Duration,
     restored: Duration,
-    /// How many steps were done when workers were lost, and how many of them are not done again.
+    /// The steps completed at the loss, and the number of them that are not repeated.
     done: u64,
     from: u64,
 }
 
-/// The error of a run that does not go on by itself, which may have checkpoints.
+/// The error of a run without recovery, which may have checkpoints.
 pub(crate) fn ended(error: BossManError, checkpoints: bool) -> BossManError {
     match error {
         BossManError::Worker(failure) if failure.passing => {
@@ -50,12 +51,12 @@ pub(crate) fn ended(error: BossManError, checkpoints: bool) -> BossManError {
 }
 
 impl Recovery {
-    /// Something failed at this moment, in a run with other workers or none. Whether it may go on after that; what happened is
-    /// told.
+    /// Records a failure and reports it. Returns whether the run may continue. `others` tells
+    /// whether the run has other workers.
     pub(crate) fn may_go_on(&mut self, error: &BossManError, at: Instant, others: bool) -> bool {
         let passes = match error {
             BossManError::Worker(failure) => failure.passing || (failure.unfit && others),
-            // One that had been started in the place of another.
+            // A worker that was started in place of another one.
             BossManError::LocalWorkers(_) => self.lost.is_some(),
             _ => false,
         };
@@ -70,14 +71,14 @@ impl Recovery {
         true
     }
 
-    /// Workers are here again.
+    /// Records that workers have joined again.
     pub(crate) fn here(&mut self) {
         if let Some(lost) = &mut self.lost {
             lost.here = lost.since.elapsed();
         }
     }
 
-    /// With how many workers, of how many at first, and after which step, as what says, the run goes on.
+    /// Reports that the run resumes with `workers` of `initial_workers`, and from which state.
     pub(crate) fn goes_on(&mut self, workers: usize, at_first: usize, from: Option<(u64, &str)>) {
         let Some(lost) = &mut self.lost else { return };
         lost.from = from.map_or(0, |(step, _)| step);
@@ -88,7 +89,7 @@ impl Recovery {
         output::warn(&format!("recovery: going on with {workers} of {at_first} workers, {state}"));
     }
 
-    /// They have what they go on with.
+    /// Records that workers have their state.
     pub(crate) fn restored(&mut self, progress: &Progress) {
         if let Some(lost) = &mut self.lost {
             lost.restored = lost.since.elapsed();
@@ -97,7 +98,7 @@ impl Recovery {
         }
     }
 
-    /// A step is done.
+    /// Records a completed step.
     pub(crate) fn done(&mut self, step: u64, progress: &Progress) {
         if step > self.furthest {
             (self.furthest, self.attempts) = (step, 0);
@@ -105,7 +106,7 @@ impl Recovery {
         self.tell(step, progress);
     }
 
-    /// What it cost, once training stands where it stood.
+    /// Reports the cost of the recovery, once the lost steps are repeated.
     fn tell(&mut self, step: u64, progress: &Progress) {
         let Some(lost) = self.lost.take_if(|lost| step >= lost.done) else { return };
         let all = lost.since.elapsed();
@@ -142,7 +143,7 @@ mod tests {
             assert!(recovery.may_go_on(&error, now, false));
             recovery.goes_on(1, 2, Some((2, "the checkpoint")));
             recovery.restored(&progress);
-            // What had been done before is done again, and that is no progress.
+            // Repeated steps are no progress.
             recovery.done(3, &progress);
             assert!(recovery.lost.is_some());
         }
@@ -151,11 +152,11 @@ mod tests {
         assert!(recovery.lost.is_none() && !recovery.may_go_on(&lost(true), now, true));
         recovery.done(5, &progress);
         assert!(recovery.may_go_on(&lost(true), now, false));
-        // Nothing has to be done again.
+        // No step has to be repeated.
         recovery.goes_on(2, 2, Some((5, "the checkpoint")));
         recovery.restored(&progress);
         assert!(recovery.lost.is_none());
-        // Another worker may be fit for what one is not.
+        // Another worker may be fit for the part of an unfit one.
         let unfit = BossManError::Worker(Failure { unfit: true, ..Failure::new("out of memory") });
         assert!(!recovery.may_go_on(&unfit, now, false) && recovery.may_go_on(&unfit, now, true));
     }

@@ -1,7 +1,8 @@
-//! How calls by hand are done again where workers are lost: from a state that the boss keeps, and a log of the calls since.
+//! Repeats calls by hand after a loss of workers, from a state that the boss stores and a log of
+//! the calls since.
 //!
-//! What a call comes to depends on the state before it and on what it was given, and on no cut (law 1). So the same calls
-//! after the same state come to the same, to the bit, with whoever is left.
+//! The result of a call depends on the state before it and on its arguments, and not on the cut
+//! (law 1). So the same calls after the same state give the same bits on the remaining workers.
 
 use crate::boss::BossMan;
 use crate::checkpoint::State;
@@ -23,45 +24,47 @@ use std::time::{Duration, Instant};
 use tch::Tensor;
 use tensor::TensorError;
 
-/// So many calls are kept, with so much that they were given, until a state can be.
+/// The most calls in the log, and the most bytes of their arguments, until the next state is
+/// stored.
 const MOST_CALLS: usize = 1024;
 const MOST_BYTES: usize = 1 << 30;
 
-/// Why calls cannot be done again.
+/// Why calls cannot be repeated.
 const DROPPED: &str = "the future of a call was dropped before its end";
 const FAILED: &str = "a call failed, or weights or an optimizer were set";
 const TOO_MANY: &str =
     "in more than 1024 calls, or 1 GiB of what they were given, no batch and no gradients were under way at no moment";
 
-/// What a program does, where it is to go on.
+/// What the program should do instead.
 const ADVICE: &str = "build a BossMan on the workers that are left and call restore() with a State of checkpoint()";
 
-/// A call that workers carry out, with what it was given.
+/// A call to the workers, with its arguments.
 #[derive(Clone)]
 pub(crate) enum Call {
-    /// One batch forward; whether it is that of [`BossMan::forward`], which has no name.
+    /// One batch forward, and whether it is the unnamed batch of [`BossMan::forward`].
     Forward { payloads: Vec<(u32, ValueId, Payload)>, unnamed: bool },
-    /// A batch backward: the one without a name, or this.
+    /// A batch backward: the unnamed one, or this one.
     Backward { batch: Option<u64>, grads: Vec<Option<Payload>> },
-    /// No backward pass will come.
+    /// A batch that gets no backward pass.
     Forget { batch: u64 },
-    /// The optimizer's step.
+    /// An optimizer step.
     OptimStep,
-    /// A whole step, and how long it took to prepare.
+    /// A whole training step, and the time of its preparation.
     TrainStep { prepared: Arc<Prepared>, preparing: Duration },
 }
 
-/// What a call came to.
+/// The result of a call.
 #[derive(Default)]
 pub(crate) struct Done {
-    /// Of a pass forward.
+    /// The outputs of a forward pass.
     pub(crate) outputs: Vec<Tensor>,
-    /// Of a whole step.
+    /// The report of a whole step.
     pub(crate) report: Option<StepReport>,
 }
 
 impl Call {
-    /// The same in memory of its own, for who calls may write to theirs; and how much that is.
+    /// A copy in memory of its own, because the caller may write to its tensors, and the size of
+    /// the copy in bytes.
     fn own(&self) -> (Call, usize) {
         let mut bytes = 0;
         let mut copied = |payload: &Payload| {
@@ -90,7 +93,7 @@ impl Call {
     }
 }
 
-/// The same in memory of its own: what came from workers may lie in theirs, for which they wait.
+/// A copy in memory of its own: tensors from workers may lie in memory that the workers wait for.
 fn own(state: State) -> Result<State, BossManError> {
     let copied = |tensor: &Tensor| tensor.f_detach_copy().map_err(TensorError::from);
     let mut weights = StateDict::default();
@@ -102,7 +105,7 @@ fn own(state: State) -> Result<State, BossManError> {
     Ok(State { weights, optimizer, counters: state.counters })
 }
 
-/// A call that was done, and how things stood before it.
+/// A completed call, and the counters before it.
 struct Logged {
     call: Call,
     batch: u64,
@@ -110,39 +113,44 @@ struct Logged {
     loss: Option<LossSpec>,
 }
 
-/// What calls are done again from.
+/// The state and the log from which calls are repeated.
 pub(crate) struct Replay {
-    /// Updates between two states.
+    /// The number of updates between two stored states.
     every: u64,
-    /// Behind a lock, for tensors are not for several threads at a time.
+    /// Behind a lock, because tensors are not shared between threads.
     state: Mutex<State>,
-    /// Updates by then.
+    /// The number of updates in that state.
     updates: u64,
     log: Vec<Logged>,
-    /// Of what they were given.
+    /// The bytes of their arguments.
     bytes: usize,
-    /// The last batch that was cut into microbatches: where stages are chosen by it, they are again.
+    /// The last batch that was cut into microbatches. If it decided the stages, it decides them
+    /// again.
     work: Option<(Work, u32)>,
-    /// Workers are lost, and no others have taken over yet: how, and the number of the last batch before.
+    /// Set while workers are lost and not replaced: the failure, and the number of the last batch
+    /// before it.
     lost: Option<(BossManError, u64)>,
-    /// Why the calls since the state cannot be done again.
+    /// Why the calls since the state cannot be repeated, if so.
     lost_track: Option<&'static str>,
-    /// So many workers there were at first.
+    /// The initial number of workers.
     workers: usize,
 }
 
 impl BossMan {
-    /// From now on, where workers are lost, a call waits for those that are left and for spares, and is done again with them:
-    /// results are those of a run in which nobody was lost, to the bit. It goes for [`BossMan::forward`] and
-    /// [`BossMan::backward`] and their like, [`BossMan::optim_step`] and [`BossMan::train_step`]; what only reads
-    /// ([`BossMan::state_dict`], say) fails, and succeeds after the next of these calls. What depends on who has what is not
-    /// the same to the bit: [`crate::Builder::compress`], [`crate::Builder::fast_reduction`], NCCL.
+    /// Turns on recovery. When workers are lost, a call waits for the remaining ones and for
+    /// spares, and is repeated with them. Results equal those of a run without losses, to the bit.
+    /// This holds for [`BossMan::forward`] and [`BossMan::backward`] and their variants,
+    /// [`BossMan::optim_step`] and [`BossMan::train_step`]. A call that only reads, for example
+    /// [`BossMan::state_dict`], fails, and succeeds after the next of these calls. Results that
+    /// depend on the placement differ in the last bits: [`crate::Builder::compress`],
+    /// [`crate::Builder::fast_reduction`], NCCL.
     ///
-    /// After every so many updates the boss copies the whole state of training to its own memory, and between what calls were
-    /// given. It does so where no batch waits for its backward pass. After 1024 calls or 1 GiB without such a moment, after a
-    /// call that failed or whose future was dropped before its end, and after weights or an optimizer were set, it can do
-    /// nothing again until there is one; a loss is then an error that says so. Where a future is dropped while others take
-    /// over, the next call goes on with that.
+    /// After every `updates` updates the boss copies the whole training state to its own memory.
+    /// Between copies it logs the arguments of calls. It copies only when no batch waits for its
+    /// backward pass. It cannot repeat calls until the next copy after 1024 calls or 1 GiB of
+    /// arguments, after a call that failed or whose future was dropped, and after weights or an
+    /// optimizer were set. A loss is then an error that states so. If a future is dropped during
+    /// recovery, the next call continues the recovery.
     ///
     /// ```no_run
     /// # use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer};
@@ -158,8 +166,8 @@ impl BossMan {
     /// ```
     ///
     /// # Errors
-    /// No optimizer was sent; a batch waits for its backward pass; gradients were gathered that no update has used yet; a pool,
-    /// which mends itself; a worker failed.
+    /// No optimizer was sent, a batch waits for its backward pass, accumulated gradients wait for
+    /// an update, the run is a pool, which recovers by itself, or a worker failed.
     pub async fn enable_recovery(&mut self, every: u64) -> Result<(), BossManError> {
         self.refuse_in_pool("enable_recovery")?;
         if self.optimizer.is_none() || !self.under_way.batches.is_empty() {
@@ -174,16 +182,16 @@ impl BossMan {
         Ok(())
     }
 
-    /// What a state does not hold has changed.
+    /// Records a change that the stored state does not hold.
     pub(crate) fn lose_track(&mut self) {
         if let Some(replay) = &mut self.replay {
             replay.lost_track = Some(FAILED);
         }
     }
 
-    /// Carries a call out; where workers are lost, and it was asked for, again with those that are left.
+    /// Runs a call. If workers are lost and recovery is on, repeats it with the remaining ones.
     pub(crate) async fn with_recovery(&mut self, call: Call) -> Result<Done, BossManError> {
-        // Others were to take over in an earlier call, and have not yet.
+        // An earlier call left the recovery unfinished.
         if let Some((error, batch)) = self.replay.as_mut().and_then(|replay| replay.lost.take()) {
             self.come_again(error, batch).await?;
         }
@@ -193,7 +201,7 @@ impl BossMan {
             if let (Some(replay), Call::TrainStep { prepared, .. }) = (&mut self.replay, &call) {
                 replay.work = Some((prepared.work(), prepared.microbatches));
             }
-            // Until it is known what became of it.
+            // Set until the result of the call is known.
             let before = self.replay.as_mut().map(|replay| replay.lost_track.replace(DROPPED));
             let result = self.carry(call.clone()).await;
             if let (Some(replay), Some(before)) = (&mut self.replay, before) {
@@ -250,7 +258,7 @@ impl BossMan {
         }
     }
 
-    /// Takes the state to the boss, where it is time and can be.
+    /// Copies the state to the boss, if it is due and possible.
     async fn keep_state(&mut self) -> Result<(), BossManError> {
         let Some(replay) = &self.replay else { return Ok(()) };
         let due = self.updates.saturating_sub(replay.updates) >= replay.every;
@@ -261,7 +269,8 @@ impl BossMan {
         let kept = self.checkpoint().await;
         let state = match kept.and_then(own) {
             Ok(state) => state,
-            // The call itself is done. The next one finds out, and what is kept is good enough until then.
+            // The call itself is complete. The next call notices the loss, and the older state
+            // suffices until then.
             Err(BossManError::Worker(failure)) if failure.passing || failure.unfit => return Ok(()),
             Err(error) => {
                 self.replay = None;
@@ -289,7 +298,7 @@ impl BossMan {
         passes && self.replay.as_ref().is_some_and(|replay| replay.lost_track.is_none())
     }
 
-    /// The error of a call that is not done again, with what to call.
+    /// The error of a call that cannot be repeated, with the remedy.
     fn told(&self, error: BossManError) -> BossManError {
         match error {
             BossManError::Worker(failure) if failure.passing && self.settings.by_hand && self.pool.is_none() => {
@@ -304,7 +313,7 @@ impl BossMan {
         }
     }
 
-    /// Goes on with who is left, where it stood before this call.
+    /// Restores the state before this call on the remaining workers.
     async fn come_again(&mut self, error: BossManError, batch: u64) -> Result<(), BossManError> {
         let began = Instant::now();
         let mut error = error;
@@ -334,7 +343,7 @@ impl BossMan {
                 Err(BossManError::Worker(failure)) if failure.passing || failure.unfit => {
                     error = BossManError::Worker(failure);
                 }
-                // One that was started in the place of another.
+                // A worker that was started in place of another one.
                 Err(ended @ BossManError::LocalWorkers(_)) => error = ended,
                 Err(other) => return Err(other),
             }
@@ -342,7 +351,7 @@ impl BossMan {
         Err(self.told(error))
     }
 
-    /// Closes the connections. A worker that is not fit for its part does not come again.
+    /// Closes the connections. A worker that is unfit for its part is told not to join again.
     fn leave(&mut self, error: &BossManError, batch: u64) {
         if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
             self.handle.evict(*worker, message);
@@ -355,7 +364,7 @@ impl BossMan {
         }
     }
 
-    /// The same on the workers that are left.
+    /// Repeats the log on the remaining workers.
     async fn rebuilt(&self, batch: u64) -> Result<BossMan, BossManError> {
         let Some(replay) = &self.replay else { return Err(BossManError::Usage("nothing is kept".into())) };
         let builder = self.origin.settled(self.model.clone(), self.settings.clone());
@@ -375,7 +384,7 @@ impl BossMan {
         if let Some(optimizer) = self.optimizer {
             boss.send_optimizer(optimizer).await?;
         }
-        // Stages find their places before they get what they go on with.
+        // Stages are placed before they load the state.
         if let Some((work, microbatches)) = &replay.work {
             boss.choose_schedule(work, *microbatches).await?;
         }

@@ -25,41 +25,46 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a training step did.
+/// The report of a training step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
-    /// Which call of [`BossMan::train_step`], from 1.
+    /// The number of the call of [`BossMan::train_step`], from 1.
     pub step: u64,
     /// The mean loss over the batch, before the update.
     pub loss: f32,
     /// Samples in the batch.
     pub samples: u64,
-    /// Targets in the batch that are not ignored, where a sample has a class for each of its positions, as text has tokens.
+    /// The targets in the batch that are not ignored, if a sample has a class for each position, as
+    /// text has tokens.
     pub tokens: Option<u64>,
-    /// From call to answer.
+    /// The time from call to answer.
     pub time: Duration,
-    /// The learning rate of the update; nothing where the gradients were only gathered ([`crate::Builder::accumulate`]), or
-    /// overflowed ([`crate::Builder::precision`]) or were otherwise no finite numbers and the step was skipped
-    /// ([`crate::NonFinite::Skip`]).
+    /// The learning rate of the update. `None` if gradients were only accumulated
+    /// ([`crate::Builder::accumulate`]), overflowed ([`crate::Builder::precision`]), or were not
+    /// finite and the step was skipped ([`crate::NonFinite::Skip`]).
     pub lr: Option<f64>,
-    /// The norm of all gradients before clipping; nothing where it was not asked for ([`crate::Builder::clip_grad_norm`]).
+    /// The norm of all gradients before clipping. `None` unless requested
+    /// ([`crate::Builder::clip_grad_norm`]).
     pub grad_norm: Option<f64>,
 }
 
 impl BossMan {
-    /// A whole training step: the batch cut into microbatches, forward and backward as the schedule
-    /// says, the loss where the last layer is, and the optimizer step.
+    /// Runs a whole training step: cuts the batch into microbatches, runs forward and backward in
+    /// the order of the schedule, computes the loss on the last stage's worker, and updates the
+    /// parameters.
     ///
-    /// The loss is the mean over the batch however unevenly it is cut: each microbatch counts by its
-    /// samples, or by its targets that are not ignored. With [`crate::Builder::accumulate`] the optimizer step comes with every n-th call, over the mean of the
+    /// The loss is the mean over the batch for every cut into microbatches: each microbatch is
+    /// weighted by its samples, or by its targets that are not ignored. With
+    /// [`crate::Builder::accumulate`] every n-th call runs the optimizer step, over the mean of the
     /// gradients of all samples since the last.
     ///
-    /// The first call measures the layers on the workers where the schedule is chosen by itself (see
-    /// [`crate::Builder::schedule`]).
+    /// The first call measures the layers on the workers if the schedule is chosen automatically
+    /// (see [`crate::Builder::schedule`]).
     ///
     /// # Errors
-    /// No loss was set, a tensor does not fit the model, or a worker failed; the step is then void on
-    /// every worker. The loss is no finite number ([`crate::Guards`]), with the layer where that began.
+    /// No loss was set, a tensor does not fit the model, or a worker failed. The step is then void
+    /// on every worker. Also if the loss is not finite ([`crate::Guards`]), with the layer where
+    /// that began.
     pub fn train_step<'a>(
         &'a mut self,
         batch: &Batch,
@@ -89,7 +94,7 @@ impl BossMan {
         self.carry_out(prepared, preparing).await
     }
 
-    /// Chooses the schedule, where it is left to us, as the first step with this batch would.
+    /// Chooses the schedule as the first step with this batch would, unless the user chose it.
     pub(crate) async fn settle(&mut self, batch: &Batch) -> Result<(), BossManError> {
         let prepared = self.prepare(batch, self.settings.microbatches)?;
         self.choose_schedule(&prepared.work(), prepared.microbatches).await
@@ -119,13 +124,14 @@ impl BossMan {
         Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
     }
 
-    /// The step, with the workers that are here; where some leave in the midst of it, again with those that are left.
+    /// Runs the step. If workers of a pool leave during the step, repeats it with the remaining
+    /// ones.
     async fn retry_overflow(&mut self, prepared: &Prepared) -> Result<Attempt, BossManError> {
         loop {
             self.update_membership().await?;
             let step = self.step;
             match self.attempt(prepared).await {
-                // The samples are to blame, or the weights, and not the worker that saw it.
+                // The samples or the weights are at fault, and not the worker that noticed it.
                 Err(BossManError::Worker(failure)) if failure.not_finite => {
                     return Err(self.began_where(failure, prepared).await);
                 }
@@ -167,7 +173,7 @@ impl BossMan {
         run.inputs = self.hold_all(inputs.clone());
         let hold = |(index, payload): &(u32, Payload)| (*index, self.handle.slots.insert(payload.clone()));
         run.targets = targets.iter().map(hold).collect();
-        // Known before the wait: where this future is dropped the workers carry on.
+        // Counted before the wait: if this future is dropped, the workers continue.
         self.gathered = if updates { Gathered::default() } else { gathered };
         self.updates += u64::from(updates);
         match self.run(run).await {
@@ -182,11 +188,12 @@ impl BossMan {
         }
     }
 
-    /// Adapts the scale of the loss, where there is one, to the norm of the gradients; whether it was none and that is skipped,
-    /// so that no parameter has changed.
+    /// Adapts the loss scale, if any, to the norm of the gradients. Returns whether the step was
+    /// skipped, so that no parameter changed.
     ///
     /// # Errors
-    /// They overflowed in many steps in a row whatever the scale, so that nothing would be learned any more.
+    /// Gradients overflowed in many steps in a row at every scale, so nothing would be learned any
+    /// more.
     pub(crate) fn after_update(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
         let finite = norm.is_some_and(f64::is_finite);
         let scale = match &mut self.settings.loss_scale {
@@ -229,25 +236,26 @@ impl BossMan {
         })
     }
 
-    /// How parameters change in the next update, with gradients multiplied by `scale`.
+    /// The next update of parameters, with gradients multiplied by `scale`.
     pub(crate) fn update(&self, scale: f64) -> Result<RoundUpdate, BossManError> {
         let missing = || BossManError::Usage("there is no optimizer yet: call send_optimizer() first".into());
         let optimizer = self.optimizer.ok_or_else(missing)?;
         let lr = optimizer.lr() * self.settings.lr_schedule.factor(self.updates);
-        // In a pool the norm says that everybody has all gradients, whether or not it is limited.
+        // In a pool the norm also proves that every worker has all gradients, so it is always
+        // computed.
         let max_norm = self.settings.max_norm.or(self.pool.as_ref().map(|_| f64::INFINITY));
-        // Nothing is gained by gradients that are no numbers.
+        // Gradients that are not finite never improve a model.
         Ok(RoundUpdate { lr, scale, max_norm, skip_infinite: max_norm.is_some() })
     }
 
-    /// The round with what gathers parameters for its passes, where replicas share them out.
+    /// Adds the all-gathers of parameters to a round, if replicas shard them.
     pub(crate) fn gathering(&self, run: RunRequest) -> Result<RunRequest, BossManError> {
         let actions = self.plan.layout().gathered(run.actions).map_err(PlanError::from)?;
         Ok(RunRequest { actions, ..run })
     }
 
-    /// A round over one microbatch, in which every stage does one thing, or none; what is done with the microbatch, its
-    /// first replica does.
+    /// A round over one microbatch in which every stage runs at most one action, on its first
+    /// replica.
     pub(crate) fn round(&self, action: impl Fn(StageId) -> Option<Action>) -> RunRequest {
         let microbatch_assignment = MicrobatchAssignment::default();
         let each = |worker| {
@@ -269,19 +277,19 @@ impl BossMan {
     }
 }
 
-/// A step that was carried out.
+/// A completed step.
 struct Attempt {
     schedule: Arc<Schedule>,
     answer: Answer,
     update: Option<RoundUpdate>,
-    /// What the losses were divided by, and what was counted of this batch.
+    /// The divisor of the losses, and the counts of this batch.
     divisor: f64,
     counted: f64,
 }
 
-/// What a step that is done tells of how training goes.
+/// The figures of a completed step that the guards check.
 pub(crate) struct Learned {
-    /// Nothing where it was computed by hand.
+    /// `None` if the loss was computed by hand.
     pub(crate) loss: Option<f32>,
     pub(crate) lr: Option<f64>,
     pub(crate) health: Vec<LayerHealth>,
@@ -293,20 +301,20 @@ pub(crate) struct Prepared {
     pub(crate) microbatches: u32,
     pub(crate) samples: u64,
     pub(crate) tokens: Option<u64>,
-    /// What each microbatch counts in the mean of the loss.
+    /// The weight of each microbatch in the mean of the loss.
     pub(crate) counts: Vec<f64>,
-    /// What the words of the model's shapes are in the first microbatch, which is the largest.
+    /// The sizes of the model's named dimensions in the first microbatch, which is the largest.
     pub(crate) sizes: layerspec::Bindings,
     pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
     pub(crate) targets: Vec<(u32, Payload)>,
-    /// Of the first microbatch; nothing where workers read inputs and targets.
+    /// The inputs of the first microbatch. `None` if workers read inputs and targets.
     pub(crate) target_bytes: Option<u64>,
     /// Where workers read both.
     pub(crate) samples_to_read: Option<Samples>,
 }
 
 impl Prepared {
-    /// A microbatch, as far as costs depend on it.
+    /// The properties of a microbatch on which costs depend.
     pub(crate) fn work(&self) -> Work {
         Work { sizes: self.sizes.clone(), target_bytes: self.target_bytes }
     }
