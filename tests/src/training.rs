@@ -17,7 +17,7 @@ pub struct Training {
 }
 
 impl Training {
-    /// Of losses, and tensors by name.
+    /// Makes a result from losses and named tensors.
     pub fn new<'a>(losses: &[f32], weights: impl IntoIterator<Item = (&'a str, &'a Tensor)>) -> Self {
         let bytes = |t: &Tensor| Bytes::copy_from_slice(&payload::to_bytes(t).unwrap());
         Training {
