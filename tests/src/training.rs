@@ -45,7 +45,7 @@ impl Training {
         self.weights.values().map(|(_, bytes)| bytes.len()).sum()
     }
 
-    /// Panics if a bit differs, and says which loss or tensor has it.
+    /// Panics if a bit differs, and names the loss or tensor.
     #[track_caller]
     pub fn assert_same(&self, other: &Training, what: &dyn fmt::Display) {
         assert_eq!(self.losses.len(), other.losses.len(), "{what}: other numbers of steps");

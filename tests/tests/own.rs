@@ -1,5 +1,5 @@
 //! Tests a user's own layers with real processes: their cut does not show, and a worker that lacks
-//! them says so.
+//! them reports it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 

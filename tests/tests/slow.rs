@@ -11,8 +11,8 @@ use tests::Case;
 
 /// The time limit of the test; far longer than it takes.
 const LIMIT: Duration = Duration::from_secs(180);
-/// The time for which a process stands still, then works, and so on. It is far less than the 3
-/// seconds after which the process would be lost.
+/// The time for which a process stands still at once. It is far less than the 3 seconds after which
+/// the process would be lost.
 const STILL: Duration = Duration::from_millis(490);
 /// The time for which a process works, in addition to the time that a signal takes.
 const AT_WORK: Duration = Duration::from_millis(2);

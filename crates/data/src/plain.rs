@@ -10,7 +10,7 @@ use std::path::Path;
 /// The first bytes of a gzipped file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// Opens a file for its content. The flag says whether it is gzipped, judged by its first bytes.
+/// Opens a file for its content. The flag is true if its first bytes are those of gzip.
 pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), DataError> {
     let error = |e: io::Error| DataError::io(path, &e);
     let mut file = BufReader::new(File::open(path).map_err(error)?);
@@ -21,7 +21,7 @@ pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), DataError> {
     })
 }
 
-/// Fills `into`. If the file ends before, the error says that it is cut short.
+/// Fills `into`. If the file ends before, the error states that it is cut short.
 pub(super) fn read_exactly(path: &Path, file: &mut impl Read, into: &mut [u8]) -> Result<(), DataError> {
     file.read_exact(into).map_err(|e| match e.kind() {
         io::ErrorKind::UnexpectedEof => DataError::file(path, "cut short: it ends within its header"),

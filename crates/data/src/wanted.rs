@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub(super) struct ExpectedTensor {
     pub(super) name: String,
     pub(super) dtype: DType,
-    /// The shape of a sample, with its known sizes. `None` if the model says nothing.
+    /// The shape of a sample, with its known sizes. `None` if the model does not state it.
     pub(super) shape: Option<Vec<Option<u64>>>,
     /// Numbers must be below this, if they are looked up in a table.
     pub(super) num_embeddings: Option<u64>,

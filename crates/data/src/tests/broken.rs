@@ -1,4 +1,4 @@
-//! Tests wrong files: each yields an error that says so, and none causes a panic.
+//! Tests wrong files: each yields an error that names the problem, and none causes a panic.
 
 use super::*;
 use rand::{Rng, SeedableRng};
