@@ -1,5 +1,6 @@
-//! Learns the sine with a small residual network cut across two workers, step by step by hand:
-//! forward, a loss of our own, backward, optimizer step.
+//! Learns the sine with a small residual network cut across two workers.
+//!
+//! Each step is made by hand: forward, a loss of our own, backward, optimizer step.
 //!
 //! ```text
 //! cargo run --release -p examples --bin sin               waits for two workers to join
@@ -13,7 +14,8 @@ use tch::{Device, Kind, Reduction, Tensor};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/residual.yaml");
 
-/// Points between 0 and pi, and their sines: between 0 and 1, as far as the model's last layer reaches.
+/// Draws points between 0 and pi, and computes their sines. These lie between 0 and 1, the range
+/// that the model's last layer reaches.
 fn get_batch(size: i64) -> (Tensor, Tensor) {
     let x = Tensor::rand([size, 1], (Kind::Float, Device::Cpu)) * PI;
     let y = x.sin();
@@ -23,7 +25,7 @@ fn get_batch(size: i64) -> (Tensor, Tensor) {
 #[tokio::main]
 async fn main() -> Result<()> {
     let local = std::env::args().any(|argument| argument == "--local");
-    tch::manual_seed(0); // the points; the weights have a seed of their own
+    tch::manual_seed(0); // seeds the points; the weights have their own seed
 
     let model = Model::from_file(MODEL)?;
     let workers = if local { BossMan::setup_local(2).await? } else { BossMan::setup_host(2).await? };

@@ -1,4 +1,4 @@
-//! What the benchmark's programs share.
+//! Shared code of the benchmark programs.
 
 pub mod link_model;
 pub mod memory;

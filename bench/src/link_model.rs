@@ -1,34 +1,35 @@
-//! A network link in one direction: a bounded queue in front of a line of a given rate and length, which may have troubles.
+//! A network link in one direction: a bounded queue in front of a line with a given rate and delay.
+//! The link may be impaired.
 
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// When packets handed to a link come out at its other end.
+/// Models when packets that enter a link come out at its other end.
 ///
-/// A packet waits until those before it have been put on the line, takes its size divided by the rate to be
-/// put there itself, and then travels for the delay. Where more than the queue's time waits already, it is
-/// dropped, as a router's full buffer does.
+/// A packet waits until the line has sent all earlier packets. Sending it takes its size divided by
+/// the rate. Then it travels for the delay. If packets already wait for longer than the queue's
+/// time, the packet is dropped, as a router with a full buffer does.
 #[derive(Debug, Clone)]
 pub struct Link {
     delay: Duration,
     bits_per_second: f64,
     queue: Duration,
-    /// When the line is free again.
+    /// The time at which the line is free again.
     free: Instant,
     impairment: Impairment,
     dice: Dice,
 }
 
-/// What may happen to a link while it is in use, as a line of text.
+/// An impairment of a link in use, parsed from a line of text.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Impairment {
-    /// `clear`: none.
+    /// `clear`: no impairment.
     None,
-    /// `loss 0.05`: that share of the packets is lost.
+    /// `loss 0.05`: this share of the packets is lost.
     Loss(f64),
-    /// `cut`: all of them are.
+    /// `cut`: all packets are lost.
     Cut,
-    /// `mbit 1`: so many megabits a second, and not the link's own rate.
+    /// `mbit 1`: the link carries this many megabits per second instead of its own rate.
     Mbit(f64),
 }
 
@@ -53,12 +54,13 @@ impl FromStr for Impairment {
     }
 }
 
-/// Numbers that look random and depend on the seed alone: SplitMix64 (Steele, Lea and Flood 2014).
+/// A pseudo-random sequence that depends on the seed alone: SplitMix64 (Steele, Lea and Flood
+/// 2014).
 #[derive(Debug, Clone)]
 struct Dice(u64);
 
 impl Dice {
-    /// From 0 to below 1.
+    /// Draws a number from 0 to below 1.
     fn roll(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -69,29 +71,30 @@ impl Dice {
 }
 
 impl Link {
-    /// A link with nothing on its way.
+    /// Makes an idle link.
     pub fn new(delay: Duration, bits_per_second: f64, queue: Duration, now: Instant) -> Self {
         Link { delay, bits_per_second, queue, free: now, impairment: Impairment::None, dice: Dice(0) }
     }
 
-    /// The same, which draws the packets that it loses from this seed.
+    /// Sets the seed from which lost packets are drawn.
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         Link { dice: Dice(seed), ..self }
     }
 
-    /// The one in the other direction: alike, but what it loses is drawn anew.
+    /// Returns the link of the other direction: alike, but with losses drawn from another seed.
     #[must_use]
     pub fn reversed(self) -> Self {
         Link { dice: Dice(!self.dice.0), ..self }
     }
 
-    /// From now on it has this trouble, in place of the one before.
+    /// Replaces the current impairment.
     pub fn impairment(&mut self, impairment: Impairment) {
         self.impairment = impairment;
     }
 
-    /// When a packet of so many bytes that is handed over now comes out; None where it is dropped.
+    /// Returns when a packet of `bytes` bytes that enters now comes out, or `None` if it is
+    /// dropped.
     pub fn send(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
         let (lost, rate) = match self.impairment {
             Impairment::None => (false, self.bits_per_second),
@@ -117,7 +120,7 @@ mod tests {
     #[test]
     fn packets_follow_one_another_at_the_rate_and_arrive_after_the_delay() {
         let start = Instant::now();
-        let mut link = Link::new(20 * MS, 1e6, 100 * MS, start); // 125 bytes a millisecond
+        let mut link = Link::new(20 * MS, 1e6, 100 * MS, start); // 125 bytes per millisecond
         assert_eq!(link.send(start, 125), Some(start + 21 * MS));
         assert_eq!(link.send(start, 250), Some(start + 23 * MS));
         // The line was idle for 7 ms.
@@ -129,7 +132,7 @@ mod tests {
         let start = Instant::now();
         let mut link = Link::new(Duration::ZERO, 1e6, 5 * MS, start);
         let sent = (0..20).filter(|_| link.send(start, 125).is_some()).count();
-        assert_eq!(sent, 6); // one on the line, five milliseconds of them waiting
+        assert_eq!(sent, 6); // one packet on the line and 5 ms of packets in the queue
         assert_eq!(link.send(start, 125), None);
         assert_eq!(link.send(start + MS, 125), Some(start + 7 * MS));
     }

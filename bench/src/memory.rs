@@ -3,17 +3,17 @@
 use anyhow::Result;
 use std::fs;
 
-/// The most memory each child of this process has had resident, in bytes, oldest child first; nothing on a
-/// system without `/proc`.
+/// Returns the peak resident memory of each child of this process, in bytes, oldest child first.
+/// The list is empty on a system without `/proc`.
 ///
 /// # Errors
-/// `/proc` is there but cannot be read.
+/// `/proc` exists but cannot be read.
 pub fn of_children() -> Result<Vec<u64>> {
     let Ok(folders) = fs::read_dir("/proc") else { return Ok(Vec::new()) };
     let me = u64::from(std::process::id());
     let mut found = Vec::new();
     for folder in folders {
-        // A process may end while we look.
+        // A process may end during this loop.
         let Ok(status) = fs::read_to_string(folder?.path().join("status")) else { continue };
         if field(&status, "PPid") == Some(me) {
             if let (Some(id), Some(kib)) = (field(&status, "Pid"), field(&status, "VmHWM")) {

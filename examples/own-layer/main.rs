@@ -1,9 +1,10 @@
-//! A worker program that knows one layer more than others: `Swish` (Ramachandran et al. 2017, arXiv:1710.05941) with a slope
-//! to learn for each feature, and noise in training.
+//! A worker program with one custom layer: `Swish` (Ramachandran et al. 2017, arXiv:1710.05941).
+//!
+//! The layer learns a slope for each feature, and adds noise in training.
 
 use worker::{Args, CustomLayer, Forward, Tensor, TensorError, Worker};
 
-/// `x * sigmoid(beta * x)`, where `x` is a little off in training.
+/// Computes `x * sigmoid(beta * x)`. In training, noise is added to `x`.
 struct Swish {
     noise: f64,
 }
@@ -19,7 +20,7 @@ impl CustomLayer for Swish {
     fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError> {
         let mut x = call.input(0)?.shallow_clone();
         if call.training() {
-            // From this stream, a run's numbers are the same wherever the layer is.
+            // Numbers from this stream are the same wherever the layer is placed.
             let noise = call.random("swish noise")?.normal(&x.size(), x.f_kind()?, 0.0, self.noise)?;
             x = x.f_add(&noise)?;
         }

@@ -1,4 +1,5 @@
-//! Bytes from a stranger: a frame's head is refused or read, and what was read is written as it was meant.
+//! Decodes bytes from a stranger as a frame's head. It is refused, or it survives writing and
+//! reading.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any text as a model file: a sound graph or an error with its place.
+//! Reads any text as a model file: it yields a sound graph, or an error with its place.
 #![no_main]
 
 #[path = "../../layerspec/tests/support/sound.rs"]

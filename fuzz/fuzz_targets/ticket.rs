@@ -1,4 +1,4 @@
-//! Any text as a join ticket: what is read as one is written as one that means the same.
+//! Reads any text as a join ticket: an accepted ticket is the same after writing and reading.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! An address that goes over from one boss to another, as a machine's name does.
+//! An address that moves from one boss to another, as a machine's name does.
 
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
@@ -7,18 +7,19 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::Arc;
 use tokio::net::UdpSocket;
 
-/// The largest packet, and more.
+/// A size in bytes that no packet exceeds.
 const PACKET: usize = 1 << 16;
 
-/// Carries packets of each worker to the boss that has the address, and to the worker what any boss sends back.
+/// Carries packets from each worker to the boss that has the address, and from any boss back to the
+/// worker.
 pub struct Address {
-    /// Where workers send to.
+    /// The port that workers send to.
     pub port: String,
     boss: Arc<AtomicU16>,
 }
 
 impl Address {
-    /// Of the boss on this port.
+    /// Makes an address of the boss on this port.
     pub async fn of(boss: &str) -> Self {
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
         let port = socket.local_addr().unwrap().port().to_string();
@@ -28,7 +29,7 @@ impl Address {
         address
     }
 
-    /// From now on it is that of the boss on this port.
+    /// Moves the address to the boss on this port.
     pub fn points_to(&self, boss: &str) {
         self.boss.store(boss.parse().unwrap(), Ordering::Relaxed);
     }

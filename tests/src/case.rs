@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 use tensor::random::Key;
 
-/// A model and what it is trained with.
+/// A model and its training.
 pub struct Case {
     /// The model's name.
     pub name: &'static str,
     /// The model.
     pub model: Model,
-    /// How its output is judged.
+    /// The loss.
     pub loss: Loss,
-    /// How its parameters change.
+    /// The optimizer.
     pub optimizer: Optimizer,
-    /// What parameters and dropout are drawn from.
+    /// The seed of parameters and dropout.
     pub seed: u64,
-    /// What else there is to a step.
+    /// The other settings of a step.
     pub steps: Steps,
     /// Every sample's input.
     x: Tensor,
@@ -28,18 +28,18 @@ pub struct Case {
     target: Tensor,
 }
 
-/// What a training step is, beside forward and backward.
+/// The settings of a training step, beside forward and backward.
 #[derive(Copy, Clone)]
 pub struct Steps {
-    /// Samples of each step, in turns.
+    /// The number of samples of each step, in turn.
     pub samples: &'static [i64],
-    /// The length of each step's sequences, in turns; none where samples are no sequences.
+    /// The sequence length of each step, in turn. Empty if samples are not sequences.
     pub lengths: &'static [i64],
-    /// Steps whose gradients one update takes.
+    /// The number of steps whose gradients one update uses.
     pub accumulate: usize,
     /// The limit of the gradients' norm.
     pub max_norm: Option<f64>,
-    /// In which order the gradients of microbatches are summed.
+    /// The order in which the gradients of microbatches are summed.
     pub reduction: Reduction,
 }
 
@@ -50,19 +50,20 @@ impl Default for Steps {
 }
 
 impl Steps {
-    /// Whether the update comes after this step, counted from 0.
+    /// Returns whether an update follows this step, counted from 0.
     pub fn update(&self, step: usize) -> bool {
         (step + 1).is_multiple_of(self.accumulate)
     }
 
-    /// What the losses of a step are divided by: the samples that an update would take, were all its steps as large as
-    /// the first.
+    /// Returns the divisor of a step's losses: the number of samples of an update, if all its steps
+    /// were as large as the first.
     pub fn divisor(&self, step: usize) -> f64 {
         let first = step - step % self.accumulate;
         self.samples_of(first) as f64 * self.accumulate as f64
     }
 
-    /// What the gradients of the update after a step are multiplied by, so that they are the mean over all samples.
+    /// Returns the factor of the gradients in the update after a step. It makes them the mean over
+    /// all samples.
     pub fn scale(&self, step: usize) -> f64 {
         let first = step - step % self.accumulate;
         self.divisor(step) / (first..=step).map(|step| self.samples_of(step)).sum::<i64>() as f64
@@ -73,38 +74,38 @@ impl Steps {
     }
 }
 
-/// The longest sequence.
+/// The length of the longest sequence.
 const LENGTH: i64 = 8;
 
 const DECAYING: AdamArgs = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
 
 impl Case {
-    /// Where the model is.
+    /// Returns the path of a model file.
     pub fn file(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../examples/models/{name}.yaml"))
     }
 
-    /// One skip connection, wide layers.
+    /// A model with one skip connection and wide layers.
     pub fn residual() -> Self {
         let x = uniform("x", &[1], 0.0, std::f64::consts::PI);
         let target = x.sin();
         Self::new("residual", Loss::MSELoss, Optimizer::adam(3e-3), x, target)
     }
 
-    /// A value with three users.
+    /// A model in which one value has three users.
     pub fn branchy() -> Self {
         let loss = Loss::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.1 };
         Self::new("branchy", loss, Optimizer::AdamW(DECAYING), uniform("x", &[8], -1.0, 1.0), classes(4))
     }
 
-    /// A value that goes from the first layers to the last, and dropout.
+    /// A model with dropout, and a value that goes from the first layers to the last.
     pub fn skip() -> Self {
         let optimizer = Optimizer::SGD { lr: 0.05, momentum: 0.9, dampening: 0.0, weight_decay: 1e-3, nesterov: true };
         let (x, target) = (uniform("x", &[4], -1.0, 1.0), uniform("target", &[1], 0.0, 1.0));
         Self::new("skip", Loss::MSELoss, optimizer, x, target)
     }
 
-    /// Convolutions, batch norm, pooling.
+    /// A model with convolutions, batch norm and pooling.
     pub fn convnet() -> Self {
         Self::new(
             "convnet",
@@ -115,7 +116,7 @@ impl Case {
         )
     }
 
-    /// The first layer's weight is the last one's too.
+    /// A model whose first layer's weight is also the last layer's.
     pub fn tied() -> Self {
         let target = uniform("target", &[LENGTH, 32], -1.0, 1.0);
         let x = uniform("x", &[LENGTH], 0.0, 32.0).to_kind(Kind::Int64);
@@ -125,19 +126,19 @@ impl Case {
         }
     }
 
-    /// The same with other steps.
+    /// Sets other steps.
     #[must_use]
     pub fn with(self, steps: Steps) -> Self {
         Case { steps, ..self }
     }
 
-    /// The same with another optimizer.
+    /// Sets another optimizer.
     #[must_use]
     pub fn optimized_by(self, optimizer: Optimizer) -> Self {
         Case { optimizer, ..self }
     }
 
-    /// The same with a change in the text of the model.
+    /// Replaces a part of the model's text.
     #[must_use]
     pub fn changed(self, from: &str, to: &str) -> Self {
         let text = std::fs::read_to_string(Self::file(self.name)).unwrap();
@@ -150,7 +151,7 @@ impl Case {
         Case { name, model, loss, optimizer, seed: 7, steps: Steps::default(), x, target }
     }
 
-    /// The input and target of a step, counted from 0.
+    /// Returns the input and target of a step, counted from 0.
     pub fn batch(&self, step: usize) -> (Tensor, Tensor) {
         let lengths = self.steps.lengths;
         let part = |all: &Tensor| {
@@ -163,7 +164,7 @@ impl Case {
         (part(&self.x), part(&self.target))
     }
 
-    /// All samples as a file for `bossman train`.
+    /// Saves all samples as a file for `bossman train`.
     pub fn save_data(&self, path: &Path) {
         let mut data = StateDict::default();
         data.insert("x", &self.x);

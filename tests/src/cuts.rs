@@ -1,10 +1,11 @@
-//! Every way to cut a model.
+//! Lists every way to cut a model.
 
 use bossman::Model;
 use layerspec::LayerGraph;
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 
-/// Every cut into that many stages, as the names of the layers that start the stages after the first.
+/// Returns every cut into `stages` stages, as the names of the layers that start the stages after
+/// the first.
 pub fn into_stages(graph: &LayerGraph, stages: usize) -> Vec<Vec<String>> {
     let names: Vec<&str> = graph.layers().iter().skip(1).map(|layer| layer.name.as_str()).collect();
     let mut cuts: Vec<Vec<usize>> = vec![Vec::new()];
@@ -18,7 +19,8 @@ pub fn into_stages(graph: &LayerGraph, stages: usize) -> Vec<Vec<String>> {
     cuts.into_iter().map(|cut| cut.into_iter().map(|i| names[i].to_string()).collect()).collect()
 }
 
-/// The plans for a list of layers that start stages: one for each way to place the stages on workers.
+/// Returns the plans for a list of layers that start stages: one for each way to place the stages
+/// on workers.
 pub fn plans(model: &Model, starts: &[String]) -> Vec<(Placement, Plan)> {
     let stages = starts.len() + 1;
     let placements = [Placement::Plain, Placement::Interleaved { chunks: 2 }, Placement::V];
@@ -30,7 +32,7 @@ pub fn plans(model: &Model, starts: &[String]) -> Vec<(Placement, Plan)> {
     fitting.map(|placement| (placement, plan(placement))).collect()
 }
 
-/// The kinds of schedule that stages placed so can run.
+/// Returns the kinds of schedule that stages with this placement can run.
 pub fn kinds(placement: Placement) -> &'static [ScheduleKind] {
     use ScheduleKind::{GPipe, Interleaved, OneFOneB, Ready, ZbH1, ZbV};
     match placement {

@@ -11,16 +11,16 @@ use std::time::Duration;
 use tch::Device;
 use worker::StageCompute;
 
-/// What becomes of a worker in the midst of its work.
+/// A fault of a worker during its work.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub enum Fault {
     /// A task panics.
     Panics,
-    /// For a task there is no memory.
+    /// A task has no memory.
     HasNoMemory,
     /// A task never ends.
     NeverEnds,
-    /// Every update is twice as long as it should be.
+    /// Every update is twice as large as it should be.
     Miscounts,
 }
 
@@ -30,7 +30,7 @@ struct Faulty {
     updates: u32,
     fault: Fault,
     after: u32,
-    /// Has ended where the test has.
+    /// Disconnects when the test ends.
     over: mpsc::Receiver<()>,
 }
 
@@ -41,7 +41,7 @@ impl runtime::Compute for Faulty {
         hand_out: &mut dyn FnMut(HandedOut<Payload>),
     ) -> Result<Outcome<Payload>, Failure> {
         self.updates += u32::from(matches!(task, Task::OptimStep { .. }));
-        // A part of a step, or the first task there is, which makes the layers.
+        // A task within a step, or the first task of all, which makes the layers.
         let strikes = self.updates >= self.after && (self.after == 0 || matches!(task, Task::Backward { .. }));
         match self.fault {
             Fault::Miscounts => match task {
@@ -62,8 +62,8 @@ impl runtime::Compute for Faulty {
     }
 }
 
-/// Joins as soon as there is a place, and works until the boss or the worker has enough of it. The fault strikes after so many
-/// updates of stages.
+/// Joins as soon as a place is free, and works until the boss or the worker ends it. The fault
+/// strikes after `after` updates of stages.
 pub async fn run_faulty_worker(at: &BossAddress, (fault, after): (Fault, u32), over: mpsc::Receiver<()>) -> LinkError {
     let (ticket, boss) = (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();

@@ -1,4 +1,4 @@
-//! Training on workers, whatever way these are reached.
+//! Trains on workers, however they are reached.
 
 use crate::{Case, Training, STEPS};
 use link::{Payload, Slots};
@@ -18,11 +18,11 @@ pub trait TestCluster {
     /// Carries out one request.
     fn call(&mut self, request: Request) -> Result<Answer, Failure>;
 
-    /// Where the tensors of requests and answers are.
+    /// Returns the slots with the tensors of requests and answers.
     fn slots(&self) -> &Slots;
 }
 
-/// Trains a case on workers that a plan was made for.
+/// Trains a case on the workers of a plan.
 pub fn train(
     case: &Case,
     plan: &Plan,
@@ -46,13 +46,13 @@ pub fn train(
     outputs(plan, cluster, &losses)
 }
 
-/// Has replicas find each other, to sum gradients among themselves.
+/// Lets replicas find each other, so that they can sum gradients among themselves.
 pub fn find_replicas(cluster: &mut impl TestCluster) {
     let ids = cluster.call(Request::MakeIds).unwrap().unique_ids;
     cluster.call(Request::Communicate(ids)).unwrap();
 }
 
-/// What a training leaves that had these losses.
+/// Collects the result of a training that had these losses.
 pub fn outputs(plan: &Plan, cluster: &mut impl TestCluster, losses: &[f32]) -> Training {
     let state: Vec<(String, Slot)> = plan.stages.iter().flat_map(|spec| state_of(plan, cluster, spec.stage)).collect();
     let weights: Vec<_> = state.into_iter().map(|(name, slot)| (name, take(cluster.slots(), slot))).collect();
@@ -60,7 +60,7 @@ pub fn outputs(plan: &Plan, cluster: &mut impl TestCluster, losses: &[f32]) -> T
     Training::new(losses, weights.iter().map(|(name, tensor)| (name.as_str(), tensor)))
 }
 
-/// The parameters and buffers of a stage, gathered where no replica has all.
+/// Returns the parameters and buffers of a stage. They are gathered first if no replica has all.
 fn state_of(plan: &Plan, cluster: &mut impl TestCluster, stage: StageId) -> Vec<(String, Slot)> {
     let mut batch = 1_000_000 + 2 * u64::from(stage.0);
     let mut all_do = |cluster: &mut _, actions: Vec<Vec<Action>>| {
@@ -77,7 +77,7 @@ fn state_of(plan: &Plan, cluster: &mut impl TestCluster, stage: StageId) -> Vec<
     state
 }
 
-/// A training step of a case, counted from 0.
+/// Makes the request for a training step of a case, counted from 0.
 pub fn step_request(
     case: &Case,
     plan: &Plan,
@@ -95,7 +95,7 @@ pub fn step_request(
         (true, None) => Ending::Step,
         (true, Some(_)) => Ending::ClippedStep,
     };
-    // Replicas take another share of each batch.
+    // In each step, replicas get another share of the batch.
     let microbatch_assignment = MicrobatchAssignment::by_speed(&plan.stage_placement, microbatches, |_, worker| {
         1 + (u64::from(worker.0) + step as u64) % 3
     });
@@ -137,7 +137,7 @@ pub fn step_request(
     }
 }
 
-/// Holds a tensor for a request.
+/// Stores a tensor for a request.
 pub fn put(slots: &Slots, tensor: &Tensor) -> Slot {
     let shape = tensor.size().into_iter().map(i64::unsigned_abs).collect();
     let meta = TensorMeta { dtype: tensor::dtype_of(tensor).unwrap(), shape };

@@ -1,4 +1,4 @@
-//! A caller that holds the ticket, joins as a worker does, and keeps to nothing.
+//! A peer that holds the ticket, joins as a worker does, and violates the protocol.
 
 use link::testing::{dial, dial_worker, join_raw, next_frame};
 use link::{LinkError, Ticket, WorkerInfo};
@@ -9,30 +9,31 @@ use pipeline::TensorMeta;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use std::net::SocketAddr;
 
-/// Bytes of a large tensor, of which hardly any are sent.
+/// The promised bytes of a large tensor, of which hardly any are sent.
 const PROMISED: u64 = 1 << 30;
 
-/// One with a place in a run.
+/// A malicious worker with a place in a run.
 pub struct MaliciousWorker {
     /// Its number.
     pub worker: WorkerId,
     run: u64,
     ticket: Ticket,
     endpoint: Endpoint,
-    /// To the boss.
+    /// The connection to the boss.
     pub boss: RawConnection,
 }
 
-/// A connection of it.
+/// A connection of a malicious worker.
 pub struct RawConnection {
-    /// The connection.
+    /// The QUIC connection.
     pub quic: Connection,
     /// Its ordered stream.
     pub control: (SendStream, RecvStream),
 }
 
 impl MaliciousWorker {
-    /// Joins the boss at this address; who comes again with the same `process` is known there.
+    /// Joins the boss at this address. The boss knows a caller that comes again with the same
+    /// `process`.
     pub async fn join(at: SocketAddr, ticket: &Ticket, process: u32) -> Self {
         let endpoint = link::worker_endpoint(ticket, at).unwrap();
         let quic = dial(&endpoint, at, ticket).await.unwrap();
@@ -41,7 +42,7 @@ impl MaliciousWorker {
         MaliciousWorker { worker, run, ticket: ticket.clone(), endpoint, boss: RawConnection { quic, control } }
     }
 
-    /// The other workers, as it is told of them once it is to take part.
+    /// Waits until this worker is to take part, and returns the addresses of the other workers.
     pub async fn peer_addresses(&mut self) -> Vec<(WorkerId, SocketAddr)> {
         loop {
             let Envelope { head, .. } = next_frame(&mut self.boss.control.1).await.unwrap();
@@ -51,12 +52,12 @@ impl MaliciousWorker {
         }
     }
 
-    /// Dials a worker as this one of its run.
+    /// Dials a worker of its run under the number `me`.
     pub async fn call(&self, at: SocketAddr, me: WorkerId) -> Result<RawConnection, LinkError> {
         self.call_of_run(at, me, self.run).await
     }
 
-    /// The same, as one of this run.
+    /// Same as [`Self::call`], but under this run.
     pub async fn call_of_run(&self, at: SocketAddr, me: WorkerId, run: u64) -> Result<RawConnection, LinkError> {
         let (quic, control) = dial_worker(&self.endpoint, at, &self.ticket, me, run).await?;
         Ok(RawConnection { quic, control })
@@ -64,12 +65,13 @@ impl MaliciousWorker {
 }
 
 impl RawConnection {
-    /// Says something on the ordered stream; false where it is closed.
+    /// Sends bytes on the ordered stream. Returns false if it is closed.
     pub async fn send_bytes(&mut self, bytes: &[u8]) -> bool {
         self.control.0.write_all(bytes).await.is_ok()
     }
 
-    /// Begins as many streams as may be at a time, each with the head of a huge tensor and hardly more; keeps them open.
+    /// Opens `streams` streams and keeps them open. Each carries the head of a huge tensor and
+    /// hardly any of its bytes.
     pub async fn open_unfinished_streams(&self, head: &Head, streams: usize) -> Vec<SendStream> {
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![PROMISED] };
         let bytes = [frame(None, head.clone(), vec![meta]), vec![1; 100]].concat();
@@ -82,14 +84,14 @@ impl RawConnection {
         open
     }
 
-    /// Sends a frame with this tensor on a stream of its own; false where the connection is closed.
+    /// Sends a frame with this tensor on its own stream. Returns false if the connection is closed.
     pub async fn send(&self, route: Option<Route>, head: Head, tensor: &[u8]) -> bool {
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![tensor.len() as u64] };
         let Ok(mut stream) = self.quic.open_uni().await else { return false };
         stream.write_all(&[&frame(route, head, vec![meta]), tensor].concat()).await.is_ok() && stream.finish().is_ok()
     }
 
-    /// Why the other end closed it.
+    /// Waits until the other end closes the connection, and returns its reason.
     pub async fn closed(&self) -> String {
         match self.quic.closed().await {
             quinn::ConnectionError::ApplicationClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
@@ -98,12 +100,12 @@ impl RawConnection {
     }
 }
 
-/// The bytes of a frame up to its tensors.
+/// Returns the bytes of a frame up to its tensors.
 pub fn frame(route: Option<Route>, head: Head, tensors: Vec<TensorMeta>) -> Vec<u8> {
     encode(&Envelope { route, head, tensors }).unwrap()
 }
 
-/// The most memory that a process has had so far, in MiB.
+/// Returns the peak memory of a process so far, in MiB.
 pub fn peak(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -1,5 +1,5 @@
-//! What the tests of the whole share: models with data, ways to train them that must not differ, and
-//! our programs as processes.
+//! Shared code of the whole-program tests: models with data, ways to train them that must not
+//! differ, and our programs as processes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -24,9 +24,9 @@ pub use reference::one_process;
 pub use sockets::{Connectivity, SocketCluster};
 pub use training::Training;
 
-/// Training steps in every comparison.
+/// The number of training steps in every comparison.
 pub const STEPS: usize = 20;
-/// Samples in a step.
+/// The number of samples in a step.
 pub const BATCH: i64 = 32;
-/// Into how many microbatches a batch is cut; 5 make 7, 7, 6, 6 and 6 samples.
+/// The tested numbers of microbatches in a batch. 5 microbatches have 7, 7, 6, 6 and 6 samples.
 pub const MICROBATCHES: [u32; 3] = [1, 4, 5];

@@ -1,5 +1,5 @@
-//! A boss and its workers in one thread, without sockets: both sessions and the real compute, frames
-//! handed over in an order drawn from a seed.
+//! A boss and its workers in one thread, without sockets. Both sessions and the compute are real.
+//! Frames arrive in an order drawn from a seed.
 
 use crate::TestCluster;
 use link::{Payload, Slots};
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use tch::Device;
 use worker::StageCompute;
 
-/// The sessions care for time only where somebody is silent, and here nobody is.
+/// The time of every event. Sessions use time only if a peer is silent, and no peer is silent here.
 const NOW: Micros = Micros(0);
 
 /// Workers in memory.
@@ -25,10 +25,10 @@ pub struct InMemoryCluster {
     boss: BossSession,
     workers: Vec<Worker>,
     slots: Slots,
-    /// Frames on their way, oldest first.
+    /// Frames in flight, oldest first.
     frames: Vec<InFlightFrame>,
     next_request: u64,
-    /// Sums that were taken.
+    /// The number of sums so far.
     summed: u64,
     random: u64,
 }
@@ -41,7 +41,7 @@ struct Worker {
     sums: Reducer,
 }
 
-/// What a sum thread is asked for.
+/// A request to a sum thread.
 enum Job {
     Sum(Ticket, Summing, Vec<(Node, Vec<Payload>)>),
     Settle(Residuals),
@@ -53,18 +53,18 @@ struct InFlightFrame {
     frame: Frame,
 }
 
-/// What happens next.
+/// The next event.
 enum NextEvent {
     /// The frame at this place arrives.
     Arrives(usize),
     /// This worker's oldest task is done.
     Computed(usize),
-    /// This worker's sum thread does what it was asked for first.
+    /// This worker's sum thread does its oldest job.
     Summed(usize),
 }
 
 impl InMemoryCluster {
-    /// Workers for a plan; frames and results come in an order drawn from `order`.
+    /// Makes workers for a plan. Frames and results arrive in an order drawn from `order`.
     pub fn new(plan: Plan, seed: u64, order: u64) -> Self {
         let count = plan.workers();
         let somewhere = ([127, 0, 0, 1], 1).into();
@@ -79,7 +79,7 @@ impl InMemoryCluster {
             boss: BossSession::new(Setup {
                 plan,
                 seed,
-                // So small that the models here have several.
+                // So small that the models here have several buckets.
                 buckets: BucketBytes { first: 1 << 10, other: 8 << 10 },
                 addresses: vec![Some(somewhere); count],
                 most_waiting: MOST_WAITING,
@@ -93,12 +93,13 @@ impl InMemoryCluster {
         }
     }
 
-    /// How many sums were taken so far.
+    /// Returns the number of sums so far.
     pub fn summed(&self) -> u64 {
         self.summed
     }
 
-    /// Does what the sessions want, until they want nothing more.
+    /// Carries out the effects of the sessions until none is left. Returns the boss's answer, if
+    /// any.
     fn execute_effects(&mut self) -> Option<Result<Answer, Failure>> {
         let mut answer = None;
         while let Some(effect) = self.boss.poll_effect() {
@@ -149,7 +150,8 @@ impl InMemoryCluster {
         slots.into_iter().for_each(|slot| drop(self.slots.remove(slot)));
     }
 
-    /// Frames with tensors may overtake each other; control frames between two ends keep their order.
+    /// Lists the possible next events. Frames with tensors may overtake each other. Control frames
+    /// between two ends keep their order.
     fn possible(&self) -> Vec<NextEvent> {
         let first_of_its_lane = |place: &usize| {
             let it = &self.frames[*place];
@@ -199,7 +201,7 @@ impl InMemoryCluster {
         }
     }
 
-    /// A number below `count` (Knuth's MMIX generator).
+    /// Draws a number below `count` (Knuth's MMIX generator).
     fn draw(&mut self, count: usize) -> usize {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) as usize % count

@@ -1,5 +1,5 @@
-//! The built `worker` and `bossman` programs as processes. Nothing here sleeps: tests wait for lines
-//! and for ends, each with a time limit.
+//! Runs the built `worker` and `bossman` programs as processes. Nothing here sleeps: tests wait for
+//! lines and for ends, each with a time limit.
 
 use crate::{Case, Training, BATCH, STEPS};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
-/// How long to wait for what should come soon, on a machine that has much else to do.
+/// The time limit for something that should happen soon, on a machine that is busy.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One of our programs; the test fails, and says why, where it was not built.
+/// Returns the path of one of our programs. The test fails with a hint if it was not built.
 pub fn program(name: &str) -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     // Tests lie in target/debug/deps.
@@ -21,22 +21,23 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// A folder of its own for a test: its keys, its files. Programs started in one find each other.
+/// A test's own folder, with its keys and files. Programs that start in the same folder find each
+/// other.
 pub struct TestFolder(tempfile::TempDir);
 
 impl TestFolder {
-    /// An empty one.
+    /// Makes an empty folder.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         TestFolder(tempfile::tempdir().unwrap())
     }
 
-    /// A file in it.
+    /// Returns the path of a file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// Writes a run of this many steps over a case's data, with further keys; gives its path.
+    /// Writes a run of `steps` steps over a case's data, with further keys. Returns its path.
     pub fn run_file(&self, case: &Case, steps: usize, more: &str) -> PathBuf {
         let loss = match &case.loss {
             bossman::Loss::MSELoss => "MSELoss".to_string(),
@@ -64,12 +65,12 @@ impl TestFolder {
         path
     }
 
-    /// A run that lasts until something ends it.
+    /// Writes a run that lasts until something ends it.
     pub fn endless_run(&self) -> PathBuf {
         self.run_file(&Case::branchy(), 1_000_000_000, "microbatches: 4")
     }
 
-    /// A run as short as law 1's.
+    /// Writes a run that is as short as law 1's.
     pub fn short_run(&self, case: &Case, more: &str) -> PathBuf {
         self.run_file(case, STEPS, more)
     }
@@ -79,12 +80,13 @@ impl TestFolder {
         self.start_with(name, arguments, &[])
     }
 
-    /// The same, with environment variables.
+    /// Same as [`Self::start`], with environment variables.
     pub fn start_with(&self, name: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Process {
         self.start_by(Command::new(program(name)), name, arguments, environment)
     }
 
-    /// The same, by what another program is given as arguments.
+    /// Starts another command with these arguments and environment variables. Messages call it
+    /// `name`.
     pub fn start_by(
         &self,
         mut command: Command,
@@ -104,7 +106,7 @@ impl TestFolder {
         Process { name: format!("{name} {}", arguments.join(" ")), child, lines, said: Vec::new() }
     }
 
-    /// Starts a boss for this many workers that join by hand, and waits until it listens.
+    /// Starts a boss for `workers` workers that join by hand, and waits until it listens.
     pub async fn boss(&self, run: &Path, workers: usize, more: &[&str]) -> (Process, BossAddress) {
         let workers = workers.to_string();
         let arguments = [&["train", run.to_str().unwrap(), "--workers", &workers, "--port", "0"], more].concat();
@@ -120,11 +122,11 @@ impl TestFolder {
     }
 }
 
-/// What a run of the programs left.
+/// The result of a run of the programs.
 pub struct Run {
     /// Losses and weights.
     pub training: Training,
-    /// What the boss said on standard error.
+    /// The boss's lines on standard error.
     pub notices: Vec<String>,
 }
 
@@ -145,7 +147,7 @@ pub async fn train_in_processes(case: &Case, workers: usize, more: &str, flags: 
     Run { training, notices: ended.errors }
 }
 
-/// What a boss prints for those who want to join.
+/// The address that a boss prints for workers that want to join.
 pub struct BossAddress {
     /// Its UDP port.
     pub port: String,
@@ -170,7 +172,7 @@ pub struct Process {
     said: Vec<(bool, String)>,
 }
 
-/// How a program ended.
+/// The end of a program.
 pub struct Ended {
     /// Its exit status.
     pub status: ExitStatus,
@@ -181,7 +183,7 @@ pub struct Ended {
 }
 
 impl Process {
-    /// Its number.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.child.id().unwrap()
     }
@@ -191,7 +193,7 @@ impl Process {
         self.line_within(TIMEOUT, text).await
     }
 
-    /// The same, with another time limit.
+    /// Same as [`Self::line`], with another time limit.
     pub async fn line_within(&mut self, limit: Duration, text: &str) -> String {
         let found = async {
             while let Some((error, line)) = self.lines.recv().await {
@@ -214,11 +216,11 @@ impl Process {
         self.end_within(TIMEOUT).await
     }
 
-    /// The same, with another time limit.
+    /// Same as [`Self::end`], with another time limit.
     pub async fn end_within(mut self, limit: Duration) -> Ended {
         let end = async {
             let status = self.child.wait().await.unwrap();
-            // The readers end when nobody holds the other end of the pipes any more.
+            // The readers end when no process holds the other end of the pipes any more.
             while let Some(line) = self.lines.recv().await {
                 self.said.push(line);
             }
@@ -232,12 +234,12 @@ impl Process {
         Ended { status, output: text(output), errors: text(errors) }
     }
 
-    /// Sends a signal, as `KILL` or `INT`.
+    /// Sends a signal, such as `KILL` or `INT`.
     pub fn signal(&self, signal: &str) {
         send_signal(self.id(), signal);
     }
 
-    /// The numbers of the processes that it started.
+    /// Returns the ids of the processes that it started.
     pub fn children(&self) -> Vec<u32> {
         let parent = self.id().to_string();
         processes("ppid").into_iter().filter(|(_, its)| *its == parent).map(|(process, _)| process).collect()
@@ -256,7 +258,7 @@ impl Ended {
         self
     }
 
-    /// Asserts that it ended with an error, said in one line, and gives the line.
+    /// Asserts that it ended with an error in one line, and returns the line.
     #[track_caller]
     pub fn error_line(self) -> String {
         assert_eq!(self.status.code(), Some(1), "{}: {}", self.status, self.errors.join("\n"));
@@ -267,12 +269,12 @@ impl Ended {
     }
 }
 
-/// The numbers of the processes that have this among their arguments.
+/// Returns the ids of the processes that have this text among their arguments.
 pub fn processes_with(argument: &str) -> Vec<u32> {
     processes("args").into_iter().filter(|(_, all)| all.contains(argument)).map(|(process, _)| process).collect()
 }
 
-/// All processes, each with what `ps` says of it.
+/// Lists all processes, each with the field `what` of `ps`.
 fn processes(what: &str) -> Vec<(u32, String)> {
     let listed = std::process::Command::new("ps").args(["-A", "-ww", "-o", &format!("pid=,{what}=")]).output().unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -289,13 +291,13 @@ pub fn send_signal(process: u32, signal: &str) {
     assert!(status.success(), "kill -{signal} {process}: {status}");
 }
 
-/// A UDP port that was free a moment ago.
+/// Returns a UDP port that was free a moment ago.
 pub fn free_port() -> String {
     let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).unwrap();
     socket.local_addr().unwrap().port().to_string()
 }
 
-/// Panics where less than the truth was told: the time since `start` must be below `limit`.
+/// Panics if the time since `start` is above `limit`.
 #[track_caller]
 pub fn assert_within(start: Instant, limit: Duration, what: &str) {
     let took = start.elapsed();

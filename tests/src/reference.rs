@@ -1,9 +1,9 @@
-//! The slow plain way that everything is compared with: one process, the whole model as one autograd
-//! graph, each layer by libtorch's own function, gradients added up by autograd itself.
+//! The slow reference that everything is compared with: one process, with the whole model as one
+//! autograd graph. Each layer is libtorch's own function, and autograd itself adds up gradients.
 //!
-//! Where it would leave open in which order sums are taken, it follows the engine's definition: each layer that uses a
-//! tied weight has a leaf of its own, and these are added up once a step, the last layer's first; the rows that an
-//! embedding's gradient is made of are added to it one by one.
+//! If this leaves the order of a sum open, it follows the engine's definition. Each layer that uses
+//! a tied weight has its own leaf. These are added up once a step, the last layer's first. The rows
+//! of an embedding's gradient are added to it one by one.
 
 use crate::{Case, Training, STEPS};
 use bossman::Loss;
@@ -18,8 +18,10 @@ use tch::{Device, Kind, Reduction, Tensor};
 use tensor::optim::{self, Adam, AdamState, Sgd};
 use tensor::random::Key;
 
-/// Trains a case in this thread, which computes alone, as that of each worker in the tests does: on some processors two share
-/// even a small product so that it rounds in another way.
+/// Trains a case in this thread.
+///
+/// The thread computes alone, like that of each worker in the tests. On some processors, two
+/// threads share even a small product, and it rounds differently.
 pub fn one_process(case: &Case, microbatches: u32) -> Training {
     tensor::threads::set_count(1);
     let mut net = Net::new(case.model.graph(), case.seed, case.steps.reduction);
@@ -64,10 +66,11 @@ fn loss(loss: &Loss, prediction: &Tensor, target: &Tensor) -> Tensor {
     }
 }
 
-/// An embedding's weight, the ids that were looked up, the rows that came out, and the padding row.
+/// An embedding's weight, the ids that were looked up, the resulting rows, and the padding row.
 type LookedUp = (String, Tensor, Tensor, Option<i64>);
 
-/// A batch norm's running mean and variance, its share of the newest, and what it saw.
+/// A batch norm's running mean and variance, the share of the newest, and the mean and variance
+/// that it saw.
 type Seen = ([Tensor; 2], f64, [Tensor; 2]);
 
 /// The model with its parameters and buffers by name.
@@ -75,18 +78,19 @@ struct Net<'a> {
     graph: &'a LayerGraph,
     seed: u64,
     params: BTreeMap<String, (Tensor, bool)>,
-    /// Leaves on the memory of tied parameters, by the user's name of it, with the owner's.
+    /// Leaves on the memory of tied parameters, by the user's name for it, with the owner's name.
     tied: BTreeMap<String, (Tensor, String)>,
     /// The sums of embeddings' gradients.
     tables: BTreeMap<String, Tensor>,
-    /// Gradients of microbatches summed along trees, and of earlier rounds, by the same names.
+    /// The gradients of microbatches summed along trees, and in `sums` those of earlier rounds, by
+    /// the same names.
     trees: BTreeMap<String, Tree<Option<Tensor>>>,
     sums: BTreeMap<String, Tensor>,
-    /// What batch norms saw of the microbatches of a round that sums along trees.
+    /// The statistics that batch norms saw, in a round that sums along trees.
     seen: RefCell<Vec<Seen>>,
-    /// Whether rounds do.
+    /// How rounds sum gradients.
     along: Along,
-    /// What came out of embeddings in this microbatch: the weight, ids, rows and the padding row.
+    /// The lookups of embeddings in this microbatch: the weight, ids, rows and the padding row.
     looked_up: RefCell<Vec<LookedUp>>,
 }
 
@@ -141,7 +145,7 @@ impl<'a> Net<'a> {
         self.params.values().filter(|(_, trained)| *trained).map(|(tensor, _)| tensor).collect()
     }
 
-    /// Adds what the microbatch says of embeddings to their gradients.
+    /// Adds the microbatch's gradients of embeddings to their sums.
     fn add_rows(&mut self) {
         for (name, ids, rows, padding) in self.looked_up.take() {
             let weight = &self.params[&name].0;
@@ -154,7 +158,7 @@ impl<'a> Net<'a> {
         }
     }
 
-    /// Adds the gradients of one microbatch, which are all that the leaves have, to the trees.
+    /// Adds the gradients of one microbatch to the trees. The leaves hold no other gradients.
     fn add_leaf(&mut self, microbatch: u32, microbatches: u32) {
         let own = self.params.iter().filter(|(_, (_, trained))| *trained).map(|(name, (leaf, _))| (name, leaf));
         let tied = self.tied.iter().map(|(name, (leaf, _))| (name, leaf));
@@ -176,7 +180,7 @@ impl<'a> Net<'a> {
         self.new_leaves();
     }
 
-    /// Ends a round: the sums of all its microbatches are added to those of the rounds before.
+    /// Ends a round: adds the sums of all its microbatches to those of earlier rounds.
     fn end_trees(&mut self) {
         for (name, tree) in std::mem::take(&mut self.trees) {
             let Some(sum) = tree.into_root().expect("all microbatches") else { continue };
@@ -190,7 +194,7 @@ impl<'a> Net<'a> {
         }
     }
 
-    /// The gradient of a leaf, over all microbatches so far.
+    /// Returns the gradient of a leaf over all microbatches so far.
     fn grad(&self, name: &String, leaf: &Tensor) -> Tensor {
         match self.along {
             Along::Tree | Along::Fast | Along::Compressed(_) | Along::Collective => self.sums[name].shallow_clone(),
@@ -198,7 +202,8 @@ impl<'a> Net<'a> {
         }
     }
 
-    /// The gradients of trained parameters: those of each use, the last layer's first, scaled and shortened.
+    /// Returns the gradients of trained parameters, scaled and clipped. Those of each use are
+    /// added, the last layer's first.
     fn gradients(&self, scale: f64, max_norm: Option<f64>) -> Vec<Tensor> {
         let sum = |name: &String, tensor: &Tensor| {
             let users = self.graph.layers().iter().rev().flat_map(|layer| {
@@ -213,7 +218,7 @@ impl<'a> Net<'a> {
         let trained = self.params.iter().filter(|(_, (_, trained))| *trained);
         let grads: BTreeMap<&String, Tensor> = trained.map(|(name, (tensor, _))| (name, sum(name, tensor))).collect();
         let clip = max_norm.map_or(1.0, |most| {
-            // In the order of the model.
+            // Sum in the order of the model.
             let names = self.graph.layers().iter().flat_map(|layer| {
                 self.graph.own_params(layer.id).into_iter().map(|spec| format!("{}.{}", layer.name, spec.name))
             });
@@ -226,13 +231,13 @@ impl<'a> Net<'a> {
         grads.into_values().map(scaled).collect()
     }
 
-    /// The next round's gradients are the first.
+    /// Drops all gradients, so that those of the next round are the first.
     fn forget_gradients(&mut self) {
         self.sums.clear();
         self.new_leaves();
     }
 
-    /// New leaves on the same memory, so that the next microbatch's gradient is the first.
+    /// Makes new leaves on the same memory, so that the next microbatch's gradient is the first.
     fn new_leaves(&mut self) {
         for (tensor, trained) in self.params.values_mut() {
             *tensor = tensor.detach().set_requires_grad(*trained);
@@ -330,7 +335,7 @@ impl<'a> Net<'a> {
     }
 }
 
-/// Neighbours first, then neighbouring sums, and so on; one that is left over moves up.
+/// Sums neighbours first, then neighbouring sums, and so on. A sum without a neighbour moves up.
 fn tree_sum(sums: &[f64]) -> f64 {
     let mut sums = sums.to_vec();
     while sums.len() > 1 {
@@ -343,7 +348,7 @@ fn sizes(sizes: &[u64]) -> Vec<i64> {
     sizes.iter().map(|size| size.cast_signed()).collect()
 }
 
-/// libtorch's fused optimizers, whose bits no other operation has.
+/// libtorch's fused optimizers. No other operation yields the same bits.
 enum Optimizer {
     Sgd { args: Sgd, buffers: Vec<Tensor>, started: bool },
     Adam { args: Adam, averages: Vec<Tensor>, squares: Vec<Tensor>, step: Vec<Tensor> },

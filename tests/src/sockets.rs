@@ -18,11 +18,11 @@ use worker::StageCompute;
 /// How workers reach each other.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Connectivity {
-    /// Through memory that they share.
+    /// Through shared memory.
     SharedMemory,
     /// Over QUIC.
     Quic,
-    /// By way of the boss.
+    /// Through the boss.
     Relayed,
 }
 
@@ -34,12 +34,12 @@ pub struct SocketCluster {
 }
 
 impl SocketCluster {
-    /// Workers for a plan, reached so.
+    /// Makes workers for a plan with this connectivity.
     pub fn new(plan: Plan, seed: u64, reach: Connectivity) -> Self {
         Self::summing_with(None, plan, seed, reach)
     }
 
-    /// The same, whose compute threads sum with this library.
+    /// Same as [`Self::new`], but compute threads sum with this library.
     pub fn summing_with(nccl: Option<Arc<Nccl>>, plan: Plan, seed: u64, reach: Connectivity) -> Self {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();

@@ -1,7 +1,7 @@
-//! A model that must go on with more than its parameters.
+//! A model that needs more than its parameters to resume.
 
-/// Dropout and batch norm, so that what is drawn and what is counted must go on, too; layers in a block, of which one has
-/// layers in it, and two share their parameters.
+/// The model has dropout and batch norm, so that random draws and counts must resume, too. Its
+/// layers are in blocks, one of which is nested, and two share their parameters.
 pub const MODEL: &str = "
 model: small
 inputs: {x: [batch, 64]}

@@ -5,7 +5,8 @@ use quinn::{ClientConfig, Endpoint};
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 
-/// Of a QUIC client that takes any key for the boss's, and shows none of its own.
+/// The configuration of a QUIC client that accepts any key as the boss's and shows no key of its
+/// own.
 static CONFIG: LazyLock<ClientConfig> = LazyLock::new(|| {
     let mut crypto =
         rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
@@ -18,17 +19,17 @@ static CONFIG: LazyLock<ClientConfig> = LazyLock::new(|| {
     ClientConfig::new(Arc::new(QuicClientConfig::try_from(crypto).unwrap()))
 });
 
-/// Dials a boss without a ticket; why that fails.
+/// Dials a boss without a ticket, and returns why that fails.
 pub async fn dial_without_ticket(endpoint: &Endpoint, boss: SocketAddr) -> String {
     match endpoint.connect_with(CONFIG.clone(), boss, "bossman").unwrap().await {
         Err(e) => e.to_string(),
-        // The client's side of the handshake may be done before the boss has said no.
+        // The client's side of the handshake may end before the boss refuses.
         Ok(quic) => quic.closed().await.to_string(),
     }
 }
 
 mod trusting {
-    //! A verifier that takes any key.
+    //! A verifier that accepts any key.
 
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
     use rustls::pki_types::{CertificateDer, ServerName, UnixTime};

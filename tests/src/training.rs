@@ -1,4 +1,4 @@
-//! What a training leaves, to the bit.
+//! The result of a training, to the bit.
 
 use bossman::StateDict;
 use bytes::Bytes;
@@ -10,14 +10,14 @@ use tensor::payload;
 /// The loss of every step, and the parameters and buffers after the last one.
 #[derive(PartialEq)]
 pub struct Training {
-    /// Bits of the f32 losses.
+    /// The bits of the f32 losses.
     losses: Vec<u32>,
     /// Shape and bytes by name.
     weights: BTreeMap<String, (Vec<i64>, Bytes)>,
 }
 
 impl Training {
-    /// Of losses, and tensors by name.
+    /// Makes a result from losses and named tensors.
     pub fn new<'a>(losses: &[f32], weights: impl IntoIterator<Item = (&'a str, &'a Tensor)>) -> Self {
         let bytes = |t: &Tensor| Bytes::copy_from_slice(&payload::to_bytes(t).unwrap());
         Training {
@@ -26,7 +26,7 @@ impl Training {
         }
     }
 
-    /// Of what `bossman train` wrote: its metrics and its weights.
+    /// Reads the result of `bossman train`: its metrics and its weights.
     pub fn of_files(metrics: &str, weights: &StateDict) -> Self {
         let loss = |line: &str| {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -35,17 +35,17 @@ impl Training {
         Self::new(&metrics.lines().map(loss).collect::<Vec<_>>(), weights.iter())
     }
 
-    /// How many steps there were.
+    /// Returns the number of steps.
     pub fn steps(&self) -> usize {
         self.losses.len()
     }
 
-    /// How many bytes of parameters and buffers there are.
+    /// Returns the number of bytes of parameters and buffers.
     pub fn bytes(&self) -> usize {
         self.weights.values().map(|(_, bytes)| bytes.len()).sum()
     }
 
-    /// Panics where a bit differs, and says which.
+    /// Panics if a bit differs, and names the loss or tensor.
     #[track_caller]
     pub fn assert_same(&self, other: &Training, what: &dyn fmt::Display) {
         assert_eq!(self.losses.len(), other.losses.len(), "{what}: other numbers of steps");
@@ -61,7 +61,7 @@ impl Training {
         }
     }
 
-    /// Whether each loss is that of the other training, but for so much of it.
+    /// Returns whether each loss differs from the other training's by at most this share of it.
     pub fn losses_differ_by_at_most(&self, other: &Training, share: f32) -> bool {
         let pairs = self.losses.iter().zip(&other.losses).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
         self.losses.len() == other.losses.len() && pairs.into_iter().all(|(a, b)| (a - b).abs() <= share * b.abs())

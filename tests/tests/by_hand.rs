@@ -1,4 +1,4 @@
-//! Steps by hand and settings of whole steps, as a program uses them, on two local workers.
+//! Tests steps by hand and settings of whole steps on two local workers, as a program uses them.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -8,7 +8,7 @@ use std::future::Future;
 use std::time::Duration;
 use tch::{Device, Kind, Reduction, Tensor};
 
-/// Losses and norms by step as bits, and the weights they led to.
+/// The losses and norms of each step as bits, and the resulting weights.
 type Found = (Vec<(u32, Option<u64>)>, StateDict);
 
 const MODEL: &str = "
@@ -25,7 +25,7 @@ fn builder() -> Builder {
     BossMan::builder(Model::from_yaml(MODEL).unwrap()).loss(Loss::MSELoss).seed(3).microbatches(2)
 }
 
-/// On this many workers, with parameters and an optimizer.
+/// Starts a boss with this number of workers, with parameters and an optimizer.
 async fn boss(builder: Builder, workers: usize) -> BossMan {
     let mut boss = builder.build(BossMan::setup_local(workers).await.unwrap()).unwrap();
     boss.distribute_model().await.unwrap();
@@ -33,7 +33,7 @@ async fn boss(builder: Builder, workers: usize) -> BossMan {
     boss
 }
 
-/// No test takes longer.
+/// Fails a test that takes longer than 120 s.
 fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(120), test).await.unwrap() });
@@ -256,7 +256,7 @@ fn a_limit_that_no_norm_can_have_is_refused() {
 fn a_batch_goes_back_also_in_evaluation_mode() {
     within_limit(async {
         let mut boss = boss(builder(), 2).await;
-        // More than may be under way at a time.
+        // More batches than may be in flight at a time.
         for number in 0..10 {
             let prediction = boss.forward(&x(number, 4), Variables::new()).await.unwrap();
             boss.eval();
@@ -314,7 +314,7 @@ fn a_manual_update_uses_the_accumulated_gradients() {
 
 #[test]
 fn a_failed_evaluation_does_not_hold_the_update_up() {
-    // Parameters that both stages use go from one to the other in each update.
+    // In each update, parameters that both stages use travel from one to the other.
     const TIED: &str = "
 model: tied
 inputs: {x: {shape: [batch, 3], dtype: int64}}

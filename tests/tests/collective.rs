@@ -1,7 +1,8 @@
-//! Replicas that sum gradients among their devices, with a stand-in for NCCL that sums in the host's memory: what they come to,
-//! and what becomes of a step in which one does not come.
+//! Tests replicas that sum gradients among their devices. A stand-in for NCCL sums in the host's
+//! memory. The tests check the sums, and steps in which one replica does not arrive.
 //!
-//! `cargo test -p tests --test collective -- --nocapture` prints how far the sums are from one process's.
+//! `cargo test -p tests --test collective -- --nocapture` prints how far the sums are from those of
+//! one process.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -43,7 +44,7 @@ fn cluster(plan: &Plan, case: &Case) -> SocketCluster {
     SocketCluster::summing_with(Some(NCCL.clone()), plan.clone(), case.seed, Connectivity::Quic)
 }
 
-/// Panics where replicas of a stage differ.
+/// Panics if replicas of a stage differ.
 fn assert_alike(cluster: &mut impl TestCluster, what: &str) {
     let digests = cluster.call(Request::Digest).unwrap().digests;
     let mut of_stages: BTreeMap<(StageId, String), Vec<[u8; 32]>> = BTreeMap::new();
@@ -60,7 +61,8 @@ fn trained(case: &Case, plan: &Plan, kind: ScheduleKind, microbatches: u32) -> T
     training
 }
 
-/// With two replicas that have a microbatch each a sum has one order: frames and the collective operation come to the same.
+/// With two replicas of one microbatch each, a sum has only one order, so frames and the collective
+/// operation yield the same.
 #[test]
 fn two_replicas_come_to_the_same_as_with_frames() {
     tensor::threads::set_count(1);
@@ -75,8 +77,9 @@ fn two_replicas_come_to_the_same_as_with_frames() {
     }
 }
 
-/// More replicas than microbatches, unequal shares, several stages a worker, a norm over gathered gradients: near what one
-/// process comes to, and the same on all replicas.
+/// Tests more replicas than microbatches, unequal shares, several stages per worker, and a norm
+/// over gathered gradients. The result is close to that of one process, and the same on all
+/// replicas.
 #[test]
 fn the_sums_are_those_of_one_process() {
     tensor::threads::set_count(1);
@@ -104,7 +107,8 @@ fn the_sums_are_those_of_one_process() {
     }
 }
 
-/// A step that fails on one worker fails on all at once, though the others wait for it, and leaves no trace.
+/// A step that fails on one worker fails on all at once, though the others wait for it, and leaves
+/// no trace.
 #[test]
 fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_communicators() {
     tensor::threads::set_count(1);
@@ -124,7 +128,7 @@ fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_commu
     for number in 0..STEPS {
         let batch = 2 * number as u64 + 100;
         if number % 5 == 2 {
-            // What the second microbatch is to come to is no number, which its replica alone sees.
+            // The target of the second microbatch is NaN, which only its replica sees.
             let mut run = RunRequest { batch, ..step(number, &cluster) };
             let (index, unused) = run.targets.pop().unwrap();
             cluster.slots().remove(unused).unwrap();
@@ -143,7 +147,7 @@ fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_commu
     expected.assert_same(&outputs(&plan, &mut cluster, &losses), &"with steps that failed");
 }
 
-/// From the user's side.
+/// Tests such workers from the user's side.
 #[test]
 fn a_boss_with_such_workers() {
     tensor::threads::set_count(1);
@@ -153,7 +157,7 @@ fn a_boss_with_such_workers() {
     a_collective_with_a_lost_worker_is_interrupted_at_once();
 }
 
-/// A worker whose connection is gone while others wait for it in a sum.
+/// Tests a worker that loses its connection while others wait for it in a sum.
 fn a_collective_with_a_lost_worker_is_interrupted_at_once() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -162,7 +166,7 @@ fn a_collective_with_a_lost_worker_is_interrupted_at_once() {
         let first = Role::Waits { joined: joined.clone(), waiting: waiting.clone() };
         let first = tokio::spawn(work(port, "0", first));
         let second = tokio::spawn(async move {
-            // The second place is the second comer's.
+            // The worker that joins second gets the second place.
             joined.notified().await;
             work(port, "1", Role::Dies { waiting }).await;
         });
@@ -177,12 +181,13 @@ fn a_collective_with_a_lost_worker_is_interrupted_at_once() {
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         second.await.unwrap();
         boss.shutdown().await;
-        // Its compute thread is not left behind in the sum.
+        // The compute thread of the other worker does not stay in the sum.
         tokio::time::timeout(Duration::from_secs(5), first).await.unwrap().unwrap();
     });
 }
 
-/// NCCL is chosen, its ranks find each other again after a step that failed, and it comes to what frames do.
+/// Tests that NCCL is chosen, that its ranks find each other again after a failed step, and that
+/// the weights are those of frames.
 fn nccl_is_chosen_automatically_and_recovers() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let weights = |collective: Collective, gpus: [&'static str; 2], fails: bool| {
@@ -266,22 +271,22 @@ fn port() -> u16 {
     free_port().parse().unwrap()
 }
 
-/// What becomes of a worker.
+/// The role of a worker.
 #[derive(Clone)]
 enum Role {
     Works,
-    /// Says when it has joined, and when it comes to its third sum.
+    /// Notifies when it has joined, and when it reaches its third sum.
     Waits {
         joined: Arc<Notify>,
         waiting: Arc<Notify>,
     },
-    /// Never comes to its third sum, and is cut off while the other waits for it there.
+    /// Never reaches its third sum. It is cut off while the other worker waits for it there.
     Dies {
         waiting: Arc<Notify>,
     },
 }
 
-/// A worker that says that it has a GPU, and sums with the stand-in.
+/// Runs a worker that reports a GPU and sums with the stand-in.
 async fn work(port: u16, gpu: &'static str, role: Role) {
     let boss = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let told = NcclInfo { version: NCCL.version(), machine: "here".into(), gpu: gpu.into(), beyond_machine: false };
@@ -318,12 +323,12 @@ async fn work(port: u16, gpu: &'static str, role: Role) {
     }
 }
 
-/// A compute thread whose third sum is what its worker's role makes of it.
+/// A compute thread whose third sum depends on its worker's role.
 struct Acting {
     compute: StageCompute,
     sums: u32,
     role: Role,
-    /// Has ended where its worker has.
+    /// Disconnects when its worker ends.
     dead: mpsc::Receiver<()>,
 }
 

@@ -1,5 +1,5 @@
-//! Replicas that exchange gradients in fewer bits: all have the same weights to the bit, whatever arrives first and on
-//! whatever way, and a step that fails leaves no trace.
+//! Tests replicas that exchange gradients in fewer bits. All have the same weights to the bit, in
+//! any order of arrival and over any connection. A step that fails leaves no trace.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -28,7 +28,7 @@ fn plan(case: &Case, replicas: &[u16]) -> Plan {
     Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), Placement::Plain).unwrap()
 }
 
-/// Panics where replicas of a stage differ.
+/// Panics if replicas of a stage differ.
 fn assert_alike(cluster: &mut impl TestCluster, what: &str) {
     let digests = cluster.call(Request::Digest).unwrap().digests;
     let mut of_stages: BTreeMap<(StageId, String), Vec<[u8; 32]>> = BTreeMap::new();
@@ -44,7 +44,8 @@ fn trained(case: &Case, replicas: &[u16], mut cluster: impl TestCluster) -> Trai
     training
 }
 
-/// The same on every way, frames and sums in any order; and near what it is without compression.
+/// The result is the same over every connection, and with frames and sums in any order. It is close
+/// to the result without compression.
 fn every_configuration(case: fn() -> Case) {
     tensor::threads::set_count(1);
     let steps = Steps { reduction: Reduction::Tree, ..case().steps };
@@ -72,7 +73,8 @@ fn every_configuration(case: fn() -> Case) {
     }
 }
 
-/// Nothing is lost where replicas only add up first; the order of sums is another, and the same each time.
+/// Nothing is lost if replicas only add up first. Sums have another order, which is the same each
+/// time.
 #[test]
 fn added_up_first() {
     tensor::threads::set_count(1);
@@ -108,7 +110,7 @@ fn tied() {
     every_configuration(Case::tied);
 }
 
-/// Gradients of several steps, clipped: what is lost on the way to a step is taken up within it.
+/// Clips gradients of several steps. The loss of compression before an update is made up within it.
 #[test]
 fn accumulated_and_clipped() {
     tensor::threads::set_count(1);
@@ -135,7 +137,7 @@ fn one_replica_loses_nothing() {
     }
 }
 
-/// A step fails after some gradients have been sent, or before, and is done again.
+/// A step fails after some gradients were sent, or before, and is repeated.
 #[test]
 fn a_step_that_fails_leaves_no_trace() {
     tensor::threads::set_count(1);
@@ -176,7 +178,7 @@ fn a_step_that_fails_leaves_no_trace() {
     }
 }
 
-/// The programs themselves.
+/// Tests the programs themselves.
 #[test]
 fn in_processes() {
     tensor::threads::set_count(1);
@@ -192,7 +194,8 @@ fn in_processes() {
     assert!(run("compress: int8").losses_differ_by_at_most(&exact, 0.25), "far from what it is in float32");
 }
 
-/// The mean loss of the last of 200 steps on the digits, each replica with one of two microbatches.
+/// Returns the mean loss of the last of 200 steps on the digits. Each replica has one of two
+/// microbatches.
 fn learned(form: &str) -> f64 {
     let place = TestFolder::new();
     let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits");

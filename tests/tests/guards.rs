@@ -1,4 +1,5 @@
-//! Training that only looks alive is told of, with the layer, or ends before it has done harm.
+//! Tests that training that only looks alive is reported with the layer, or ends before it does
+//! harm.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -18,7 +19,8 @@ use tests::Case;
 const SAMPLES: i64 = 8;
 const NAN: f64 = f64::NAN;
 
-/// With dropout, which is to be the same where a step is looked into, and statistics, which are not to learn from broken numbers.
+/// Makes a model with dropout, which must repeat when a step is examined, and with statistics,
+/// which must not learn from broken numbers.
 fn builder() -> Builder {
     let text = "
 inputs: {x: [batch, 3]}
@@ -47,11 +49,11 @@ async fn started(builder: Builder, workers: usize) -> BossMan {
     boss
 }
 
-/// The samples of a step, one number of which is this.
+/// Returns the samples of a step. One of their numbers is `broken`, if given.
 fn x(step: i64, broken: Option<f64>) -> Tensor {
     let x = (Tensor::arange(SAMPLES * 3, (Kind::Float, Device::Cpu)) * 0.37 + step).sin().reshape([SAMPLES, 3]);
     if let Some(number) = broken {
-        // In the third microbatch.
+        // The number is in the third microbatch.
         let _ = x.get(5).get(1).fill_(number);
     }
     x
@@ -66,7 +68,7 @@ fn same(left: &StateDict, right: &StateDict) -> bool {
     left.iter().all(|(name, tensor)| right.get(name).is_some_and(|other| tensor == other))
 }
 
-/// No test takes longer.
+/// Fails a test that takes longer than 240 s.
 fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
@@ -85,7 +87,7 @@ fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
             let mut boss = started(builder, workers).await;
             boss.train_step(&batch(1, None)).await.unwrap();
             let before = boss.state_dict().await.unwrap();
-            // What is in the data.
+            // The data has broken numbers.
             let error = boss.train_step(&batch(2, Some(NAN))).await.unwrap_err().to_string();
             for part in [
                 "step 2: the loss is NaN; it began here: ",
@@ -94,7 +96,7 @@ fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
             ] {
                 assert!(error.contains(part), "{error}");
             }
-            // What a layer makes.
+            // A layer makes broken numbers.
             let error = boss.train_step(&batch(3, Some(1e38))).await.unwrap_err().to_string();
             assert!(
                 error.contains(
@@ -103,7 +105,7 @@ fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
                 "{error}"
             );
             assert!(same(&before, &boss.state_dict().await.unwrap()));
-            // What weights are.
+            // The weights have broken numbers.
             let mut broken = boss.state_dict().await.unwrap();
             let weight = broken.get("second.weight").unwrap().copy();
             let _ = weight.get(2).get(3).fill_(f64::INFINITY);
@@ -115,7 +117,7 @@ fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
                     && error.contains("`second.weight` has infinities; it was made so before this step"),
                 "{error}"
             );
-            // With whole ones it trains again.
+            // With whole weights it trains again.
             boss.load_state_dict(&before).await.unwrap();
             boss.send_optimizer(Optimizer::adam(0.01)).await.unwrap();
             assert!(boss.train_step(&batch(5, None)).await.unwrap().loss.is_finite());
@@ -154,7 +156,7 @@ fn gradients_that_are_broken_though_the_loss_is_not_change_nothing_where_their_n
     within_limit(async {
         let mut boss = started(builder().clip_grad_norm(1.0), 2).await;
         let before = boss.state_dict().await.unwrap();
-        // By hand, for then the gradient is whatever the caller says.
+        // Train by hand, so that the caller chooses the gradient.
         let output = boss.forward(&x(1, None), Variables::new()).await.unwrap();
         boss.backward(&output.full_like(f64::INFINITY)).await.unwrap();
         let error = boss.optim_step().await.unwrap_err().to_string();
@@ -234,7 +236,7 @@ layers:
     std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
     let run = "model: model.yaml\ndata: {train: digits.csv.gz}\nloss: CrossEntropyLoss\nbatch_size: 100\nsteps: 25\n";
     for (more, expected) in [
-        // A rate beside which every weight is large.
+        // The learning rate is so small that no weight changes.
         ("optimizer: {SGD: {lr: 1.0e-30}}\nguards: {layers_every: 5, chance_after: 20}\n", vec![
             "warning: step 5: all gradients of layer dead (Linear) are 0, so nothing is learned there",
             "warning: step 5: the weights of layer last (Linear) have not changed though there are gradients: the learning rate (1.0e-30)",
@@ -255,7 +257,7 @@ layers:
     }
 }
 
-/// A machine that computes wrongly, and says nothing of it.
+/// Tests a machine that computes wrongly without an error.
 #[tokio::test]
 async fn replicas_that_differ_end_the_run_with_the_names_of_both_and_of_the_parameter() {
     let place = TestFolder::new();

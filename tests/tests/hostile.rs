@@ -1,5 +1,6 @@
-//! Who holds the ticket and keeps to nothing costs itself its connection: what the others do ends as without it, to the bit,
-//! and no process takes more memory than it was sent.
+//! A peer that holds the ticket and violates the protocol is disconnected. The results of the
+//! others are the same as without it, to the bit, and no process takes more memory than it was
+//! sent.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
@@ -19,11 +20,13 @@ use tests::hostile::{frame, peak, MaliciousWorker, RawConnection};
 use tests::programs::{Process, TestFolder, TIMEOUT};
 use tests::Case;
 
-/// Far more than a test takes.
+/// The time limit of a test; far longer than it takes.
 const LIMIT: Duration = Duration::from_secs(180);
-/// By so many MiB a process may have grown, with all that libtorch and QUIC keep for later. Each attack asks for gigabytes.
+/// The most MiB by which a process may grow, with all that libtorch and QUIC keep for later. Each
+/// attack requests gigabytes.
 const GROWTH: u64 = 300;
-/// Streams that one opens: enough to ask for gigabytes, and not for all that this machine has.
+/// The number of streams that a peer opens: enough to request gigabytes, but not all that this
+/// machine has.
 const STREAMS: usize = 32;
 
 /// A pool that trains without end.
@@ -49,7 +52,7 @@ impl Pool {
         boss.line("step 1/").await;
         let at = (Ipv4Addr::LOCALHOST, port.parse().unwrap()).into();
         let pool = Pool { place, boss, workers, at, ticket: ticket.parse().unwrap() };
-        // Whatever is kept from step to step is there.
+        // By then, everything that is kept from step to step exists.
         pool.goes_on(20).await;
         pool
     }
@@ -62,7 +65,7 @@ impl Pool {
         losses(&self.place.file("metrics.jsonl")).len()
     }
 
-    /// So many more steps are done.
+    /// Waits until `steps` more steps are done.
     async fn goes_on(&self, steps: usize) {
         let until = self.steps() + steps;
         let mut looks = tokio::time::interval(Duration::from_millis(10));
@@ -74,7 +77,7 @@ impl Pool {
         tokio::time::timeout(TIMEOUT, done).await.unwrap_or_else(|_| panic!("{} of {until} steps", self.steps()));
     }
 
-    /// Every loss is that of a run that nobody disturbed.
+    /// Checks that every loss is that of an undisturbed run.
     async fn ends_as_a_quiet_run(self) {
         self.goes_on(5).await;
         self.boss.signal("INT");
@@ -92,7 +95,7 @@ impl Pool {
     }
 }
 
-/// Step and loss of each line, as they stand there.
+/// Returns step and loss of each line, as they are written.
 fn losses(metrics: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(metrics).unwrap_or_default();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -116,13 +119,14 @@ fn value(batch: u64) -> Head {
     Head::Value { key: MicrobatchKey { batch, index: 0 }, value: layerspec::ValueId(0), to: StageId(0) }
 }
 
-/// Where the word that says why is lost on its way, QUIC says that the connection is gone when the next packet comes.
+/// Checks why a connection was closed. If the message with the reason is lost, QUIC reports that
+/// the connection is gone when the next packet arrives.
 #[track_caller]
 fn assert_closed(reason: &str, expected: &str) {
     assert!(reason.contains(expected) || reason == "reset by peer", "{reason}");
 }
 
-/// Dials until it is let in: on a machine that has much else to do a greeting may take too long.
+/// Dials until it is admitted. On a busy machine, a greeting may take too long.
 async fn called(hostile: &MaliciousWorker, at: SocketAddr, me: WorkerId) -> RawConnection {
     loop {
         match hostile.call(at, me).await {
@@ -132,7 +136,7 @@ async fn called(hostile: &MaliciousWorker, at: SocketAddr, me: WorkerId) -> RawC
     }
 }
 
-/// Says it, and hears why the connection ends.
+/// Sends bytes, and returns why the connection ends.
 async fn sent_away(mut line: RawConnection, bytes: &[u8]) -> String {
     line.send_bytes(bytes).await;
     within_limit(line.closed()).await
@@ -144,7 +148,7 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
         let pool = Pool::at_work(1).await;
         let before = peak(pool.boss.id());
 
-        // What nobody may say.
+        // Frames that no worker may send.
         let head = |head| frame(None, head, Vec::new());
         for (bytes, expected) in [
             (u32::MAX.to_le_bytes().to_vec(), "a frame head of 4294967295 bytes"),
@@ -160,14 +164,15 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
         let reason = within_limit(other.boss.closed()).await;
         assert_closed(&reason, "in another worker's name");
 
-        // Answers to whatever may be asked of others, from one that is not asked, or only to make itself ready.
+        // Answers to every request that others may receive, from a worker that received none, or
+        // only the request to make itself ready.
         let failure = || Failure::new("out of spite");
         let spite: [&dyn Fn(u64) -> Head; 4] =
             [&|id| Head::Failed { id, failure: failure() }, &|id| Head::Aborted { id, stepped: true }, &done, &|_| {
                 Head::LinkFailed { peer: WorkerId(0), reason: "out of spite".into(), was_up: true }
             }];
         for (process, head) in (2..).zip(spite) {
-            // One that has come before and failed is put aside.
+            // A worker that comes again after it failed is set aside.
             for _ in 0..2 {
                 let mut hostile = pool.hostile(process).await;
                 let all: Vec<u8> = (1..2000).flat_map(|id| frame(None, head(id), Vec::new())).collect();
@@ -176,7 +181,7 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
             }
         }
 
-        // Words whose answers nobody reads, and tensors that never come.
+        // Pings whose answers are not read, and tensors that never arrive.
         let mut hostile = pool.hostile(10).await;
         let words: Vec<u8> = (0..2000).flat_map(ping).collect();
         hostile.boss.send_bytes(&words).await;
@@ -205,13 +210,13 @@ async fn a_worker_is_attacked_by_others_that_joined() {
                 None => within_limit(hostile.call(at, me)).await.err().unwrap().to_string(),
                 Some(run) => within_limit(hostile.call_of_run(at, me, run)).await.err().unwrap().to_string(),
             };
-            // Of another run, and in the name of who is there.
+            // From another run, and under the number of a worker that is present.
             let reason = refused(me, Some(7)).await;
             assert!(reason.contains("this worker is in another run"), "{reason}");
             let reason = refused(neighbour, None).await;
             assert!(reason.contains("is here, and calls from elsewhere"), "{reason}");
 
-            // As itself, and as somebody whom nobody knows.
+            // Under its own number, and under an unknown one.
             for me in [me, WorkerId(777)] {
                 let call = async || within_limit(called(&hostile, at, me)).await;
                 for (bytes, expected) in [
@@ -222,12 +227,12 @@ async fn a_worker_is_attacked_by_others_that_joined() {
                     let reason = sent_away(call().await, &bytes).await;
                     assert_closed(&reason, expected);
                 }
-                // For a stage that is not there, or that takes it from others.
+                // For a stage that does not exist here, or that takes the value from others.
                 let line = call().await;
                 line.send(None, value(1), &[0; 100]).await;
                 let reason = within_limit(line.closed()).await;
                 assert_closed(&reason, "does not take from it");
-                // Ahead of everybody, without end.
+                // Ahead of all others, without end.
                 let line = call().await;
                 let ahead = async {
                     let mut batch = 1 << 40;
@@ -239,7 +244,7 @@ async fn a_worker_is_attacked_by_others_that_joined() {
                 within_limit(ahead).await;
                 let reason = within_limit(line.closed()).await;
                 assert_closed(&reason, "others wait");
-                // Words whose answers nobody reads, and tensors that never come.
+                // Pings whose answers are not read, and tensors that never arrive.
                 let mut line = call().await;
                 let streams = line.open_unfinished_streams(&value(1), STREAMS).await;
                 let words: Vec<u8> = (0..2000).flat_map(ping).collect();
@@ -257,7 +262,7 @@ async fn a_worker_is_attacked_by_others_that_joined() {
     tokio::time::timeout(LIMIT, test).await.unwrap();
 }
 
-/// What is sent to one that reads nothing is not kept for as long as it says that it is there.
+/// A peer that reads nothing cannot make others keep its data for as long as it stays alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_peer_that_reads_nothing_is_disconnected() {
     let test = async {
@@ -270,7 +275,7 @@ async fn a_peer_that_reads_nothing_is_disconnected() {
         let bytes = bytes::Bytes::from(vec![7; 8 << 20]);
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![bytes.len() as u64] };
         let tensor = Payload { meta, bytes };
-        // Far more than a connection takes unread.
+        // Send far more than a connection takes unread.
         for batch in 0..100 {
             boss.send(&value(batch), std::slice::from_ref(&tensor)).unwrap();
         }

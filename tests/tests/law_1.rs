@@ -1,8 +1,8 @@
-//! Law 1: the cut never shows. Losses and weights after 20 steps are equal to the bit to one
-//! process, wherever the model is cut, whichever schedule runs, whatever order packets arrive in.
+//! Law 1: the cut never shows. Losses and weights after 20 steps are equal to the bit to those of
+//! one process, for every cut, every schedule and every order of packets.
 //!
-//! One compute thread everywhere: libtorch sums the gradients of LayerNorm's and Conv2d's parameters
-//! apart for each thread, so their last bits depend on how many there are.
+//! Every process has one compute thread. libtorch sums the gradients of LayerNorm's and Conv2d's
+//! parameters separately for each thread, so their last bits depend on the number of threads.
 //!
 //! `cargo test -p tests --test law_1 -- --nocapture` prints what was compared.
 
@@ -17,7 +17,7 @@ use tests::{
     STEPS,
 };
 
-/// One way to train a case, to name it where it differs.
+/// One way to train a case, which is named if it differs.
 struct Configuration<'a> {
     case: &'a Case,
     plan: &'a Plan,
@@ -42,11 +42,12 @@ impl fmt::Display for Configuration<'_> {
     }
 }
 
-/// Cuts into four stages are many; so many of them are tried.
+/// The number of tested cuts into four stages. All of them are too many.
 const OF_FOUR_STAGES: usize = 40;
 
-/// Every cut into 1, 2 and 3 stages and some into 4, every placement, with every number of microbatches, in memory.
-/// The kinds of schedule take turns, so that each meets every number of stages and of microbatches many times.
+/// Tests every cut into 1, 2 and 3 stages and some into 4, with every placement and every number of
+/// microbatches, in memory. The kinds of schedule take turns, so that each meets every number of
+/// stages and of microbatches many times.
 fn every_cut(case: &Case) {
     tensor::threads::set_count(1);
     let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
@@ -74,8 +75,8 @@ fn every_cut(case: &Case) {
     }
 }
 
-/// The automatic cut with every kind of schedule and number of microbatches over real connections: through memory that
-/// the workers share, over QUIC, and over QUIC by way of the boss.
+/// Tests the automatic cut with every kind of schedule and number of microbatches over real
+/// connections: through shared memory, over QUIC, and over QUIC through the boss.
 fn over_sockets(case: &Case) {
     tensor::threads::set_count(1);
     let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
@@ -101,7 +102,8 @@ fn over_sockets(case: &Case) {
     }
 }
 
-/// The programs themselves, over the automatic cut: `bossman train`, and two and three workers in turn.
+/// Tests the programs themselves with the automatic cut: `bossman train` with two and three workers
+/// in turn.
 fn in_processes(case: &Case) {
     tensor::threads::set_count(1);
     let (mut workers, mut runs) = (2, 0);

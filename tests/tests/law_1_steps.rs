@@ -1,15 +1,15 @@
-//! Law 1 beyond the plain step: weights that stages share, limited gradients, steps gathered, activations computed
-//! again, frozen layers, batches of changing size. See `law_1.rs`.
+//! Law 1 beyond the plain step: weights that stages share, clipped gradients, accumulated steps,
+//! recomputed activations, frozen layers, batches of changing size. See `law_1.rs`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use tests::{cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps, MICROBATCHES};
 
-/// How many cuts of each number of stages are tried.
+/// The number of tested cuts into each number of stages.
 const CUTS: usize = 3;
 
-/// Some cuts into 2, 3 and 4 stages, in every placement, kinds and numbers of microbatches in turns, in memory; and one
-/// over real connections.
+/// Tests some cuts into 2, 3 and 4 stages in memory, with every placement and kind of schedule. The
+/// numbers of microbatches take turns. One cut also runs over real connections.
 fn no_cut_shows(case: &Case) {
     tensor::threads::set_count(1);
     let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
@@ -38,7 +38,7 @@ fn no_cut_shows(case: &Case) {
     println!("{:8} {number} runs in memory, equal to one process", case.name);
 }
 
-/// Small enough to bite in every step.
+/// A limit so small that every step is clipped.
 const SMALL: Option<f64> = Some(1e-3);
 
 #[test]

@@ -1,4 +1,5 @@
-//! Every loss as a program uses it: over uneven microbatches and two workers what libtorch finds over the whole batch.
+//! Tests every loss as a program uses it. Over uneven microbatches and two workers, it equals
+//! libtorch's loss over the whole batch.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -9,10 +10,10 @@ use tch::{Device, Kind, Reduction, Tensor};
 
 const SAMPLES: i64 = 7;
 const CLASSES: i64 = 5;
-/// Where targets are ignored, all but one of the first microbatch's are.
+/// The class that is ignored. All targets of the first microbatch but one have it.
 const IGNORED: i64 = 2;
 
-/// The model's head makes of logits what the loss wants.
+/// Makes a model whose head turns logits into the input of the loss.
 fn model(head: &str) -> Model {
     let text = format!(
         "
@@ -42,7 +43,7 @@ fn shares() -> Tensor {
         .softmax(-1, Kind::Float)
 }
 
-/// A loss, what its output layer is, its target, and libtorch's value.
+/// A loss, its output layer, its target, and libtorch's value.
 type Case = (Loss, &'static str, Tensor, fn(&Tensor, &Tensor) -> Tensor);
 
 fn weights() -> Vec<f64> {
@@ -83,7 +84,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// The losses of two steps, before each what libtorch says, and the weights they led to.
+/// Returns the losses of two steps, libtorch's loss before each, and the resulting weights.
 async fn train(case: &Case, workers: usize, microbatches: u32) -> (Vec<f32>, Vec<f32>, StateDict) {
     let (loss, head, target, of_libtorch) = case;
     let builder = BossMan::builder(model(head)).loss(loss.clone()).microbatches(microbatches);
@@ -111,7 +112,7 @@ fn worst(left: &StateDict, right: &StateDict) -> f64 {
     both.fold(0.0, f64::max)
 }
 
-/// No test takes longer.
+/// Fails a test that takes longer than 240 s.
 fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });

@@ -1,4 +1,4 @@
-//! BossMan against what PyTorch did with the same models, weights and data: `oracle/README.md`.
+//! Compares BossMan with PyTorch on the same models, weights and data: see `oracle/README.md`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -8,8 +8,8 @@ use tch::{Kind, Tensor};
 use tests::programs::TestFolder;
 
 const TOLERANCE: f64 = 1e-5;
-/// Figures nearer to zero than this count as this large: the last bits of a sum come from its largest
-/// terms.
+/// Figures nearer to zero than this count as this large, because the last bits of a sum come from
+/// its largest terms.
 const FLOOR: f64 = 0.01;
 
 fn cases() -> Vec<PathBuf> {
@@ -20,7 +20,7 @@ fn cases() -> Vec<PathBuf> {
     cases
 }
 
-/// The worst difference, relative to what was expected.
+/// Returns the worst difference, relative to the expected value.
 fn worst(expected: &Tensor, found: &Tensor) -> f64 {
     assert_eq!((expected.size(), expected.kind()), (found.size(), found.kind()));
     let (expected, found) = (expected.to_kind(Kind::Double), found.to_kind(Kind::Double));
@@ -49,7 +49,7 @@ async fn check(case: &Path, workers: &str) {
     assert_eq!(names(&expected), names(&found), "{name}");
     let weight = expected.iter().map(|(name, tensor)| worst(tensor, found.get(name).unwrap())).fold(0.0, f64::max);
     println!("{name:40} worst loss {loss:.1e}, worst weight {weight:.1e}");
-    // Written so that NaN is wrong.
+    // In this form, NaN fails.
     assert!(loss <= TOLERANCE && weight <= TOLERANCE, "{name}: loss off by {loss:.1e}, a weight by {weight:.1e}");
 }
 

@@ -1,5 +1,5 @@
-//! Crowds at the door: whoever has no ticket, and whoever has one and leaves at once, in thousands. Training goes on, and who
-//! wants to work is let in.
+//! Tests crowds of callers: thousands that have no ticket, and hundreds that have one and leave at
+//! once. Training continues, and a worker that wants to work is admitted.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -16,10 +16,10 @@ use tests::Case;
 const LIMIT: Duration = Duration::from_secs(300);
 const STRANGERS: u32 = 10_000;
 const JOINERS: u32 = 500;
-/// Of each crowd so many are at the door at a time.
+/// The number of callers of a crowd at a time.
 const AT_A_TIME: u32 = 40;
 
-/// A pool that trains without end, with one worker.
+/// Starts a pool that trains without end, with one worker.
 async fn pool(place: &TestFolder) -> (Process, Process, SocketAddr, Ticket) {
     let run = place.run_file(&Case::convnet(), 1_000_000_000, "microbatches: 4");
     let mut boss = place.start("bossman", &["serve", run.to_str().unwrap(), "--workers", "1", "--port", "0"]);
@@ -31,7 +31,8 @@ async fn pool(place: &TestFolder) -> (Process, Process, SocketAddr, Ticket) {
     (boss, worker, (Ipv4Addr::LOCALHOST, port.parse().unwrap()).into(), ticket.parse().unwrap())
 }
 
-/// Has everybody of a crowd call, so many at a time; each says whether it went otherwise than it should; how many did.
+/// Makes `size` calls, `AT_A_TIME` of them at a time. A call returns true if it went wrong. Returns
+/// the number of such calls.
 async fn crowd<F>(size: u32, call: impl Fn() -> F + Send + Sync + 'static) -> u32
 where
     F: std::future::Future<Output = bool> + Send + 'static,
@@ -51,7 +52,7 @@ where
     wrong.load(Ordering::Relaxed)
 }
 
-/// Training goes on, and another worker gets in and takes part.
+/// Checks that training continues, and that another worker is admitted and takes part.
 async fn still_well(place: &TestFolder, mut boss: Process, worker: Process, at: SocketAddr) {
     let second = place.worker(&at.port().to_string(), &[]);
     boss.line(": 2 workers").await;
@@ -69,7 +70,7 @@ async fn ten_thousand_callers_without_a_ticket_are_turned_away_while_training_go
         let away = crowd(STRANGERS, move || {
             let endpoint = endpoint.clone();
             async move {
-                // A machine that has much else to do may let some time out.
+                // On a busy machine, some calls may time out.
                 !dial_without_ticket(&endpoint, at).await.contains("certificate")
             }
         });

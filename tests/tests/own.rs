@@ -1,4 +1,5 @@
-//! Layers of the user's own, by real processes: where they are cut does not show, and who lacks them says so.
+//! Tests a user's own layers with real processes: their cut does not show, and a worker that lacks
+//! them reports it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -11,7 +12,7 @@ fn checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Trains for a few steps with so many local workers.
+/// Trains for a few steps with this number of local workers.
 async fn train(place: &TestFolder, run: &Path, workers: &str, more: &[&str], worker: Option<&Path>) -> Ended {
     let (metrics, weights) = (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
     let outcome = ["--metrics", metrics.to_str().unwrap(), "--save", weights.to_str().unwrap()];
@@ -25,7 +26,7 @@ fn outputs(place: &TestFolder, workers: &str) -> Training {
     Training::of_files(&metrics, &StateDict::load(place.file(&format!("{workers}.safetensors"))).unwrap())
 }
 
-/// The example's run, shorter.
+/// Writes the example's run with fewer steps.
 fn swish(place: &TestFolder) -> PathBuf {
     let text = std::fs::read_to_string(checkout("examples/own-layer/run.yaml")).unwrap();
     let folder = checkout("examples/own-layer").canonicalize().unwrap();

@@ -1,4 +1,5 @@
-//! Workers that read samples from files of their own: what comes out is what comes out where the boss sends them, to the bit.
+//! Tests workers that read samples from their own files. The results are those with samples from
+//! the boss, to the bit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -9,10 +10,10 @@ use std::time::Duration;
 use tests::programs::{free_port, TestFolder};
 use tests::Case;
 
-/// Steps until something has happened; far more than it takes.
+/// The time limit of steps until something happens; far longer than they take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A model of two inputs of any length, one of which several layers use, and a mask.
+/// A model with a mask and two inputs of any length, one of which several layers use.
 const TRANSLATOR: &str = "
 model: translator
 inputs:
@@ -38,7 +39,7 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples")
 }
 
-/// The digits that come with the project, in a folder.
+/// Copies the project's digits into a folder.
 fn digits(place: &TestFolder, folder: &str) {
     std::fs::create_dir_all(place.file(folder)).unwrap();
     for name in ["digits-train.csv.gz", "digits-test.csv.gz"] {
@@ -46,7 +47,7 @@ fn digits(place: &TestFolder, folder: &str) {
     }
 }
 
-/// Every number that a run wrote, but those of time.
+/// Returns every number that a run wrote, except times.
 fn numbers(metrics: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(metrics).unwrap();
     let line = |line: &str| {
@@ -56,7 +57,7 @@ fn numbers(metrics: &Path) -> Vec<String> {
     text.lines().map(line).collect()
 }
 
-/// Trains with local workers; what it wrote, and the weights.
+/// Trains with local workers. Returns the metrics and the weights.
 async fn train(place: &TestFolder, run: &str, workers: &str) -> (Vec<String>, Vec<u8>) {
     let (metrics, weights) = (place.file("metrics.jsonl"), place.file("w.safetensors"));
     std::fs::write(place.file("run.yaml"), run).unwrap();
@@ -67,7 +68,7 @@ async fn train(place: &TestFolder, run: &str, workers: &str) -> (Vec<String>, Ve
     (numbers(&metrics), std::fs::read(weights).unwrap())
 }
 
-/// A run file with the keys of data besides `on`, and others.
+/// Makes a run file with these keys of `data` beside `on`, and further keys.
 fn run_file(model: &str, data: &str, on: &str, more: &str) -> String {
     format!(
         "model: {model}\ndata: {{{data}, on: {on}}}\nloss: CrossEntropyLoss\noptimizer: {{Adam: {{lr: 0.01}}}}\nseed: 4\n{more}\n"
@@ -149,7 +150,7 @@ async fn a_worker_that_has_not_the_files_says_so_before_training() {
     assert!(error.contains("elsewhere/digits-test.csv.gz: No such file"), "{error}");
     let error = place.worker("1", &["--data", "/no/such/folder"]).end().await.error_line();
     assert_eq!(error, "worker: --data /no/such/folder: there is no such folder");
-    // What is not below the run file's folder has no place below a worker's.
+    // A file that is not below the run file's folder has no place below a worker's folder.
     let outside =
         run_file(model.to_str().unwrap(), "train: ../digits-train.csv.gz", "workers", "batch_size: 32\nsteps: 1");
     std::fs::create_dir(place.file("runs")).unwrap();
@@ -188,7 +189,7 @@ async fn workers_that_join_a_pool_read_data_too() {
             boss.train_step(&batches.next_batch().unwrap()).await.unwrap();
             steps += 1;
         }
-        // Both of them.
+        // Both workers take part now.
         for _ in 0..3 {
             boss.train_step(&batches.next_batch().unwrap()).await.unwrap();
             steps += 1;
@@ -196,7 +197,7 @@ async fn workers_that_join_a_pool_read_data_too() {
     };
     tokio::time::timeout(PATIENCE, joined).await.unwrap();
     let found = boss.state_dict().await.unwrap();
-    // What was not opened before is not opened now: newcomers would not hear of it.
+    // Data that was not opened before is not opened now, because newcomers would not learn of it.
     let other = sent.clone().for_workers(place.file("").as_path()).unwrap();
     boss.open_data(&other).await.unwrap();
     case.save_data(&place.file("other.safetensors"));
@@ -219,7 +220,8 @@ async fn workers_that_join_a_pool_read_data_too() {
     assert_same(&found, &expected);
 }
 
-/// By the API: data of another shape than the model's, a worker's file that is gone, and that the run goes on after that.
+/// Tests with the API: data of another shape than the model's, a worker's file that is gone, and
+/// that the run continues after that.
 #[tokio::test]
 async fn a_file_that_is_gone_is_named_and_the_step_is_void() {
     let place = TestFolder::new();
@@ -246,7 +248,7 @@ async fn a_file_that_is_gone_is_named_and_the_step_is_void() {
     let mut boss = BossMan::builder(model).loss(loss).microbatches(2).build(workers).unwrap();
     boss.distribute_model().await.unwrap();
     boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
-    // Opened with the first batch.
+    // The first batch opens the data.
     let first = boss.train_step(&data.batch(&[0, 1, 2]).unwrap()).await.unwrap();
     assert_eq!(first.samples, 3);
     let whole = std::fs::read(&images).unwrap();
@@ -258,7 +260,7 @@ async fn a_file_that_is_gone_is_named_and_the_step_is_void() {
     let again = boss.train_step(&data.batch(&[3, 2, 7]).unwrap()).await.unwrap();
     assert!(again.loss.is_finite());
     assert!(boss.evaluate(&data.batch(&[4, 5]).unwrap()).await.unwrap().loss.is_finite());
-    // Tensors of the boss's go on in between.
+    // Tensors from the boss still work in between.
     let x = tch::Tensor::ones([2, 3], (tch::Kind::Float, tch::Device::Cpu));
     boss.train_step(&Batch::new(&x, &tch::Tensor::from_slice(&[0i64, 1]))).await.unwrap();
     assert!(data.batch(&[8]).is_err());

@@ -1,4 +1,5 @@
-//! A pool of real processes that join, leave and are killed: the weights are those of a quiet run, to the bit.
+//! Tests a pool of real processes that join, leave and are killed. The weights are those of a quiet
+//! run, to the bit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -8,7 +9,7 @@ use std::time::Duration;
 use tests::programs::{free_port, TestFolder};
 use tests::{Case, STEPS};
 
-/// Steps until something has happened; far more than it takes.
+/// The time limit of steps until something happens; far longer than they take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn builder(case: &Case) -> Builder {
@@ -16,13 +17,13 @@ fn builder(case: &Case) -> Builder {
     builder.replicas(Replicas::Each(1))
 }
 
-/// The batches of the case, again and again.
+/// Returns a batch of the case. The batches repeat.
 fn batch(case: &Case, step: usize) -> Batch {
     let (x, target) = case.batch(step % STEPS);
     Batch::new(&x, &target)
 }
 
-/// Steps until so many workers take part; gives how many steps that took.
+/// Steps until `workers` workers take part. Returns the number of all steps so far.
 async fn step_until(boss: &mut BossMan, case: &Case, from: usize, workers: usize) -> usize {
     let mut step = from;
     let stepping = async {
@@ -45,9 +46,10 @@ async fn weights(boss: &mut BossMan) -> BTreeMap<String, Vec<f32>> {
 #[tokio::test]
 async fn workers_that_join_and_are_killed_leave_the_weights_of_a_quiet_run() {
     let place = TestFolder::new();
-    // The only test of this program, so nobody else reads the environment.
+    // This program has no other test, so nothing else reads the environment.
     std::env::set_var("BOSSMAN_CONFIG_DIR", place.file("config"));
-    // Dropout, and batch norms whose running statistics depend on the order of microbatches.
+    // The model has dropout, and batch norms whose running statistics depend on the order of
+    // microbatches.
     let case = Case::convnet();
     let port = free_port().to_string();
     let first = place.worker(&port, &[]);
@@ -67,7 +69,7 @@ async fn workers_that_join_and_are_killed_leave_the_weights_of_a_quiet_run() {
     third.signal("TERM");
     fourth.signal("KILL");
     steps = step_until(&mut boss, &case, steps, 1).await;
-    second.line("here ").await; // a line of its own: steps, samples, share
+    second.line("here ").await; // its own line: steps, samples, share
     let after_pool = weights(&mut boss).await;
     boss.shutdown().await;
 

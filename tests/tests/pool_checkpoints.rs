@@ -1,5 +1,5 @@
-//! A pool whose boss is killed goes on with its last checkpoint, and with the workers that wait for it: losses and weights are
-//! those of a run that was never stopped, to the bit.
+//! Tests a pool whose boss is killed. It resumes from its last checkpoint, with the workers that
+//! wait for it. Losses and weights are those of a run that never stopped, to the bit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -7,13 +7,14 @@ use std::time::Duration;
 use tests::programs::{free_port, Process, TestFolder};
 use tests::Case;
 
-/// Far more than the test takes.
+/// The time limit of the test; far longer than it takes.
 const LIMIT: Duration = Duration::from_secs(180);
-/// So many that no boss ends by itself before it is killed.
+/// Enough steps that no boss ends before it is killed.
 const STEPS: usize = 120;
 
 fn serve(place: &TestFolder, more: &str, flags: &[&str]) -> Process {
-    // Dropout, and batch norms whose running statistics depend on the order of microbatches.
+    // The model has dropout, and batch norms whose running statistics depend on the order of
+    // microbatches.
     let run = place.run_file(&Case::convnet(), STEPS, &format!("microbatches: 4\n{more}"));
     let path = |name: &str| place.file(name).to_str().unwrap().to_string();
     let (metrics, weights) = (path("metrics.jsonl"), path("weights.safetensors"));
@@ -21,7 +22,7 @@ fn serve(place: &TestFolder, more: &str, flags: &[&str]) -> Process {
     place.start("bossman", &[&all, flags].concat())
 }
 
-/// Step and loss of each line, and the weights.
+/// Returns step and loss of each line, and the weights.
 fn outputs(place: &TestFolder) -> (Vec<String>, Vec<u8>) {
     let metrics = std::fs::read_to_string(place.file("metrics.jsonl")).unwrap();
     let losses = metrics.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string());
@@ -49,7 +50,7 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
                 worker.line("waiting for the boss").await;
             }
         }
-        // One leaves for good, while copies of the other's state travel.
+        // One worker leaves for good, while copies of the other's state travel.
         let mut boss = begin("2");
         boss.line("going on after step").await;
         boss.line(" written").await;

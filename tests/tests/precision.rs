@@ -1,4 +1,5 @@
-//! Mixed precision by real processes: the cut does not show, and what a machine cannot do is said before the start.
+//! Tests mixed precision with real processes. The cut does not show, and a precision that a machine
+//! lacks is refused before the start.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -6,7 +7,8 @@ use bossman::StateDict;
 use tests::programs::{Ended, TestFolder};
 use tests::{one_process, Case, Training};
 
-/// Trains with so many local workers in this precision; the losses and weights are left in the place.
+/// Trains with this number of local workers in this precision. Writes the losses and weights into
+/// the folder.
 async fn train(place: &TestFolder, case: &Case, workers: &str, precision: &str) -> Ended {
     let run = place.short_run(case, &format!("microbatches: 4\nprecision: {precision}"));
     let (metrics, weights) = (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
@@ -37,7 +39,7 @@ async fn in_bf16_the_cut_does_not_show() {
 #[tokio::test]
 async fn fp16_on_a_cpu_is_refused_before_the_start() {
     if tensor::device::all().len() > 1 {
-        return; // the workers would take the GPU
+        return; // the workers would use the GPU
     }
     let place = TestFolder::new();
     let line = train(&place, &Case::skip(), "2", "fp16").await.error_line();

@@ -1,4 +1,5 @@
-//! Real processes: what a user sees when something goes wrong, and that nothing is left behind.
+//! Tests real processes: the messages that a user sees when something goes wrong, and that nothing
+//! is left behind.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use tests::programs::{assert_within, free_port, program, send_signal, train_in_processes, TestFolder, TIMEOUT};
 use tests::{one_process, Case};
 
-/// The promise: an error within this time of the death of a worker.
+/// The promised time from the death of a worker to the error.
 const NOTICED: Duration = Duration::from_secs(5);
 
 #[tokio::test]
@@ -19,7 +20,7 @@ async fn a_local_worker_that_is_killed_ends_the_run_with_its_name() {
     assert_eq!(workers.len(), 2);
     send_signal(workers[1], "KILL");
     let killed = Instant::now();
-    let ended = boss.end().await; // with it both workers, which share its standard error
+    let ended = boss.end().await; // and both workers, which share its standard error
     assert_within(killed, NOTICED, "the end");
     let line = ended.error_line();
     assert!(line.starts_with("bossman: worker ") && line.contains("lost") && line.contains("signal: 9"), "{line}");
@@ -63,7 +64,7 @@ async fn a_boss_that_is_killed_takes_its_local_workers_along() {
     assert_eq!(boss.children().len(), 2);
     boss.signal("KILL");
     let killed = Instant::now();
-    let ended = boss.end().await; // the workers have its standard error; they are gone when it ends
+    let ended = boss.end().await; // the workers share its standard error, so they are gone when it ends
     assert_within(killed, Duration::from_secs(2), "the end of all");
     assert!(!ended.status.success());
 }
@@ -103,8 +104,8 @@ async fn workers_that_take_no_direct_connections_are_relayed_to_the_same_weights
     assert_eq!(notices(&["--relay"]).await, [relays]);
 }
 
-/// Trains with two workers; asserts that nothing differs from one process, and gives the notices that
-/// the boss printed.
+/// Trains with two workers, and asserts that nothing differs from one process. Returns the notices
+/// that the boss printed.
 async fn notices(flags: &[&str]) -> Vec<String> {
     let case = Case::skip();
     let run = train_in_processes(&case, 2, "microbatches: 5", flags).await;
@@ -138,7 +139,7 @@ async fn a_third_worker_is_told_that_it_is_not_needed() {
 async fn a_worker_with_a_wrong_ticket_is_turned_away_with_words() {
     let (place, stranger) = (TestFolder::new(), TestFolder::new());
     let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
-    // The same boss's key with another secret.
+    // The key of the same boss, with another secret.
     let forger = TestFolder::new();
     std::fs::create_dir(forger.file("config")).unwrap();
     std::fs::copy(place.file("config/boss.key"), forger.file("config/boss.key")).unwrap();
@@ -246,7 +247,7 @@ async fn a_plan_names_every_schedule_and_draws_the_first() {
     assert!(picture.len() >= 2, "no line for each worker: {picture:?}");
 }
 
-/// Chrome's format: a list of events, each with a phase, a process and a thread.
+/// A trace has Chrome's format: a list of events, each with a phase, a process and a thread.
 #[tokio::test]
 async fn a_trace_has_what_was_measured_and_what_was_predicted() {
     let place = TestFolder::new();

@@ -1,4 +1,5 @@
-//! Runs that lose workers and go on by themselves: metrics and weights are those of a run that lost none, to the bit.
+//! Tests runs that lose workers and recover. Metrics and weights are those of a run that lost none,
+//! to the bit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -11,10 +12,11 @@ use tests::faulty::{run_faulty_worker, Fault};
 use tests::programs::{send_signal, BossAddress, Ended, TestFolder};
 use tests::stateful_model::MODEL;
 
-/// Far more than any run here takes.
+/// The time limit of a run; far longer than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(180);
 const STEPS: u64 = 200;
-/// Updates of one or two stages after which something goes wrong: a checkpoint of step 10 is there long since.
+/// The number of updates of one or two stages before something goes wrong. By then, the checkpoint
+/// of step 10 has long been written.
 const LATER: u32 = 50;
 
 struct Run(TestFolder);
@@ -39,7 +41,7 @@ impl Run {
         ["--metrics".into(), path("metrics.jsonl"), "--save".into(), path("w.safetensors")].into()
     }
 
-    /// A run that lost nobody.
+    /// Returns the results of a run that lost no worker.
     async fn quiet(more: &str) -> (Vec<String>, Vec<u8>) {
         let run = Run::new(more);
         run.local(1).end_within(PATIENCE).await.expect_success();
@@ -53,14 +55,14 @@ impl Run {
         self.0.start("bossman", &all)
     }
 
-    /// A boss that waits for so many workers.
+    /// Starts a boss that waits for this number of workers.
     async fn boss(&self, workers: usize) -> (tests::programs::Process, BossAddress) {
         let more = self.arguments();
         let more: Vec<&str> = more.iter().map(String::as_str).collect();
         self.0.boss(&self.0.file("run.yaml"), workers, &more).await
     }
 
-    /// The metrics without times, and the weights.
+    /// Returns the metrics without times, and the weights.
     fn outputs(&self) -> (Vec<String>, Vec<u8>) {
         let metrics = std::fs::read_to_string(self.0.file("metrics.jsonl")).unwrap();
         let line = |line: &str| {
@@ -87,7 +89,8 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
     let quiet = Run::quiet("").await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nschedule: 1f1b");
     let mut boss = run.local(3);
-    // As soon as it trains, when there are checkpoints, and one that only falls silent.
+    // The first dies as soon as training starts, and the second when checkpoints exist. The third
+    // only falls silent.
     for (moment, victim, signal) in [("step 1/", 0, "KILL"), (" written", 2, "KILL"), (" written", 1, "STOP")] {
         boss.line(moment).await;
         send_signal(boss.children()[victim], signal);
@@ -97,7 +100,7 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
     let ended = boss.end_within(PATIENCE).await.expect_success();
     assert_same(&run.outputs(), &quiet);
     assert_eq!(said(&ended, "recovery: going on with 3 of 3 workers").len(), 3);
-    // A checkpoint that was due may have been missed, too, and tells why.
+    // A due checkpoint may also have been missed, which prints a reason too.
     let lost = said(&ended, "workers were lost");
     let of = |reason: &str| lost.iter().filter(|line| line.contains(reason)).count();
     assert_eq!((of("signal: 9"), of("silent for 3 seconds")), (2, 1), "{lost:?}");
@@ -164,8 +167,8 @@ async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
     assert_same(&run.outputs(), &quiet);
 }
 
-/// The first stands still, as on a machine that was put to sleep; who takes over has its address. When the first goes on, it
-/// finds nobody, and the run is the second's.
+/// The first boss stands still, as on a machine that sleeps. The second takes over its address.
+/// When the first continues, it finds no worker, and the run belongs to the second.
 #[tokio::test]
 async fn only_one_of_two_bosses_is_obeyed() {
     let quiet = Run::quiet("").await;
@@ -220,7 +223,7 @@ async fn a_spare_worker_replaces_a_lost_one() {
     assert_same(&run.outputs(), &quiet);
 }
 
-/// The worker's machine lives, and its connection: nobody could tell by silence.
+/// The worker's machine and its connection stay alive, so silence does not reveal the fault.
 #[tokio::test]
 async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_ends() {
     let quiet = Run::quiet("").await;
@@ -246,7 +249,7 @@ async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_en
     }
 }
 
-/// Nobody else could do what it cannot.
+/// No other worker could do the work.
 #[tokio::test]
 async fn a_run_of_one_worker_that_has_no_memory_ends() {
     let run = Run::new("checkpoint: {dir: c, every: 100}");

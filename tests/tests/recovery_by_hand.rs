@@ -1,4 +1,5 @@
-//! Calls by hand that lose workers and are done again: weights are those of a program that lost none, to the bit.
+//! Tests calls by hand that lose workers and are repeated. Weights are those of a program that lost
+//! none, to the bit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -12,15 +13,16 @@ use tests::faulty::{run_faulty_worker, Fault};
 use tests::programs::{free_port, processes_with, send_signal, BossAddress, TestFolder};
 use tests::stateful_model::MODEL;
 
-/// Far more than any of this takes.
+/// The time limit of recovery; far longer than it takes.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Steps by hand and whole ones, in turn.
+/// Trains a step by hand or a whole step, in turn.
 async fn train(boss: &mut BossMan, step: u64) -> Result<(), BossManError> {
     struck(boss, step, || ()).await
 }
 
-/// The same; between a pass forward and backward something happens. What was given is written over once a call is done with it.
+/// Same as [`train`], but calls `strike` between a forward and a backward pass. Each tensor that
+/// was passed to a call is overwritten once the call is done.
 async fn struck(boss: &mut BossMan, step: u64, strike: impl FnOnce()) -> Result<(), BossManError> {
     let mut x = (Tensor::arange(16 * 64, (Kind::Float, Device::Cpu)) * 0.1 + step as f64).sin().reshape([16, 64]);
     let y = Tensor::arange(16, (Kind::Int64, Device::Cpu)).remainder(10);
@@ -29,7 +31,7 @@ async fn struck(boss: &mut BossMan, step: u64, strike: impl FnOnce()) -> Result<
         drop((x.fill_(f64::NAN), used.fill_(-1)));
         return done.map(drop);
     }
-    // The second batch forward has seen what batch norm learnt of the first.
+    // The second forward batch has seen what batch norm learned from the first.
     let (first, logits) = boss.forward_batch(&x, Variables::new()).await?;
     let again = boss.forward(&x, Variables::new()).await?;
     drop(x.fill_(f64::NAN));
@@ -89,7 +91,7 @@ impl Here {
     }
 }
 
-/// What so many steps come to where nobody is lost.
+/// Returns the weights after `steps` steps without a lost worker.
 async fn trained_quietly(steps: u64) -> Vec<u8> {
     let mut quiet = start(Host::new(1).local(1).threads(1)).await;
     for step in 0..steps {
@@ -144,7 +146,8 @@ async fn calls_by_hand_are_done_again_where_workers_are_lost() {
     let mut boss = start(here.host(2)).await;
     boss.enable_recovery(3).await.unwrap();
     for step in 0..12 {
-        // In the midst of steps by hand, with a spare; and before a look at the model and a whole step, without one.
+        // Strike amid steps by hand, with a spare worker. Also strike before an evaluation and a
+        // whole step, without a spare.
         let victim = [1, 5, 8].contains(&step).then(|| workers.pop().unwrap());
         if step == 5 || step == 1 {
             workers.insert(0, here.worker());
@@ -167,13 +170,13 @@ async fn calls_by_hand_are_done_again_where_workers_are_lost() {
 async fn calls_go_on_where_a_local_worker_ends() {
     let expected = trained_quietly(6).await;
     let place = TestFolder::new();
-    // By which its local workers are told from those of other tests.
+    // The folder tells its local workers from those of other tests.
     let mine = place.file("");
     let mut boss = start(Host::new(2).local(2).threads(1).data(&mine)).await;
     boss.enable_recovery(2).await.unwrap();
     for step in 0..6 {
         let mut victim = None;
-        // Between a pass forward and backward; the second time after a state was taken.
+        // Strike between a forward and a backward pass. Before the second time, a state was taken.
         let strike = || {
             victim = processes_with(mine.to_str().unwrap()).into_iter().max().filter(|_| [1, 5].contains(&step));
             victim.into_iter().for_each(|victim| send_signal(victim, "KILL"));
@@ -187,8 +190,8 @@ async fn calls_go_on_where_a_local_worker_ends() {
     boss.shutdown().await;
 }
 
-/// One worker has no memory for its part, and whoever waits for the call does not any longer; then one that comes in its place
-/// has not, either.
+/// One worker has no memory for its part, and the call that waits is dropped. Then its replacement
+/// has no memory, either.
 #[tokio::test]
 async fn a_loss_during_recovery_is_recovered() {
     let expected = {
@@ -202,7 +205,7 @@ async fn a_loss_during_recovery_is_recovered() {
     let (_over, ends) = mpsc::channel();
     let (at, _stays) = (here.listening(), here.worker());
     let mut first = tokio::spawn(async move { run_faulty_worker(&at, (Fault::HasNoMemory, 5), ends).await });
-    // No other number of workers will do.
+    // The cut allows no other number of workers.
     let mut boss = start_cut(here.host(2), Cuts::At(vec!["first".into()])).await;
     boss.enable_recovery(3).await.unwrap();
     let mut step = 0;
@@ -237,7 +240,7 @@ async fn what_cannot_be_done_again_is_told_with_what_to_call() {
     let workers = [here.worker(), here.worker()];
     let mut boss = start(here.host(2)).await;
     boss.enable_recovery(3).await.unwrap();
-    // Gradients are in no state.
+    // A state holds no gradients.
     let logits = boss.forward(&Tensor::ones([2, 64], (Kind::Float, Device::Cpu)), Variables::new()).await.unwrap();
     boss.backward(&logits.ones_like()).await.unwrap();
     assert!(boss.enable_recovery(3).await.unwrap_err().to_string().contains("after an optimizer step"));

@@ -1,5 +1,5 @@
-//! Law 1 with replicas: losses and weights after 20 steps are equal to the bit however many workers share a stage and
-//! whoever takes which microbatch, in every step another share.
+//! Law 1 with replicas: losses and weights after 20 steps are equal to the bit for any number of
+//! workers on a stage, and for any assignment of microbatches. Every step has another assignment.
 //!
 //! `cargo test -p tests --test replicas -- --nocapture` prints what was compared.
 
@@ -14,7 +14,8 @@ use tests::{
     MICROBATCHES, STEPS,
 };
 
-/// Workers at each place of the pipeline: none doubled, all, some; one place alone is plain data parallel.
+/// The number of workers at each place of the pipeline: no place, all places or some places have
+/// several. One place alone is plain data parallelism.
 const WAYS: [&[u16]; 9] = [&[1], &[1, 1], &[2], &[3], &[2, 2], &[3, 1], &[1, 2], &[2, 1, 1], &[1, 1, 2]];
 
 fn along_the_tree(case: Case) -> Case {
@@ -43,8 +44,8 @@ impl Configuration<'_> {
     }
 }
 
-/// Every way to group workers and every placement, in memory, frames in any order. The kinds of schedule take turns, so that
-/// each meets every way.
+/// Tests every way to group workers and every placement in memory, with frames in any order. The
+/// kinds of schedule take turns, so that each meets every way.
 fn every_configuration(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
@@ -65,7 +66,7 @@ fn every_configuration(case: Case) {
     }
 }
 
-/// The same for a few ways over real connections.
+/// Tests a few ways over real connections.
 fn over_sockets(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
@@ -85,7 +86,7 @@ fn over_sockets(case: Case) {
     }
 }
 
-/// The programs themselves, with another number of replicas each.
+/// Tests the programs themselves, each time with another number of replicas.
 fn in_processes(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
@@ -104,7 +105,7 @@ fn in_processes(case: Case) {
     }
 }
 
-/// Gradients of several steps, clipped, in steps of unequal size.
+/// Clips gradients of several steps of unequal size.
 #[test]
 fn accumulated_and_clipped() {
     tensor::threads::set_count(1);
@@ -126,7 +127,7 @@ fn accumulated_and_clipped() {
     }
 }
 
-/// Along the tree the sum is another in the last bits than one after the other, and no other beyond them.
+/// A sum along the tree differs from a sum one after the other only in its last bits.
 #[test]
 fn the_order_changes_the_last_bits_alone() {
     tensor::threads::set_count(1);

@@ -1,4 +1,5 @@
-//! Replicas that are given weights, and share out what is evaluated and predicted: all as one worker does it, to the bit.
+//! Tests replicas that load weights, and that share out evaluation and prediction. All results are
+//! those of one worker, to the bit.
 
 #![allow(clippy::unwrap_used, reason = "everything here is part of a test")]
 
@@ -12,7 +13,7 @@ use std::future::Future;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 
-/// Its norm learns of what it sees.
+/// A model whose batch norm learns from its inputs.
 const MODEL: &str = "
 model: small
 inputs: {x: [batch, 8]}
@@ -24,7 +25,7 @@ layers:
   - Linear: {in_features: 16, out_features: 4}
 ";
 
-/// No test takes longer.
+/// Fails a test that takes longer than 240 s.
 fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
@@ -47,7 +48,7 @@ async fn boss(replicas: &[u16], sharding: Option<Sharding>) -> BossMan {
     boss
 }
 
-/// Forward, a loss here, backward, and the update.
+/// Runs forward, a loss computed here, backward, and the update.
 async fn step_by_hand(boss: &mut BossMan) {
     let x = Tensor::linspace(-1.0, 1.0, 48, (Kind::Float, Device::Cpu)).view([6, 8]);
     let output = boss.forward(&x, Variables::new()).await.unwrap();
@@ -56,7 +57,7 @@ async fn step_by_hand(boss: &mut BossMan) {
     boss.optim_step().await.unwrap();
 }
 
-/// Samples that are the same in every run.
+/// Makes samples that are the same in every run.
 fn batch(number: i64, samples: i64) -> Batch {
     let x = (Tensor::arange(samples * 8, (Kind::Float, Device::Cpu)) * 0.37 + number).sin().view([samples, 8]);
     Batch::new(&x, &(Tensor::arange(samples, (Kind::Int64, Device::Cpu)) + number).remainder(4))
@@ -75,7 +76,7 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
         std::fs::write(&csv, lines).unwrap();
         let mut found: Vec<([u64; 2], Vec<u8>)> = Vec::new();
         let alone = [&[1][..], &[2], &[3], &[1, 2]].map(|replicas| (replicas, None));
-        // Several stages a worker, of which it keeps a part.
+        // Each worker has several stages, and keeps a part of them.
         let in_part = [&[2][..], &[3], &[1, 2]].map(|replicas| (replicas, Some(Sharding::Parameters)));
         for (replicas, sharding) in alone.into_iter().chain(in_part) {
             let mut boss = boss(replicas, sharding).await;
@@ -84,7 +85,7 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
                 boss.train_step(&batch(step, 24)).await.unwrap();
             }
             step_by_hand(&mut boss).await;
-            // The last of a round of three comes alone, and two sizes go together.
+            // The last batch of a round of three comes alone, and two sizes go together.
             let sizes = [5, 5, 5, 9, 1, 5, 2];
             let batches = || sizes.iter().zip(100..).map(|(samples, number)| batch(number, *samples));
             let score = Score::of(&mut boss, batches().map(Ok::<_, BossManError>)).await.unwrap();
@@ -118,12 +119,12 @@ fn weights_that_are_loaded_reach_every_replica() {
                 other.insert(name, &(tensor * 2 + 1).to_kind(tensor.kind()));
             }
             boss.load_state_dict(&other).await.unwrap();
-            // It compares what the replicas have.
+            // This compares the replicas' copies.
             let loaded = boss.state_dict().await.unwrap();
             for (name, tensor) in loaded.iter() {
                 assert!(tensor.equal(other.get(name).unwrap()), "{name} on {replicas:?}");
             }
-            // Each replica computes with it: the same batch goes to every one.
+            // Each replica computes with the loaded weights: the same batch goes to all of them.
             let mut scores = Vec::new();
             for count in [1, 3] {
                 let batches = (0..count).map(|_| Ok::<_, BossManError>(batch(7, 8)));

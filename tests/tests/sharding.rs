@@ -1,5 +1,5 @@
-//! Replicas that share out the optimizer's state, or gradients too: losses and weights are those of one process to the bit, and
-//! each replica keeps its part alone.
+//! Tests replicas that share out the optimizer's state, and gradients or parameters too. Losses and
+//! weights are those of one process to the bit, and each replica keeps only its part.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -12,7 +12,7 @@ use tests::{cuts, one_process, train, Case, Connectivity, InMemoryCluster, Socke
 
 const SHARDINGS: [Sharding; 3] = [Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters];
 
-/// Workers at each place of the pipeline.
+/// The number of workers at each place of the pipeline.
 const WAYS: [&[u16]; 7] = [&[1], &[2], &[3], &[5], &[2, 2], &[3, 1], &[1, 2]];
 
 fn along_the_tree(case: Case) -> Case {
@@ -25,7 +25,7 @@ fn plan(case: &Case, replicas: &[u16], placement: Placement, sharding: Sharding)
     Some(plan.sharded(Some(sharding)))
 }
 
-/// Every way to group workers and everything to share out, frames in any order.
+/// Tests every way to group workers and every sharding, with frames in any order.
 fn every_configuration(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
@@ -33,11 +33,12 @@ fn every_configuration(case: Case) {
     for (number, replicas) in WAYS.into_iter().enumerate() {
         let placements = [Placement::Plain, Placement::V, Placement::Interleaved { chunks: 3 }];
         let ways = placements.into_iter().flat_map(|p| SHARDINGS.map(|sharding| (p, sharding)));
-        // Parameters with each placement in turn.
+        // Parameters are sharded with one placement, in turn.
         let in_turn = placements[number % placements.len()];
         for (placement, sharding) in ways.filter(|(p, s)| *s != Sharding::Parameters || *p == in_turn) {
             let Some(plan) = plan(case, replicas, placement, sharding) else { continue };
-            // Parameters are gathered in the order of passes, which all replicas must have.
+            // Parameters are gathered in the order of passes, which must be the same on all
+            // replicas.
             let kinds = match (sharding, placement) {
                 (Sharding::Parameters, Placement::Plain) => &cuts::kinds(placement)[..3],
                 (Sharding::Parameters, _) => &[ScheduleKind::GPipe],
@@ -54,13 +55,14 @@ fn every_configuration(case: Case) {
     println!("{}: {STEPS} steps equal to one process", case.name);
 }
 
-/// Gradients of several steps, clipped: every replica finds the norm of its part, and the sum is that of the whole.
+/// Clips gradients of several steps. Every replica finds the norm of its part, and the sum is that
+/// of the whole.
 fn accumulated_and_clipped(case: Case) {
     let steps = Steps { samples: &[32, 32, 20], accumulate: 3, max_norm: Some(0.05), ..case.steps };
     every_configuration(case.with(steps));
 }
 
-/// The same over real connections.
+/// Tests the same over real connections.
 fn over_sockets(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case.with(Steps { max_norm: Some(0.5), ..Steps::default() }));
@@ -94,7 +96,7 @@ fn real_connections() {
     over_sockets(Case::residual());
 }
 
-/// Every optimizer, with the state that it keeps: momentum, moments, none.
+/// Tests every optimizer with the state that it keeps: momentum, moments, none.
 #[test]
 fn every_optimizer() {
     let adamw = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
@@ -104,13 +106,14 @@ fn every_optimizer() {
     }
 }
 
-/// With gradients in fewer bits parameters still come back whole, so replicas have the same.
+/// With gradients in fewer bits, parameters still return whole, so all replicas have the same.
 #[test]
 fn compressed() {
     tensor::threads::set_count(1);
     for form in [Compress::Bf16, Compress::Int8] {
         let case = Case::residual();
-        // Rounds without an update end once what others sum is on its way to them.
+        // A round without an update ends once the gradients that other replicas sum are on their
+        // way to them.
         let steps = Steps { accumulate: 2, ..case.steps };
         let exact = one_process(&along_the_tree(Case::residual().with(steps)), 5);
         let case = &case.with(Steps { reduction: Reduction::Compressed(form), ..steps });
@@ -119,19 +122,19 @@ fn compressed() {
             let mut cluster = InMemoryCluster::new(plan.clone(), case.seed, order);
             let training = train(case, &plan, ScheduleKind::GPipe, 5, &mut cluster);
             let digests = cluster.call(pipeline::boss::Request::Digest).unwrap().digests;
-            // Three replicas of as many parameters, which follow each other.
+            // The digests of three replicas follow each other, with the same parameters for each.
             let (each, of) = (digests.len() / 3, |place: usize| (&digests[place].2, digests[place].3));
             assert!(each > 0 && (0..digests.len()).all(|place| of(place) == of(place % each)), "{form}");
             training
         };
         let first = run(0);
         first.assert_same(&run(1), &form);
-        // As far as without sharding.
+        // It is as close as without sharding.
         assert!(first.losses_differ_by_at_most(&exact, 0.5), "{form}: far from what it is in float32");
     }
 }
 
-/// The programs themselves.
+/// Tests the programs themselves.
 #[test]
 fn in_processes() {
     tensor::threads::set_count(1);

@@ -1,4 +1,4 @@
-//! A worker that gets one hundredth of its processor's time slows a run down, and nothing else.
+//! Tests that a worker with one hundredth of its processor's time only slows a run down.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
@@ -9,16 +9,17 @@ use std::time::Duration;
 use tests::programs::{send_signal, Process, TestFolder};
 use tests::Case;
 
-/// Far more than the test takes.
+/// The time limit of the test; far longer than it takes.
 const LIMIT: Duration = Duration::from_secs(180);
-/// For so long it stands still, far less than the 3 seconds after which it would be lost, and so long it works.
+/// The time for which a process stands still at once. It is far less than the 3 seconds after which
+/// the process would be lost.
 const STILL: Duration = Duration::from_millis(490);
-/// With the time that a signal takes.
+/// The time for which a process works, in addition to the time that a signal takes.
 const AT_WORK: Duration = Duration::from_millis(2);
-/// So many that most of them come once it is slow.
+/// Enough steps that most of them come after the worker is slow.
 const STEPS: usize = 200;
 
-/// Has a process stand still most of the time, until this is dropped.
+/// Lets a process stand still most of the time, until this is dropped.
 struct Slow(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
 
 impl Slow {
@@ -46,7 +47,7 @@ impl Drop for Slow {
     }
 }
 
-/// Step and loss of each line, and the weights.
+/// Returns step and loss of each line, and the weights.
 fn outputs(place: &TestFolder) -> (Vec<String>, Vec<u8>) {
     let metrics = std::fs::read_to_string(place.file("metrics.jsonl")).unwrap();
     let losses = metrics.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string());
@@ -75,8 +76,8 @@ async fn a_worker_a_hundred_times_too_slow_slows_training_down_and_no_more() {
         let workers = [place.worker(&at.port, &[]), place.worker(&at.port, &[])];
         boss.line("step 1/").await;
         let slow = Slow::down(&workers[1]);
-        // Training goes on, and what it has come to is kept. On a machine that has much else to do a worker that slow may
-        // count as silent; then the run recovers, and is slow again.
+        // Training continues, and its results are kept. On a busy machine, a worker that slow may
+        // count as silent. Then the run recovers, and is slow again.
         for _ in 0..2 {
             boss.line(" written").await;
         }

@@ -1,4 +1,4 @@
-//! Whoever has no ticket, or does not keep to the protocol, harms nobody but themselves.
+//! Tests that callers without a ticket, or that violate the protocol, harm only themselves.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -23,7 +23,8 @@ fn local(port: &str) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port.parse().unwrap()).into()
 }
 
-/// What a caller of another version says: only the first twelve bytes mean anything to this one.
+/// Makes the greeting of a caller of another version. Only its first twelve bytes mean anything
+/// here.
 fn words_of_version(version: u32) -> Vec<u8> {
     [b"BOSSMAN\n".as_slice(), &version.to_le_bytes(), &[0xff; 40]].concat()
 }
@@ -82,7 +83,7 @@ async fn strangers_do_not_disturb_a_run() {
     second.end().await.expect_success();
 }
 
-/// Packets of every kind of nonsense.
+/// Sends packets of every kind of nonsense.
 fn garbage(port: &str) {
     let socket = std::net::UdpSocket::bind(ANY).unwrap();
     let mut byte = 1u8;
@@ -97,7 +98,7 @@ fn garbage(port: &str) {
     }
 }
 
-/// Dials without the ticket; why that fails.
+/// Dials without the ticket, and returns why that fails.
 async fn without_a_key(port: &str) -> String {
     tests::strangers::dial_without_ticket(&Endpoint::client(ANY.into()).unwrap(), local(port)).await
 }
@@ -145,7 +146,8 @@ impl Rogue {
         Rogue { handle, quic, control, honest, _keys: keys, _endpoint: endpoint }
     }
 
-    /// What the boss says of it; its connection is closed, and the honest worker still works.
+    /// Returns what the boss says of the second worker. Its connection is closed, and the honest
+    /// worker still works.
     async fn found_out(self) -> String {
         let failure = within(self.handle.call(Request::Distribute)).await.unwrap_err();
         assert_eq!(failure.worker, Some(pipeline::ids::WorkerId(0)), "{failure}");
@@ -156,7 +158,7 @@ impl Rogue {
         failure.to_string()
     }
 
-    /// Sends these bytes on a stream of their own, as a frame with tensors travels.
+    /// Sends these bytes on their own stream, as a frame with tensors travels.
     async fn stream(&self, bytes: &[u8]) {
         let mut stream = self.quic.open_uni().await.unwrap();
         stream.write_all(bytes).await.unwrap();
@@ -195,7 +197,8 @@ async fn a_head_that_is_no_head_ends_its_sender() {
 async fn a_tensor_larger_than_any_is_refused_before_memory_is_taken() {
     let rogue = Rogue::in_a_run().await;
     let small = TensorMeta { dtype: layerspec::DType::Float32, shape: vec![1, 1] };
-    // The same head with sizes of a petabyte: 1 becomes 2^24, which MessagePack writes as ce 01 00 00 00.
+    // The same head with sizes of a petabyte: 1 becomes 2^24, which MessagePack writes as ce 01 00
+    // 00 00.
     let head = encode(&state_frame(vec![small])).unwrap()[4..].to_vec();
     assert!(head.ends_with(&[1, 1]), "{head:?}");
     let large = [&head[..head.len() - 2], &[0xce, 1, 0, 0, 0], &[0xce, 1, 0, 0, 0]].concat();

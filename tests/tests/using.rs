@@ -1,4 +1,4 @@
-//! A model in use: looked at, asked for text and translations, exported.
+//! Tests a model in use: inspected, asked for text and translations, exported.
 
 #![allow(clippy::unwrap_used, reason = "everything here is part of a test")]
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use tests::programs::{program, Ended, TestFolder};
 
-/// A language model over bytes, which writes ASCII alone, so that its text tells every token.
+/// A language model over bytes. It writes only ASCII, so that its text shows every token.
 const WRITER: &str = "
 model: writer
 inputs: {x: {shape: [batch, seq], dtype: int64}}
@@ -25,7 +25,7 @@ layers:
   - Transpose: {dim0: 1, dim1: 2}
 ";
 
-/// A translator over bytes. It has no end of a text, so that it writes as much as it may.
+/// A translator over bytes. It has no end token, so that it writes as much as it may.
 const TRANSLATOR: &str = "
 model: translator
 inputs:
@@ -47,7 +47,7 @@ layers:
   - Transpose: {dim0: 1, dim1: 2}
 ";
 
-/// No test takes longer.
+/// Fails a test that takes longer than 240 s.
 fn within_limit(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(240), test).await.unwrap() });
@@ -63,7 +63,7 @@ async fn boss(yaml: &str, workers: usize) -> BossMan {
     boss
 }
 
-/// How texts become tokens; no file is read.
+/// Describes how texts become tokens. No file is read.
 fn pairs() -> TextPairs {
     TextPairs {
         path: "none".into(),
@@ -81,7 +81,7 @@ fn row(tokens: &[i64]) -> Tensor {
     Tensor::from_slice(tokens).unsqueeze(0)
 }
 
-/// The likeliest token after the last position.
+/// Returns the likeliest token after the last position.
 fn likeliest(output: &Tensor) -> i64 {
     output.select(0, 0).select(1, -1).argmax(0, false).int64_value(&[])
 }
@@ -100,7 +100,8 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
             let made = generator.generate(&mut boss, &what, |piece| pieces.push_str(piece)).await.unwrap();
             assert_eq!((made.tokens.len(), &made.text), (30, &pieces));
 
-            // Past twelve tokens the model is given the last six anew, then those and what follows.
+            // Past twelve tokens, the model receives the last six anew, and then those and the
+            // following ones.
             let mut tokens: Vec<i64> = "Hello".bytes().map(i64::from).collect();
             let mut start = 0;
             while tokens.len() < 35 {
@@ -137,7 +138,7 @@ fn translations_are_what_the_whole_model_would_say() {
             let bytes: Vec<u8> = target[1..].iter().map(|token| *token as u8).collect();
             assert_eq!(found, &String::from_utf8(bytes).unwrap(), "{source}");
         }
-        // Beams of each text stay with it.
+        // The beams of each text stay with it.
         let wide = Search { beams: 3, ..search };
         let all = translator.translate(&mut boss, &sources, &wide).await.unwrap();
         for (source, found) in sources.iter().zip(all) {
@@ -147,7 +148,7 @@ fn translations_are_what_the_whole_model_would_say() {
     });
 }
 
-/// Texts that are done leave the batch, and the others go on as if they had been alone.
+/// Finished texts leave the batch, and the others continue as if they were alone.
 #[test]
 fn translations_that_end_at_different_times_do_not_disturb_each_other() {
     within_limit(async {
@@ -155,7 +156,8 @@ fn translations_that_end_at_different_times_do_not_disturb_each_other() {
         let translator = Translator::new(boss.model(), &pairs()).unwrap();
         let sources = ["a rather long text, the longest of all", "another text", "x", "one"];
         let mut apart = false;
-        // The likelier the end, the sooner it comes; with some of these not everywhere at once.
+        // The likelier the end, the sooner it comes. With some of these values, the texts do not
+        // all end at once.
         for likelier in 1..=12 {
             let mut state = boss.state_dict().await.unwrap();
             let bias = state.get("6.bias").unwrap().copy();
@@ -177,7 +179,8 @@ fn translations_that_end_at_different_times_do_not_disturb_each_other() {
     });
 }
 
-/// Where an encoder's output does not begin with the batch, all goes through again, and comes to the same.
+/// If an encoder's output does not begin with the batch, everything is computed again, with the
+/// same result.
 #[test]
 fn a_recurrent_encoder_translates_the_slow_way() {
     within_limit(async {
@@ -196,7 +199,7 @@ fn a_recurrent_encoder_translates_the_slow_way() {
     });
 }
 
-/// The model's state with one number of its last layer no number any more.
+/// Sets one number of the last layer's bias in the model's state to NaN.
 async fn broken(boss: &mut BossMan, bias: &str) {
     let mut state = boss.state_dict().await.unwrap();
     let numbers = state.get(bias).unwrap().copy();
@@ -233,7 +236,7 @@ fn a_model_that_gives_no_numbers_says_nothing_and_ends_with_an_error() {
     });
 }
 
-/// Two weighted sums.
+/// A model of two weighted sums.
 const SUMS: &str = "
 model: sums
 inputs: {x: [batch, 2]}
@@ -286,7 +289,7 @@ fn predictions_are_written_as_they_are_and_those_that_are_no_numbers_are_told_of
     });
 }
 
-/// Writes a run of the writer in a folder.
+/// Writes a run of the writer into a folder.
 fn run_file(place: &TestFolder) -> String {
     std::fs::write(place.file("model.yaml"), WRITER).unwrap();
     std::fs::write(place.file("text.txt"), "abcdefgh".repeat(60)).unwrap();
@@ -440,7 +443,7 @@ fn a_head_that_the_file_has_not_is_drawn() {
     });
 }
 
-/// It would write for hours; it ends because nobody listens any more.
+/// The program would write for hours. It ends because its output is not read any more.
 #[test]
 fn text_that_nobody_reads_is_not_made() {
     within_limit(async {
@@ -465,7 +468,7 @@ fn text_that_nobody_reads_is_not_made() {
     });
 }
 
-/// Such a model's batches are not cut, and each is counted by its samples.
+/// The batches of such a model are not cut, and each is counted by its samples.
 #[test]
 fn a_model_of_one_batch_size_trains_and_is_tested_on_whole_batches() {
     within_limit(async {

@@ -1,4 +1,4 @@
-//! README.md, ARCHITECTURE.md and docs say what is true.
+//! Tests that README.md, ARCHITECTURE.md and docs are true.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -28,15 +28,15 @@ const CRATES: [&str; 12] = [
     "bench",
 ];
 
-/// The crates that programs are made of.
+/// The crates of the programs.
 const PROGRAM: [&str; 9] = ["layerspec", "pipeline", "shm", "link", "runtime", "tensor", "data", "worker", "bossman"];
 
-/// A crate's name, from its folder.
+/// Returns a crate's name from its folder.
 fn name(folder: &str) -> &str {
     folder.rsplit('/').next().unwrap()
 }
 
-/// Every `path/like/this` between backticks, and every link target, is there.
+/// Every `path/like/this` between backticks, and every link target, exists.
 #[test]
 fn every_file_that_is_named_exists() {
     for page in [
@@ -90,7 +90,8 @@ fn imports_run_one_way() {
     }
 }
 
-/// Whether a word, or what begins with it, is in a line, and not as the end of another.
+/// Returns whether a line has a word, or a word that begins with it. The end of a longer word does
+/// not count.
 fn has(line: &str, word: &str) -> bool {
     let begins = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
     line.match_indices(word).any(|(at, _)| begins(at))
@@ -122,7 +123,7 @@ fn forbidden_words_are_absent() {
     }
 }
 
-/// Every `make` target, and every flag of our programs, that a page shows in a command exists.
+/// Every `make` target and every flag of our programs that a page shows in a command exists.
 #[test]
 fn every_command_that_is_shown_exists() {
     let makefile = read("Makefile");
@@ -144,7 +145,7 @@ fn every_command_that_is_shown_exists() {
                         assert!(root().join(file).exists(), "{page}: no file for `{line}`");
                     }
                 }
-                // As the boss prints it.
+                // The page shows the command as the boss prints it.
                 "worker" => {
                     assert!(read("bossman/src/host.rs").contains(&format!(" {}\"", words[0])), "{page}: `{line}`");
                     for flag in words.iter().filter_map(|w| w.strip_prefix("--")) {
@@ -158,7 +159,7 @@ fn every_command_that_is_shown_exists() {
     }
 }
 
-/// Files that are past what one reader takes in at once are split before they land.
+/// A file that is too long for one reader is split before it lands.
 #[test]
 fn no_source_file_is_very_long() {
     for name in CRATES {

@@ -1,5 +1,8 @@
-//! How long replicas take to sum gradients of a size, as in a training step whose layers take no time: this program is
-//! the boss and, started again, each worker. Prints one line of JSON: for each round the longest that any of them took.
+//! Measures how long replicas take to sum gradients of a given size.
+//!
+//! Each round is a training step whose layers take no time. The program is the boss and starts
+//! itself again as each worker. It prints one line of JSON: for each round, the longest time of any
+//! worker.
 
 use anyhow::{ensure, Context, Result};
 use bytes::Bytes;
@@ -17,12 +20,12 @@ use runtime::{Compute, ComputeThread, Handle};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 
-/// A layer's weight is this wide and high: 4 MiB.
+/// The width and height of a layer's weight, which has 4 MiB.
 const WIDTH: usize = 1024;
 const LAYER_MIB: usize = (WIDTH * WIDTH * FLOAT) >> 20;
 const FLOAT: usize = size_of::<f32>();
 
-/// Sums gradients of a size over workers, and prints what that took.
+/// Sums gradients of a given size over workers and prints how long that took.
 #[derive(Parser)]
 struct Options {
     #[arg(long, default_value_t = 2)]
@@ -35,20 +38,20 @@ struct Options {
     /// How tensors travel between processes of one machine.
     #[arg(long, default_value = "auto")]
     transport: Transport,
-    /// Be the worker of this number for the boss at `--boss`.
+    /// Run as the worker with this number for the boss at `--boss`.
     #[arg(long, hide = true, requires = "boss")]
     worker: Option<u16>,
     #[arg(long, hide = true)]
     boss: Option<SocketAddr>,
 }
 
-/// The ticket goes by the environment, as for any worker.
+/// The environment variable that carries the ticket, as for any worker.
 const TICKET: &str = "MODEL_TICKET";
 
 fn main() -> Result<()> {
     let options = Options::parse();
     tensor::memory::keep_freed_memory();
-    // As in the worker program.
+    // One thread, as in the worker program.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         match (options.worker, options.boss) {
@@ -97,8 +100,8 @@ fn start(number: u16, boss: SocketAddr, ticket: &Ticket, transport: Transport) -
     Ok(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?)
 }
 
-/// One round, in which every worker has one microbatch: seconds from the first gradient to the sum of all, on the worker that
-/// took longest.
+/// Runs one round, in which every worker has one microbatch. Returns the seconds from the first
+/// gradient to the sum of all, on the slowest worker.
 async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Result<f64> {
     let microbatches = plan.workers() as u32;
     let reduction = Reduction::Tree;
@@ -148,19 +151,19 @@ async fn work(number: u16, boss: SocketAddr, transport: Transport) -> Result<()>
     Ok(runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default()).await?)
 }
 
-/// What a compute thread hands out and takes in, without layers.
+/// A compute thread without layers: it hands out gradients and receives their sums.
 #[derive(Default)]
 struct Gradients {
     number: u16,
     buckets: Vec<Bucket>,
-    /// Of every bucket: each number is the worker's number and 1.
+    /// The gradients of every bucket. Each element is this worker's number plus 1.
     own: Vec<Bytes>,
     sums: Vec<Vec<u8>>,
     replicas: u16,
 }
 
 impl Gradients {
-    /// The slices of a replica's shard of a bucket: for each, where it lies in the bucket.
+    /// Returns the slices of a replica's shard of a bucket, as byte ranges within the bucket.
     fn slices(&self, bucket: usize, replica: u16) -> Vec<std::ops::Range<usize>> {
         let Some(bucket) = self.buckets.get(bucket) else { return Vec::new() };
         let begins = |place: usize| bucket.uses.iter().take(place).map(|used| used.elements).sum::<u64>();
@@ -203,7 +206,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// Whether the first and the last number of each bucket is the sum over all replicas.
+    /// Checks that the first and the last number of each bucket equal the sum over all replicas.
     fn check(&self) -> Result<(), String> {
         let expected = (1..=self.replicas).map(f32::from).sum::<f32>().to_le_bytes();
         let right = |sum: &Vec<u8>| sum.starts_with(&expected) && sum.ends_with(&expected);

@@ -1,15 +1,19 @@
-//! Two TUN devices joined by a line with delay and a rate: what one end is sent comes out at the other, later.
-//! For systems whose kernel has no `netem`. Ends when its standard input does; a line there, as `loss 0.05`, `cut`, `mbit 1`
-//! or `clear`, changes the line both ways while it runs.
+//! Joins two TUN devices by a link with a delay and a rate: a packet sent to one end comes out at
+//! the other end later.
+//!
+//! It is for systems whose kernel has no `netem`. The program ends when its standard input ends. A
+//! line of input, such as `loss 0.05`, `cut`, `mbit 1` or `clear`, changes the link in both
+//! directions.
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use std::time::Duration;
 
-/// Joins two new TUN devices by a line with delay and a rate, until standard input ends.
+/// Joins two new TUN devices by a link with a delay and a rate, until standard input ends.
 #[derive(Parser)]
 struct Options {
-    /// Names of the two devices; they may be moved to other network namespaces once "ready" is printed.
+    /// Names of the two devices. They may move to other network namespaces after the program prints
+    /// "ready".
     #[arg(num_args = 2, required = true)]
     devices: Vec<String>,
     /// Delay each way, in milliseconds.
@@ -18,10 +22,11 @@ struct Options {
     /// Rate each way, in megabits a second.
     #[arg(long)]
     mbit: f64,
-    /// What may wait in front of the line before packets are dropped, in milliseconds at that rate.
+    /// The longest queue in front of the link, in milliseconds at its rate. Further packets are
+    /// dropped.
     #[arg(long, default_value_t = 200.0)]
     queue_ms: f64,
-    /// What is lost by `loss` is drawn from this.
+    /// Seed from which `loss` draws the packets to drop.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
@@ -59,15 +64,16 @@ mod line {
     use std::time::Instant;
     use tun_rs::{DeviceBuilder, SyncDevice};
 
-    /// Of an Ethernet network, so that transports choose the packets that they would choose there.
+    /// The MTU of an Ethernet network, so that transports choose the same packets as there.
     const MTU: u16 = 1500;
 
     type Packets = (Sender<(Instant, Vec<u8>)>, Receiver<(Instant, Vec<u8>)>);
 
-    /// Makes the devices, says "ready", and carries packets until standard input ends. What is said there changes the line.
+    /// Makes the devices, prints "ready", and carries packets until standard input ends. Lines on
+    /// standard input change the link.
     pub(crate) fn run(a: &str, b: &str, link: &Link) -> Result<()> {
         let (a, b) = (Arc::new(device(a)?), Arc::new(device(b)?));
-        // Both ways are alike, but they do not lose the same packets.
+        // Both directions are alike, but they do not lose the same packets.
         let links = [link.clone(), link.clone().reversed()].map(|link| Arc::new(Mutex::new(link)));
         for ((from, to), link) in [(&a, &b), (&b, &a)].into_iter().zip(&links) {
             let (from, to, link) = (Arc::clone(from), Arc::clone(to), Arc::clone(link));
@@ -90,11 +96,12 @@ mod line {
         made.with_context(|| format!("cannot make the TUN device {name}; it takes root and /dev/net/tun"))
     }
 
-    /// Reads what the system sends by a device and says when it comes out at the other end.
+    /// Reads the packets that the system sends through a device, and sets when each comes out at
+    /// the other end.
     fn pick_up(device: &SyncDevice, link: &Mutex<Link>, put: &Sender<(Instant, Vec<u8>)>) {
         let mut packet = [0; MTU as usize];
         loop {
-            // A device that is being moved to a namespace is down for a moment.
+            // A device that moves to another namespace is down for a moment.
             let Ok(length) = device.recv(&mut packet) else {
                 thread::yield_now();
                 continue;
@@ -107,7 +114,8 @@ mod line {
         }
     }
 
-    /// Gives packets to the other device when they are due. A packet that the system refuses is lost, as on a line.
+    /// Passes packets to the other device when they are due. A packet that the system refuses is
+    /// lost, as on a real link.
     fn hand_over(device: &SyncDevice, take: &Receiver<(Instant, Vec<u8>)>) {
         for (due, packet) in take {
             thread::sleep(due.saturating_duration_since(Instant::now()));

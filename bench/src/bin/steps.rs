@@ -1,5 +1,5 @@
-//! Trains a model on made-up batches and prints one line of JSON: what each step took, when the first was
-//! done, and the peak memory of each worker that runs here.
+//! Trains a model on made-up batches and prints one line of JSON: the time of each step, when the
+//! first step ended, and the peak memory of each worker that runs here.
 
 use anyhow::{Context, Result};
 use bench::memory;
@@ -15,16 +15,16 @@ use std::str::FromStr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tch::{Device, Kind, Reduction, Tensor};
 
-/// Trains a model on made-up batches and prints what each step took.
+/// Trains a model on made-up batches and prints the time of each step.
 #[derive(Parser)]
 struct Options {
     /// The model file.
     #[arg(required_unless_present = "list")]
     model: Option<PathBuf>,
-    /// Print the names of all schedules instead.
+    /// Print the names of all schedules instead of training.
     #[arg(long)]
     list: bool,
-    /// The order of work.
+    /// The schedule; `auto` lets BossMan choose.
     #[arg(long, default_value = AUTO)]
     schedule: Asked,
     /// Write the timelines of the last step, as measured and as predicted.
@@ -33,7 +33,7 @@ struct Options {
     /// How tensors travel between processes of one machine.
     #[arg(long, default_value = "auto")]
     transport: Transport,
-    /// How a step is made.
+    /// How to make a step.
     #[arg(long, value_enum, default_value = "whole")]
     by: By,
     #[arg(long, default_value_t = 32)]
@@ -44,35 +44,35 @@ struct Options {
     steps: usize,
     #[arg(long, default_value_t = 2)]
     workers: usize,
-    /// How many workers get the same stages; by default each has its own.
+    /// Number of workers that hold the same stages; by default, each worker has its own stages.
     #[arg(long)]
     replicas: Option<u16>,
-    /// In what form replicas exchange gradients: `bf16`, `int8`, `int4`, or `f32`.
+    /// Form in which replicas exchange gradients: `bf16`, `int8`, `int4`, or `f32`.
     #[arg(long, default_value = "f32")]
     compress: CompressionForm,
-    /// What replicas share out: `optimizer`, `gradients`, `parameters`, or `none`.
+    /// State that replicas shard: `optimizer`, `gradients`, `parameters`, or `none`.
     #[arg(long, default_value = "none")]
     shard: SharedOut,
-    /// Stages on each worker, where the schedule leaves that open.
+    /// Stages on each worker, if the schedule leaves the number open.
     #[arg(long)]
     chunks: Option<usize>,
-    /// microbatch assignment microbatches to replicas evenly, whatever their speed.
+    /// Assign microbatches to replicas evenly, regardless of their speed.
     #[arg(long)]
     even: bool,
-    /// Replicas add their gradients up before they send.
+    /// Let replicas add up their gradients before they send them.
     #[arg(long)]
     fast_reduction: bool,
-    /// Wait for the workers on this port rather than start them.
+    /// Wait for the workers on this port instead of starting them.
     #[arg(long, value_name = "PORT")]
     wait: Option<u16>,
     #[arg(long, default_value_t = 1e-4)]
     lr: f64,
 }
 
-/// What a user gets who asks for no schedule.
+/// The default schedule, for which BossMan chooses.
 const AUTO: &str = "auto";
 
-/// A schedule, or nothing for the one that BossMan chooses.
+/// A schedule, or `None` if BossMan chooses.
 #[derive(Clone)]
 struct Asked(Option<ScheduleKind>);
 
@@ -84,7 +84,7 @@ impl FromStr for Asked {
     }
 }
 
-/// A form in which gradients travel, or nothing for float32.
+/// A form in which gradients travel, or `None` for float32.
 #[derive(Clone)]
 struct CompressionForm(Option<Compress>);
 
@@ -96,7 +96,7 @@ impl FromStr for CompressionForm {
     }
 }
 
-/// What replicas share out, or nothing.
+/// The sharding between replicas, or `None`.
 #[derive(Clone)]
 struct SharedOut(Option<Sharding>);
 
@@ -114,25 +114,26 @@ impl FromStr for SharedOut {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum By {
-    /// `train_step`.
+    /// Call `train_step`.
     Whole,
-    /// `forward`, `backward` and `optim_step`, the loss computed here.
+    /// Call `forward`, `backward` and `optim_step`, and compute the loss here.
     Hand,
 }
 
 #[derive(Serialize, Default)]
 struct Report {
-    /// Seconds of every step, from the call to the answer.
+    /// Duration of every step in seconds, from the call to the answer.
     steps: Vec<f64>,
-    /// When the first step was done, in seconds since 1970.
+    /// When the first step ended, in seconds since 1970.
     first_step_unix: f64,
-    /// The most memory each local worker had resident, in bytes; nothing where the system does not say.
+    /// The peak resident memory of each local worker, in bytes. Empty if the system does not report
+    /// it.
     memory: Vec<u64>,
-    /// Loss of the last step.
+    /// The loss of the last step.
     loss: f64,
     /// The schedule that ran.
     schedule: Option<String>,
-    /// What the last step was predicted to take, in seconds, where something was predicted.
+    /// The predicted duration of the last step in seconds, if it was predicted.
     predicted_s: Option<f64>,
 }
 
@@ -193,7 +194,7 @@ async fn by_hand(boss: &mut BossMan, x: &Tensor, y: &Tensor) -> Result<f64> {
     Ok(loss.f_double_value(&[])?)
 }
 
-/// Inputs and targets of the model's first input and output, uniform between 0 and 1.
+/// Makes inputs and targets for the model's first input and output, uniform between 0 and 1.
 fn batch(model: &Model, samples: u64) -> Result<(Tensor, Tensor)> {
     let graph = model.graph();
     let mut bindings = Bindings::new();

@@ -1,5 +1,5 @@
-//! Stand-ins for the formats that this program was built without. Each refuses with the feature to
-//! build with.
+//! Stand-ins for the formats that this build leaves out. Each returns an error that names the
+//! feature to build with.
 
 #[cfg(not(feature = "parquet"))]
 pub(super) mod parquet {
@@ -29,7 +29,7 @@ pub(super) mod picture {
 
 #[cfg(not(feature = "tokenizers"))]
 pub(super) mod vocabulary {
-    /// No value of it exists: a program without the feature loads no tokenizer.
+    /// An empty type: a program without the feature loads no tokenizer.
     #[derive(Clone, Debug)]
     pub enum TokenizerFile {}
 

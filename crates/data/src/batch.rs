@@ -1,10 +1,10 @@
-//! What goes into a step.
+//! The inputs of a training step.
 
 use crate::Dataset;
 use std::collections::BTreeMap;
 use tch::Tensor;
 
-/// Further inputs of a model, by name: those after the first.
+/// Further inputs of a model by name: all except the first.
 ///
 /// ```
 /// use data::Variables;
@@ -16,30 +16,30 @@ use tch::Tensor;
 pub struct Variables(BTreeMap<String, Tensor>);
 
 impl Variables {
-    /// None.
+    /// Makes an empty set of inputs.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// These and one more. The tensor is shared, not copied.
+    /// Adds an input. The tensor is shared, not copied.
     #[must_use]
     pub fn with(mut self, name: &str, tensor: &Tensor) -> Self {
         self.0.insert(name.to_string(), tensor.shallow_clone());
         self
     }
 
-    /// The names, in alphabetical order.
+    /// Returns the names in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// The one of this name.
+    /// Returns the input of this name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.0.get(name)
     }
 }
 
-/// Inputs with what the model should make of them.
+/// Inputs with their targets.
 ///
 /// ```
 /// use data::Batch;
@@ -50,45 +50,47 @@ impl Variables {
 #[derive(Debug)]
 pub struct Batch(Contents);
 
-/// What a batch is given as.
+/// The contents of a batch.
 #[derive(Debug)]
 pub enum Contents {
-    /// Tensors, which the boss sends.
+    /// Tensors that the boss sends.
     Tensors {
         /// The model's first input.
         x: Tensor,
         /// Its other inputs.
         variables: Variables,
-        /// What the output should be.
+        /// The expected output.
         target: Tensor,
     },
-    /// The numbers of samples, which workers read from files of their own.
+    /// The numbers of samples that workers read from their own files.
     Indices(Box<SampleIndices>),
 }
 
-/// Samples of a data set of which workers have the files; see [`Dataset::for_workers`].
+/// Samples of a data set whose files are on the workers; see [`Dataset::for_workers`].
 #[derive(Debug)]
 pub struct SampleIndices {
     /// The data set.
     pub data: Dataset,
-    /// Which of its samples.
+    /// The numbers of the batch's samples.
     pub batch: Vec<i64>,
-    /// Those of the batch that is likely to come next, so that they can be read meanwhile; none where that is not known.
+    /// The samples of the batch that is likely to come next, so that workers can read them ahead.
+    /// Empty if that batch is unknown.
     pub next: Vec<i64>,
-    /// What the outputs should be, where they are classes: not each may count.
+    /// The target, if it holds classes. Some of them may be ignored.
     pub target: Option<Tensor>,
 }
 
 impl Batch {
-    /// The model's first input, and the target: for `MSELoss` of the output's shape, for
-    /// `CrossEntropyLoss` int64 classes. Both begin with the batch dimension. Tensors are shared, not
-    /// copied.
+    /// Makes a batch from the model's first input and the target.
+    ///
+    /// For `MSELoss`, the target has the output's shape. For `CrossEntropyLoss`, it holds int64
+    /// classes. Both tensors begin with the batch dimension. They are shared, not copied.
     pub fn new(x: &Tensor, target: &Tensor) -> Self {
         let (x, target) = (x.shallow_clone(), target.shallow_clone());
         Batch(Contents::Tensors { x, variables: Variables::new(), target })
     }
 
-    /// The same with the model's other inputs. A batch of numbers has them already.
+    /// Sets the model's other inputs. A batch of sample numbers already has them.
     #[must_use]
     pub fn with(mut self, others: Variables) -> Self {
         if let Contents::Tensors { variables, .. } = &mut self.0 {
@@ -97,7 +99,7 @@ impl Batch {
         self
     }
 
-    /// What it is given as.
+    /// Returns the contents.
     pub fn contents(&self) -> &Contents {
         &self.0
     }
@@ -107,7 +109,7 @@ impl Batch {
         self.0
     }
 
-    /// What the outputs should be, where that is known here.
+    /// Returns the target, if it is known here.
     pub fn target(&self) -> Option<&Tensor> {
         match &self.0 {
             Contents::Tensors { target, .. } => Some(target),

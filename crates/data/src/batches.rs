@@ -1,14 +1,15 @@
-//! Batches, epoch after epoch, the next ones prepared while one is trained on.
+//! Batches over all epochs. The next ones are prepared while the current one is trained on.
 
 use super::grouped::LengthGroup;
 use super::{Dataset, Order};
 use crate::{Batch, DataError};
 use tokio::sync::mpsc;
 
-/// Batches that wait for being trained on.
+/// The number of prepared batches that wait to be trained on.
 const PREFETCH: usize = 2;
 
-/// The batches of a run: step after step, epoch after epoch; the last one of an epoch may be smaller.
+/// The batches of a run, step by step and epoch by epoch. The last batch of an epoch may be
+/// smaller.
 #[derive(Clone, Debug)]
 pub struct Batches {
     data: Dataset,
@@ -16,22 +17,23 @@ pub struct Batches {
     seed: Option<u64>,
     epoch: u64,
     order: Order,
-    /// The place of the next batch's first sample.
+    /// The position of the next batch's first sample in the epoch's order.
     next: u64,
-    /// Whether samples of about one length go together; and those that do, at the time.
+    /// Whether samples of similar length go together. `group` then holds the current ones.
     grouped: bool,
     group: Option<LengthGroup>,
-    /// The batch after the one that was given last, where workers are told of it.
+    /// The batch after the last returned one. Set only if workers read the data from their own
+    /// files.
     upcoming: Option<Vec<i64>>,
 }
 
 impl Batches {
-    /// From the first step on; shuffled where there is a seed.
+    /// Starts at the first step. Shuffles the samples if `seed` is given.
     pub fn new(data: Dataset, size: u64, seed: Option<u64>) -> Self {
         Self::after(data, size, seed, 0)
     }
 
-    /// From the step after so many others on. Nothing that came before is read for it.
+    /// Starts after `steps` steps. No earlier sample is read.
     pub fn after(data: Dataset, size: u64, seed: Option<u64>, steps: u64) -> Self {
         let per_epoch = data.samples().div_ceil(size.max(1)).max(1);
         let (epoch, step) = (steps / per_epoch, steps % per_epoch);
@@ -49,14 +51,15 @@ impl Batches {
         }
     }
 
-    /// Samples of about one length go together, where they are shuffled and have lengths.
+    /// Sets whether samples of similar length go together. It has an effect only if samples are
+    /// shuffled and have lengths.
     #[must_use]
     pub fn grouped_by_length(mut self, grouped: bool) -> Self {
         self.grouped = grouped;
         self
     }
 
-    /// The next batch.
+    /// Returns the next batch.
     pub fn next_batch(&mut self) -> Result<Batch, DataError> {
         let numbers = match self.upcoming.take() {
             Some(numbers) => numbers,
@@ -68,7 +71,7 @@ impl Batches {
         self.data.batch_before(&numbers, self.upcoming.as_deref().unwrap_or_default())
     }
 
-    /// The numbers of the next batch.
+    /// Returns the sample numbers of the next batch.
     fn numbers(&mut self) -> Vec<i64> {
         if self.next >= self.data.samples() {
             self.epoch += 1;
@@ -89,7 +92,7 @@ impl Batches {
         numbers
     }
 
-    /// Has a thread prepare them; it ends when nobody waits for them any more.
+    /// Starts a thread that prepares the batches. It ends when the receiver is dropped.
     pub fn prefetch(mut self) -> Result<Prefetcher, DataError> {
         let (send, batches) = mpsc::channel(PREFETCH);
         let thread = std::thread::Builder::new().name("data".into());
@@ -113,7 +116,7 @@ pub struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// The next batch, or what went wrong with it; those before an error have come by then.
+    /// Returns the next batch or its error. All batches before an error are returned first.
     pub async fn next_batch(&mut self) -> Result<Batch, DataError> {
         let ended = || Err(DataError::Usage("the thread that reads data has ended".into()));
         self.batches.recv().await.unwrap_or_else(ended)

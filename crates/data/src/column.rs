@@ -1,4 +1,4 @@
-//! What a batch is taken from: something that gives the samples of any numbers as one tensor.
+//! The source of a batch: a column returns the samples of any numbers as one tensor.
 
 use super::images::Images;
 use super::ragged::PairColumn;
@@ -26,7 +26,7 @@ impl Column {
         }
     }
 
-    /// The file it is read from, where that is one of its own.
+    /// Returns the column's file, if it has one of its own.
     pub(super) fn path(&self) -> Option<&Path> {
         match self {
             Column::Array(stored) => Some(stored.path()),
@@ -34,7 +34,7 @@ impl Column {
         }
     }
 
-    /// What its tensors are of.
+    /// Returns the dtype of its tensors.
     pub(super) fn dtype(&self) -> DType {
         match self {
             Column::Array(stored) => stored.layout().element.dtype(),
@@ -43,7 +43,7 @@ impl Column {
         }
     }
 
-    /// The shape of a sample; nothing where it depends on the batch.
+    /// Returns the shape of a sample, or `None` if it depends on the batch.
     pub(super) fn shape(&self) -> Option<&[u64]> {
         match self {
             Column::Array(stored) => Some(&stored.layout().shape),
@@ -52,7 +52,7 @@ impl Column {
         }
     }
 
-    /// Tokens of a sample, where samples differ in that.
+    /// Returns the number of tokens of a sample, if samples differ in length.
     pub(super) fn length(&self, number: i64) -> Option<u64> {
         match self {
             Column::Array(_) | Column::Images(_) => None,
@@ -60,7 +60,7 @@ impl Column {
         }
     }
 
-    /// The shape of a sample in a batch of these.
+    /// Returns the shape of a sample within this batch.
     pub(super) fn shape_in_batch(&self, batch: &[i64]) -> Result<Vec<u64>, DataError> {
         match self {
             Column::Array(stored) => Ok(stored.layout().shape.clone()),
@@ -69,7 +69,7 @@ impl Column {
         }
     }
 
-    /// The samples of a part of a batch with these numbers, the sample dimension first.
+    /// Returns a part of the samples of a batch as a tensor. The sample dimension comes first.
     pub(super) fn rows(&self, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
         match self {
             Column::Array(stored) => stored.rows(&batch[part]),

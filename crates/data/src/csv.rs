@@ -1,4 +1,4 @@
-//! Samples from comma-separated text, plain or gzipped.
+//! Reads samples from comma-separated text, plain or gzipped.
 
 use super::column::Column;
 use super::columns::Columns;
@@ -16,7 +16,7 @@ pub(super) fn open(path: &Path, input: &ExpectedTensor, target: Option<&Expected
         let problem = || error(format!("csv needs a {what} whose sizes after the batch are all known"));
         wanted.sizes().ok_or_else(problem)
     };
-    // A class is one number, whatever else the model says of its output.
+    // A class is one number, regardless of the shape of the model's output.
     let classes = target.is_some_and(|target| target.dtype == DType::Int64);
     let input_shape = sizes(input, "model input")?;
     let target_shape = match target.filter(|_| !classes) {
@@ -39,18 +39,18 @@ pub(super) fn open(path: &Path, input: &ExpectedTensor, target: Option<&Expected
     Ok(Columns { inputs: vec![Column::Array(writer.finish(path)?)], target })
 }
 
-/// How many columns belong to what.
+/// The number of columns of inputs and of targets.
 struct Rows {
     inputs: usize,
     targets: usize,
-    /// The target is the number of a class.
+    /// Whether the target is the number of a class.
     classes: bool,
-    /// As what inputs and targets are kept.
+    /// The element types in which inputs and targets are stored.
     elements: [Element; 2],
 }
 
 impl Rows {
-    /// Gives the numbers of each row with its line: inputs and targets.
+    /// Calls `row` for each row with its line number, inputs and targets.
     fn read(
         &self,
         path: &Path,
@@ -87,7 +87,7 @@ impl Rows {
                 if is_target && self.classes && (number < 0.0 || number.fract() != 0.0) {
                     return Err(wrong(format!("`{field}` is not a class: 0, 1, 2 ...")));
                 }
-                // Here its column is still known.
+                // Encode here, while the column is known, so that an error can name it.
                 bytes.clear();
                 self.elements[usize::from(is_target)].encode(number, &mut bytes).map_err(wrong)?;
                 numbers.push(number);

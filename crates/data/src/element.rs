@@ -1,8 +1,8 @@
-//! What the elements of stored arrays are, and how their bytes become those of a tensor.
+//! The element types of stored arrays, and how stored bytes become tensor bytes.
 
 use layerspec::DType;
 
-/// One kind of element.
+/// One element type.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     Bool,
@@ -21,7 +21,7 @@ pub(super) enum Element {
 }
 
 impl Element {
-    /// The one in which numbers are kept that are wanted as this dtype.
+    /// Returns the element type that stores numbers of this dtype.
     pub(super) const fn for_dtype(dtype: DType) -> Self {
         match dtype {
             DType::Float32 | DType::Float16 | DType::BFloat16 => Element::F32,
@@ -32,7 +32,7 @@ impl Element {
         }
     }
 
-    /// Its bytes in the file.
+    /// Returns the size of an element in the file, in bytes.
     pub(super) const fn size(self) -> u64 {
         match self {
             Element::Bool | Element::U8 | Element::I8 => 1,
@@ -42,7 +42,8 @@ impl Element {
         }
     }
 
-    /// What it is in a tensor: integers that libtorch lacks become the next larger it has.
+    /// Returns the dtype in a tensor. Integers that libtorch lacks become the next larger type that
+    /// it has.
     pub(super) const fn dtype(self) -> DType {
         match self {
             Element::Bool => DType::Bool,
@@ -56,7 +57,7 @@ impl Element {
         }
     }
 
-    /// Bytes as they are stored, as the bytes of a tensor: little-endian, integers widened.
+    /// Converts stored bytes into tensor bytes: little-endian, with integers widened.
     pub(super) fn decode(self, mut bytes: Vec<u8>, big_endian: bool) -> Result<Vec<u8>, String> {
         let size = self.size() as usize;
         if big_endian && size > 1 {
@@ -67,7 +68,7 @@ impl Element {
             Element::I16 => pairs(&bytes).flat_map(|b| i32::from(i16::from_le_bytes(b)).to_le_bytes()).collect(),
             Element::U16 => pairs(&bytes).flat_map(|b| i32::from(u16::from_le_bytes(b)).to_le_bytes()).collect(),
             Element::U32 => bytes.chunks_exact(4).flat_map(|b| [b, &[0; 4]].concat()).collect(),
-            // The sign bit of any would be its value's highest.
+            // As int64, a number with its highest bit set would be negative.
             Element::U64 if bytes.chunks_exact(8).any(|b| b[7] > 127) => {
                 return Err("a number is larger than 2^63 - 1".into());
             }
@@ -78,9 +79,10 @@ impl Element {
         })
     }
 
-    /// A number's bytes, or what is wrong with it. Only for the elements that [`Element::for_dtype`] gives.
+    /// Appends a number's bytes, or returns what is wrong with it. Supports only the elements that
+    /// [`Element::for_dtype`] returns.
     pub(super) fn encode(self, number: f64, into: &mut Vec<u8>) -> Result<(), String> {
-        /// Up to here every whole number has its own f64.
+        /// Up to this limit, every whole number has its own f64.
         const EXACT: f64 = 9_007_199_254_740_992.0;
         let whole = number.fract() == 0.0 && number.abs() < EXACT;
         match self {

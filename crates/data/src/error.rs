@@ -1,21 +1,21 @@
-//! What can be wrong with data.
+//! Errors of data.
 
 use std::io::ErrorKind;
 use std::path::Path;
 use thiserror::Error;
 
-/// An error of data: which file, what is wrong with it, what to do.
+/// A data error: names the file, the problem and the remedy.
 #[derive(Debug, Error)]
 pub enum DataError {
-    /// A file cannot be read, or does not hold what is wanted.
+    /// A file cannot be read, or does not hold the expected data.
     #[error("{path}: {problem}")]
     File {
-        /// Which file.
+        /// The file's path.
         path: String,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
-    /// Asked for what there is not.
+    /// A request for something that does not exist.
     #[error("{0}")]
     Usage(String),
     /// libtorch refused a tensor.
@@ -24,12 +24,12 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Something is wrong with this file.
+    /// Makes an error for this file.
     pub fn file(path: &Path, problem: impl ToString) -> Self {
         DataError::File { path: path.display().to_string(), problem: problem.to_string() }
     }
 
-    /// What the system refused to do with a file, and what may help.
+    /// Makes an error from an I/O error, with a hint that may help.
     pub fn io(path: &Path, e: &std::io::Error) -> Self {
         let help = match e.kind() {
             ErrorKind::PermissionDenied => "; give this user the permission, or name another place",

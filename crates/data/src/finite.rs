@@ -1,11 +1,14 @@
-//! NaN and infinity in files: nothing can be learned from them, and one of them makes NaN of all weights.
+//! Finds NaN and infinity in files. Nothing can be learned from them, and a single one turns all
+//! weights into NaN.
 
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
-/// The first element of a batch that is no finite number, in words; nothing where all are. `numbers` are those of its samples.
+/// Describes the first element of a batch that is not a finite number. Returns `None` if all are
+/// finite. `numbers` are the sample numbers of the batch.
 pub(super) fn first_non_finite(batch: &Tensor, numbers: &[i64], wanted: &str) -> Result<Option<String>, TensorError> {
-    // A sum is finite only where each of its terms is; it is several times as quick as looking at each.
+    // A sum is finite only if each of its terms is. The sum is several times as fast as a test of
+    // each.
     if batch.f_sum(Kind::Double)?.f_double_value(&[])?.is_finite() {
         return Ok(None);
     }

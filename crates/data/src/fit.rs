@@ -1,4 +1,4 @@
-//! A column brought to what the model takes: dtype, shape, range.
+//! Converts a column to the dtype, shape and range that the model takes.
 
 use super::column::Column;
 use super::finite;
@@ -12,14 +12,14 @@ use std::path::Path;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
-/// A column with what is done to its batches.
+/// A column with the conversion of its batches.
 #[derive(Clone, Debug)]
 pub(super) struct ConvertedColumn {
-    /// What the model calls it.
+    /// The model's name for it.
     name: String,
     column: Column,
     kind: Kind,
-    /// The shape of a sample, where it is not the column's.
+    /// The shape of a sample, if it differs from the column's.
     reshape: Option<Vec<i64>>,
     normalize: Option<Normalize>,
 }
@@ -30,7 +30,7 @@ impl ConvertedColumn {
         self.column.length(number)
     }
 
-    /// The error is without the file's name.
+    /// Makes the conversion. Errors do not name the file.
     pub(super) fn new(column: Column, wanted: &ExpectedTensor, normalize: Option<&Normalize>) -> Result<Self, String> {
         let ExpectedTensor { name, dtype, .. } = wanted;
         let found = column.dtype();
@@ -49,7 +49,7 @@ impl ConvertedColumn {
         Ok(ConvertedColumn { name: name.clone(), column, kind, reshape, normalize: normalize.cloned() })
     }
 
-    /// The shape of a sample in a batch of these, as the model takes it.
+    /// Returns the shape of a sample within this batch, as the model takes it.
     pub(super) fn shape_in_batch(&self, batch: &[i64]) -> Result<Vec<u64>, DataError> {
         match &self.reshape {
             Some(shape) => Ok(shape.iter().map(|size| size.unsigned_abs()).collect()),
@@ -57,7 +57,8 @@ impl ConvertedColumn {
         }
     }
 
-    /// Refuses more samples of a batch than any message carries: what is asked for may come from elsewhere.
+    /// Refuses more samples of a batch than a message can carry. The request may come from
+    /// elsewhere.
     pub(super) fn check_size(&self, batch: &[i64], samples: usize) -> Result<(), DataError> {
         let sizes = self.shape_in_batch(batch)?;
         let of_element = samples as u64 * self.kind.elt_size_in_bytes() as u64;
@@ -74,7 +75,7 @@ impl ConvertedColumn {
         self.column.samples()
     }
 
-    /// The samples of a part of a batch with these numbers, brought to what the model takes.
+    /// Returns a part of the samples of a batch, converted to what the model takes.
     ///
     /// # Errors
     /// The file cannot be read, or an element is NaN, infinite, or too large for the model's type.
@@ -97,7 +98,8 @@ impl ConvertedColumn {
     }
 }
 
-/// Whether elements keep their meaning: fractions are never cut off, and only int64 and floats take in others.
+/// Returns whether elements keep their meaning. Fractions are never cut off. Floats accept every
+/// type, int64 every whole type, and int32 only uint8 and bool.
 fn converts(found: DType, wanted: DType) -> bool {
     let whole = |dtype| matches!(dtype, DType::Int64 | DType::Int32 | DType::UInt8 | DType::Bool);
     found == wanted
@@ -106,8 +108,9 @@ fn converts(found: DType, wanted: DType) -> bool {
         || (wanted == DType::Int32 && matches!(found, DType::UInt8 | DType::Bool))
 }
 
-/// The shape that samples are given, where it is another than theirs. Sizes of 1 come and go and dimensions may be
-/// flattened into one or made of one, as the elements keep their order; anything else is rather a mistake.
+/// Returns the new shape of samples, if it differs from theirs. Dimensions of size 1 may be added
+/// or dropped. Dimensions may be flattened into one or split from one, because the elements keep
+/// their order. Any other difference is probably a mistake.
 fn reshape(found: Option<&[u64]>, wanted: &ExpectedTensor) -> Result<Option<Vec<i64>>, String> {
     let (Some(found), Some(shape)) = (found, &wanted.shape) else { return Ok(None) };
     let fits = |(found, wanted): (&u64, &Option<u64>)| wanted.is_none_or(|wanted| wanted == *found);

@@ -1,12 +1,16 @@
-//! Batches of samples of about one length, so that little of them is padding.
+//! Batches of samples of similar length, so that little of them is padding.
 
 use super::{Dataset, Order};
 
-/// Batches whose samples are sorted together. More would pad less, and make an epoch's batches less random.
+/// The number of batches whose samples are sorted together. A larger number pads less but makes an
+/// epoch's batches less random.
 const BATCHES_PER_GROUP: u64 = 50;
 
-/// The batches of a part of an epoch. As the sampler of transformers' `group_by_length` does, an order's samples are taken a
-/// pool at a time, sorted by length within it, and cut into batches; unlike there, a pool's batches are then shuffled, too.
+/// The batches of a part of an epoch.
+///
+/// As in the sampler of transformers' `group_by_length`, the samples of an order are taken one
+/// group at a time, sorted by length, and cut into batches. Unlike there, the batches of a group
+/// are then shuffled, too.
 #[derive(Clone, Debug)]
 pub(super) struct LengthGroup {
     epoch: u64,
@@ -15,7 +19,7 @@ pub(super) struct LengthGroup {
 }
 
 impl LengthGroup {
-    /// The samples of a batch, and the pool that it is of; `before` is the pool of the batch before.
+    /// Returns the samples of a batch and its group. `before` is the group of the previous batch.
     pub(super) fn batch(
         before: Option<LengthGroup>,
         data: &Dataset,
@@ -36,7 +40,7 @@ impl LengthGroup {
         let mut samples = order.at(start..start.saturating_add(width));
         samples.sort_by_key(|sample| (data.length(*sample), *sample));
         let batches: Vec<&[i64]> = samples.chunks(usize::try_from(size).unwrap_or(usize::MAX).max(1)).collect();
-        // A stream of random numbers of its own, beside those of the epochs.
+        // A stream of random numbers that differs from those of the epochs.
         let shuffled = Order::new(batches.len() as u64, Some(seed), epoch | (number + 1) << 32);
         let batches = shuffled.at(0..batches.len() as u64).into_iter().map(|place| batches[place as usize].to_vec());
         LengthGroup { epoch, number, batches: batches.collect() }

@@ -1,4 +1,6 @@
-//! The idx format of MNIST and its kin, plain or gzipped: a magic number with the dtype, big-endian sizes, elements.
+//! Reads the idx format of MNIST and similar data sets, plain or gzipped.
+//!
+//! A file has a magic number with the dtype, big-endian sizes, and the elements.
 
 use super::element::Element;
 use super::plain::{self, read_exactly};
@@ -8,10 +10,10 @@ use crate::DataError;
 use std::path::Path;
 use std::sync::Arc;
 
-/// More dimensions no file of samples has.
+/// The most dimensions of a file. No file of samples has more.
 const MAX_DIMS: u8 = 8;
 
-/// An array whose first dimension counts samples.
+/// Opens an array whose first dimension counts samples.
 pub(super) fn open(path: &Path) -> Result<ArrayColumn, DataError> {
     let error = |problem: String| DataError::file(path, problem);
     let (mut file, gzipped) = plain::open(path)?;

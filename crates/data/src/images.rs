@@ -1,4 +1,4 @@
-//! A folder of pictures: a folder in it for each class, PNG and JPEG files in those.
+//! Reads a folder of pictures: one folder for each class, with PNG and JPEG files in it.
 
 use super::element::Element;
 use super::picture;
@@ -12,7 +12,7 @@ use tch::Tensor;
 
 const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 
-/// Pictures of one size, decoded when they are asked for.
+/// Pictures of one size, decoded on demand.
 #[derive(Clone, Debug)]
 pub(super) struct Images {
     files: Arc<[PathBuf]>,
@@ -20,7 +20,8 @@ pub(super) struct Images {
     shape: [u64; 3],
 }
 
-/// The pictures with the numbers of their folders, which are sorted by name.
+/// Opens the pictures and their labels. A label is the position of a picture's folder, sorted by
+/// name.
 pub(super) fn open(folder: &Path, wanted: &ExpectedTensor) -> Result<(Images, ArrayColumn), DataError> {
     let classes: Vec<PathBuf> = listed(folder)?.into_iter().filter(|path| path.is_dir()).collect();
     if classes.is_empty() {
@@ -38,7 +39,7 @@ pub(super) fn open(folder: &Path, wanted: &ExpectedTensor) -> Result<(Images, Ar
         (before..files.len()).try_for_each(|_| labels.push(&[class as f64], &[]))?;
     }
     let (width, height) = size(&files[0])?;
-    // That all have one size is known before training, not when a batch fails.
+    // Check all sizes before training, so that no batch fails because of them.
     for file in &files {
         let (found_width, found_height) = size(file)?;
         if (found_width, found_height) != (width, height) {
@@ -76,7 +77,7 @@ impl Images {
         Ok(tensor::payload::from_bytes(DType::UInt8, &shape, bytes.into())?)
     }
 
-    /// Appends the picture, channel after channel.
+    /// Appends the picture, channel by channel.
     fn decode(&self, file: &Path, into: &mut Vec<u8>) -> Result<(), String> {
         let [channels, height, width] = self.shape;
         let (found_width, found_height, pixels) = picture::decode(file, channels)?;
@@ -89,7 +90,7 @@ impl Images {
     }
 }
 
-/// How many channels the model takes of pictures with so many pixels.
+/// Returns the number of channels that the model takes of pictures with `pixels` pixels.
 fn channels(wanted: &ExpectedTensor, pixels: u64) -> Result<u64, String> {
     let elements =
         wanted.sizes().and_then(|sizes| sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size)));
@@ -111,7 +112,7 @@ fn size(file: &Path) -> Result<(u32, u32), DataError> {
     picture::size(file).map_err(|problem| DataError::file(file, problem))
 }
 
-/// The pictures of such a folder, as far as names tell.
+/// Lists the pictures of such a folder, judged by their names.
 pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for class in listed(folder)?.into_iter().filter(|path| path.is_dir()) {
@@ -120,7 +121,7 @@ pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// What a folder holds, sorted by name, hidden files left out.
+/// Lists a folder sorted by name, without hidden files.
 fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let error = |e: std::io::Error| DataError::io(folder, &e);
     let entries = std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;

@@ -1,4 +1,5 @@
-//! JSON lines, plain or gzipped: an object a line, with a key for each model input and the target.
+//! Reads JSON lines, plain or gzipped: one object per line, with a key for each model input and the
+//! target.
 
 use super::column::Column;
 use super::element::Element;
@@ -11,7 +12,7 @@ use layerspec::DType;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// The columns of these names, each kept as the dtype it is wanted in.
+/// Opens the columns of these names. Each is stored in the requested dtype.
 pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
     let mut columns: Vec<(&str, ColumnWriter)> =
@@ -40,7 +41,7 @@ pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BT
     columns.into_iter().map(finish).collect()
 }
 
-/// serde_json bounds how deep lists lie in each other.
+/// Collects the numbers of nested lists. serde_json bounds the nesting depth.
 fn flatten(value: &Value, depth: usize, into: &mut Nested) -> Result<(), String> {
     match value {
         Value::Array(items) => {

@@ -1,9 +1,10 @@
-//! Samples from files, and the order in which training takes them.
+//! Reads samples from files, and sets the order in which training takes them.
 //!
-//! A [`Source`] says which files and of which format. Opened, it is a column for each input of the model and one for the
-//! target (`column.rs`), each of which gives the samples of any numbers as a tensor: read where they lie in the file, or,
-//! for formats that are read from the beginning only, from a copy that goes to a temporary file when it is large
-//! (`spool.rs`). What columns give is brought to the model's dtypes and shapes (`fit.rs`).
+//! A [`Source`] names the files and their format. When it is opened, it becomes one column for each
+//! input of the model and one for the target (`column.rs`). A column returns the samples of any
+//! numbers as a tensor. It reads them in place from the file. A format that can only be read from
+//! the beginning is copied first, and a large copy goes to a temporary file (`spool.rs`). `fit.rs`
+//! converts the samples to the model's dtypes and shapes.
 
 #[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]
 mod absent;
@@ -58,7 +59,7 @@ pub use source::Source;
 pub use text::Text;
 pub use tokens::{LoadedTokenizer, Tokenizer};
 
-/// The red, green and blue bytes of a PNG or JPEG file, pixel by pixel.
+/// Returns the red, green and blue bytes of a PNG or JPEG file, pixel by pixel.
 ///
 /// # Errors
 /// The file is not such a picture, or the program was built without pictures.
@@ -86,41 +87,42 @@ use std::sync::Arc;
 use tch::Tensor;
 use wanted::ExpectedTensor;
 
-/// Samples by number, in memory or where they lie in files.
+/// Samples by number, in memory or in place in files.
 #[derive(Clone, Debug)]
 pub struct Dataset {
-    /// The model's inputs, in its order.
+    /// The model's inputs, in the model's order.
     inputs: Vec<(String, ConvertedColumn)>,
     target: Option<ConvertedColumn>,
     samples: u64,
-    /// The samples that count; nothing for all.
+    /// The samples in use; `None` for all.
     subset: Option<Arc<SplitSubset>>,
     opened: Arc<Opened>,
-    /// Where workers read it from files of their own.
+    /// Set if workers read the data from their own files.
     worker_files: Option<Arc<WorkerFiles>>,
 }
 
-/// What was opened, and as what.
+/// The opened source with its expected tensors and settings.
 #[derive(Debug)]
 struct Opened {
     source: Source,
     inputs: Vec<ExpectedTensor>,
     target: Option<ExpectedTensor>,
     normalize: Option<Normalize>,
-    /// Targets are classes, of which some may be ignored.
+    /// Whether targets are classes, of which some may be ignored.
     has_classes: bool,
 }
 
 impl Dataset {
-    /// Opens a file whose ending tells its format, as [`Dataset::open`] does.
+    /// Opens a file like [`Dataset::open`]. Its ending names the format.
     pub fn read(path: &Path, graph: &LayerGraph, loss: &LossSpec) -> Result<Self, DataError> {
         Self::open(&Source::File(path.to_path_buf()), graph, loss, None)
     }
 
-    /// Opens a source, as the model and the loss need it.
+    /// Opens a source for a model and a loss.
     ///
     /// # Errors
-    /// A file cannot be read or does not fit the model; with line and column where it has such.
+    /// A file cannot be read or does not fit the model. The error names line and column if the file
+    /// has them.
     pub fn open(
         source: &Source,
         graph: &LayerGraph,
@@ -130,7 +132,7 @@ impl Dataset {
         Self::opened(source, graph, Some(loss), normalize)
     }
 
-    /// As [`Dataset::open`], for the inputs alone: the files need no target.
+    /// Opens a source like [`Dataset::open`], but for the inputs alone: the files need no target.
     pub fn open_inputs(source: &Source, graph: &LayerGraph, normalize: Option<&Normalize>) -> Result<Self, DataError> {
         Self::opened(source, graph, None, normalize)
     }
@@ -190,10 +192,10 @@ impl Dataset {
         Ok(Dataset { inputs, target, samples, subset: None, opened: Arc::new(opened), worker_files: None })
     }
 
-    /// An input of some samples, whose numbers are a part of a batch's.
+    /// Returns an input of the samples in a part of a batch.
     ///
     /// # Errors
-    /// A file cannot be read any more, or there is no such input.
+    /// A file cannot be read any more, or the model has no such input.
     pub fn input(&self, place: usize, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
         let missing = || DataError::Usage(format!("no input {place}; there are {}", self.inputs.len()));
         let (_, input) = self.inputs.get(place).ok_or_else(missing)?;
@@ -201,7 +203,7 @@ impl Dataset {
         input.rows(batch, part)
     }
 
-    /// The targets of some samples, whose numbers are a part of a batch's.
+    /// Returns the targets of the samples in a part of a batch.
     ///
     /// # Errors
     /// A file cannot be read any more, or the data was opened without its target.
@@ -212,10 +214,10 @@ impl Dataset {
         target.rows(batch, part)
     }
 
-    /// For each input of the model the sizes of a batch of these samples, as it will be read.
+    /// Returns, for each input of the model, the sizes of a batch of these samples.
     ///
     /// # Errors
-    /// There is no such sample.
+    /// A sample does not exist.
     pub fn sizes(&self, batch: &[i64]) -> Result<Vec<Vec<u64>>, DataError> {
         let sizes = |(_, input): &(String, ConvertedColumn)| {
             let mut sizes = vec![batch.len() as u64];
@@ -225,11 +227,11 @@ impl Dataset {
         self.inputs.iter().map(sizes).collect()
     }
 
-    /// Takes a share of the samples apart for validation: what is left, and the share. Which samples depends on the seed
-    /// and their numbers only.
+    /// Splits off a share of the samples for validation. Returns the rest and the share. The choice
+    /// depends only on the seed and the sample numbers.
     ///
     /// # Errors
-    /// One of the two would be empty.
+    /// One of the two parts would be empty, or the data is already split.
     pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self), DataError> {
         let part = |drawn| Arc::new(SplitSubset::new(self.samples, seed, share, drawn));
         let (rest, drawn) = (part(false), part(true));
@@ -240,12 +242,12 @@ impl Dataset {
         Ok((Dataset { subset: Some(rest), ..self.clone() }, Dataset { subset: Some(drawn), ..self }))
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     pub fn samples(&self) -> u64 {
         self.subset.as_ref().map_or(self.samples, |part| part.samples)
     }
 
-    /// The samples with these numbers, as a batch.
+    /// Reads the samples with these numbers as a batch.
     ///
     /// # Errors
     /// A file cannot be read any more, or the data was opened without its target.
@@ -253,7 +255,7 @@ impl Dataset {
         self.batch_before(numbers, &[])
     }
 
-    /// The same, where the batch of these other numbers is likely to come next.
+    /// Same as [`Dataset::batch`], with the numbers of the batch that is likely to come next.
     pub(crate) fn batch_before(&self, numbers: &[i64], next: &[i64]) -> Result<Batch, DataError> {
         let batch = self.numbers(numbers)?;
         let target = || self.target(&batch, 0..batch.len());
@@ -266,12 +268,12 @@ impl Dataset {
         Ok(Batch::new(&x, &target()?).with(variables))
     }
 
-    /// The inputs of the samples with these numbers: the model's first, and the others.
+    /// Reads the inputs of the samples with these numbers: the model's first input, and the others.
     pub fn inputs(&self, numbers: &[i64]) -> Result<(Tensor, Variables), DataError> {
         self.of_whole(&self.numbers(numbers)?)
     }
 
-    /// The number of a sample in the whole of which this may be a part.
+    /// Returns the number of a sample in the whole data set, of which this may be a part.
     pub fn number(&self, number: i64) -> Option<i64> {
         match &self.subset {
             None => Some(number),
@@ -279,7 +281,8 @@ impl Dataset {
         }
     }
 
-    /// Tokens of a sample; nothing where all samples are alike, or there is no such sample.
+    /// Returns the number of tokens of a sample. Returns `None` if all samples are alike or the
+    /// sample does not exist.
     fn length(&self, number: i64) -> Option<u64> {
         self.inputs.first()?.1.length(self.number(number)?)
     }
@@ -300,7 +303,7 @@ impl Dataset {
     }
 }
 
-/// What the loss takes.
+/// Returns the tensor that the loss expects as its target.
 fn target(graph: &LayerGraph, loss: &LossSpec) -> ExpectedTensor {
     let name = "target".to_string();
     match (loss.classes(), graph.outputs().first()) {

@@ -1,4 +1,4 @@
-//! Files that hold several columns, and which of them goes where.
+//! Files that hold several columns, and the mapping of columns to inputs.
 
 use crate::DataError;
 use serde::{Deserialize, Serialize};
@@ -10,19 +10,20 @@ use std::path::PathBuf;
 pub struct Table {
     /// The file.
     pub path: PathBuf,
-    /// The column for an input of the model; an input that is not here has the column of its own name.
+    /// The column for each input of the model. An input that is missing here uses the column of its
+    /// own name.
     pub inputs: BTreeMap<String, String>,
     /// The column for the target.
     pub target: String,
 }
 
 impl Table {
-    /// The file whose columns are named as the model's inputs, and `target`.
+    /// Makes a table whose columns are named after the model's inputs, and `target`.
     pub fn with_default_names(path: PathBuf) -> Self {
         Table { path, inputs: BTreeMap::new(), target: "target".into() }
     }
 
-    /// With a column for every input of the model.
+    /// Fills in a column for every input of the model.
     pub(super) fn resolved(&self, inputs: &[&str]) -> Result<Self, DataError> {
         if let Some(unknown) = self.inputs.keys().find(|name| !inputs.contains(&name.as_str())) {
             let problem = format!("the model has no input `{unknown}`; its inputs are {}", inputs.join(", "));
@@ -33,14 +34,14 @@ impl Table {
         Ok(Table { inputs, ..self.clone() })
     }
 
-    /// The names of the columns wanted, each once.
+    /// Returns the names of the requested columns, each once.
     pub(super) fn columns(&self) -> impl Iterator<Item = &str> {
         let names: std::collections::BTreeSet<&str> =
             self.inputs.values().chain([&self.target]).map(String::as_str).collect();
         names.into_iter()
     }
 
-    /// The error for a column that is not there.
+    /// Makes the error for a missing column.
     pub(super) fn missing(&self, noun: &str, name: &str, held: &[String]) -> DataError {
         let near = layerspec::nearest(name, held.iter().map(String::as_str));
         let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! Lists of numbers in lists, as JSON and Parquet hold tensors.
+//! Nested lists of numbers, as JSON and Parquet store tensors.
 
-/// The numbers of one sample and their shape; errors are without their place.
+/// The numbers of one sample and their shape. Errors do not name their place.
 #[derive(Debug, Default)]
 pub(super) struct Nested {
     pub(super) numbers: Vec<f64>,
@@ -13,7 +13,7 @@ impl Nested {
         self.shape.clear();
     }
 
-    /// A list of so many items begins within so many others.
+    /// Begins a list of `size` items within `depth` other lists.
     pub(super) fn list(&mut self, depth: usize, size: usize) -> Result<(), String> {
         let size = size as u64;
         match self.shape.get(depth) {
@@ -27,7 +27,7 @@ impl Nested {
         }
     }
 
-    /// A number within so many lists.
+    /// Adds a number within `depth` lists.
     pub(super) fn number(&mut self, depth: usize, number: f64) -> Result<(), String> {
         if depth != self.shape.len() {
             return Err("lists and numbers beside each other".into());

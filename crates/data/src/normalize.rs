@@ -1,24 +1,24 @@
-//! Inputs brought to a range that models learn well from.
+//! Brings inputs to a range that models learn well from.
 
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
-/// `(x / divide - mean) / std`, as torchvision's `ToTensor` (with 255) and `Normalize` do.
+/// Computes `(x / divide - mean) / std`, as torchvision's `ToTensor` (with 255) and `Normalize` do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Normalize {
-    /// Which input; nothing for the model's first.
+    /// The input's name; `None` for the model's first.
     pub input: Option<String>,
-    /// What elements are divided by first.
+    /// The divisor that is applied first.
     pub divide: f64,
-    /// Subtracted then: one number, or one for each channel (the dimension after the batch's).
+    /// The numbers to subtract: one, or one for each channel (the dimension after the batch).
     pub mean: Vec<f64>,
-    /// Divided by at last, as `mean`.
+    /// The divisor that is applied last, in the same form as `mean`.
     pub std: Vec<f64>,
 }
 
 impl Normalize {
-    /// Whether samples of this shape have the channels.
+    /// Checks that samples of this shape have the channels.
     pub(super) fn check(&self, shape: Option<&[u64]>) -> Result<(), String> {
         let channels = shape.and_then(|shape| shape.first());
         for (what, numbers) in [("mean", &self.mean), ("std", &self.std)] {
@@ -44,7 +44,7 @@ impl Normalize {
         Ok(centred.f_div(&numbers(&self.std)?)?)
     }
 
-    /// Whole numbers cannot be normalised.
+    /// Returns whether inputs of this kind can be normalized. Whole numbers cannot.
     pub(super) fn suits(kind: Kind) -> bool {
         matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16)
     }

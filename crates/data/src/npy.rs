@@ -1,4 +1,5 @@
-//! NumPy's `.npy`: a magic number, a header that is a Python dict of three known keys, elements.
+//! Reads NumPy's `.npy`: a magic number, a header that is a Python dict of three known keys,
+//! elements.
 //!
 //! The format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
@@ -12,17 +13,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// NumPy itself refuses longer headers of files it does not trust.
+/// NumPy itself refuses longer headers in files that it does not trust.
 const MAX_HEADER: usize = 10_000;
 
-/// An array whose first dimension counts samples.
+/// Opens an array whose first dimension counts samples.
 pub(super) fn open(path: &Path) -> Result<ArrayColumn, DataError> {
     let mut file = std::fs::File::open(path).map_err(|e| DataError::io(path, &e))?;
     let (layout, samples) = header(path, &mut file)?;
     ArrayColumn::new(path, Arc::new(Store::open(path)?), layout, samples)
 }
 
-/// Reads up to the first element; gives where it is, what elements are, and how many samples there are.
+/// Reads up to the first element. Returns the layout with its position, and the number of samples.
 pub(super) fn header(path: &Path, file: &mut impl Read) -> Result<(Layout, u64), DataError> {
     let error = |problem: String| DataError::file(path, problem);
     let mut start = [0; 8];
@@ -50,7 +51,7 @@ pub(super) fn header(path: &Path, file: &mut impl Read) -> Result<(Layout, u64),
     Ok((layout, samples))
 }
 
-/// `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`
+/// Parses a header such as `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
 fn parse(text: &str) -> Result<(Layout, u64), String> {
     let value = |key: &str| {
         let after = text.split_once(&format!("'{key}':")).map(|(_, after)| after.trim_start());
@@ -65,7 +66,7 @@ fn parse(text: &str) -> Result<(Layout, u64), String> {
     let shape: Result<Vec<u64>, _> = shape.map(|size| size.trim_end_matches('L').parse::<u64>()).collect();
     let shape = shape.map_err(|_| "'shape' is no list of sizes")?;
     let (samples, shape) = shape.split_first().ok_or("a single number has no samples")?;
-    // Of one dimension, both orders are the same.
+    // In one dimension, both orders are the same.
     if !value("fortran_order")?.starts_with("False") && !shape.is_empty() {
         return Err("Fortran order is not supported; save numpy.ascontiguousarray(array)".into());
     }

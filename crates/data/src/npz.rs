@@ -1,4 +1,4 @@
-//! NumPy's `.npz`: a zip archive of `.npy` arrays.
+//! Reads NumPy's `.npz`: a zip archive of `.npy` arrays.
 
 use super::column::Column;
 use super::names::Table;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use zip::{CompressionMethod, ZipArchive};
 
-/// The arrays of these names. Those that are not compressed (`numpy.savez`) are read where they lie.
+/// Opens the arrays of these names. Uncompressed ones (`numpy.savez`) are read in place.
 pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
     let error = |problem: String| DataError::file(path, problem);

@@ -1,4 +1,5 @@
-//! Pairs of texts, as sentences and their translations: lines of two columns, or of JSON with two keys.
+//! Reads pairs of texts, such as sentences and their translations: lines with two columns, or lines
+//! of JSON with two keys.
 
 use super::column::Column;
 use super::columns::Columns;
@@ -13,32 +14,32 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A file of pairs and how they become samples.
+/// A file of pairs, and how they become samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextPairs {
-    /// Plain or gzipped.
+    /// The file, plain or gzipped.
     pub path: PathBuf,
-    /// The keys of a line of JSON; nothing where lines are two columns with a tab between them.
+    /// The keys in a line of JSON. `None` if lines are two columns with a tab between them.
     pub keys: Option<[String; 2]>,
-    /// What makes tokens of the first texts.
+    /// The tokenizer of the first texts.
     pub tokenizer: Tokenizer,
-    /// And of the second, where that is another.
+    /// The tokenizer of the second texts, if it differs.
     pub target_tokenizer: Option<Tokenizer>,
     /// The names of the tokens for begin, end and padding.
     pub special_tokens: [String; 3],
-    /// The most tokens of a sequence with its mark; what is longer is cut.
+    /// The most tokens of a sequence with its mark. Longer sequences are cut.
     pub max_length: Option<u64>,
-    /// Every batch has that many positions, not only as many as its longest sequence.
+    /// Whether every batch has `max_length` positions, and not only those of its longest sequence.
     pub fixed: bool,
     /// The model's inputs for `source`, `target`, `source_padding`, `target_padding`.
     pub inputs: BTreeMap<String, String>,
 }
 
 impl TextPairs {
-    /// What an input can be.
+    /// The possible roles of an input.
     pub const ROLES: [&str; 4] = ["source", "target", "source_padding", "target_padding"];
 
-    /// The first texts, in the order of the samples.
+    /// Returns the first `most` pairs of texts, in the order of the samples.
     pub fn texts(&self, most: u64) -> Result<Vec<[String; 2]>, DataError> {
         let mut texts = Vec::new();
         self.each(most, |both| {
@@ -48,7 +49,8 @@ impl TextPairs {
         Ok(texts)
     }
 
-    /// What this input of the model is: what the run file says, else what its name says.
+    /// Returns the role of a model input: from the run file if it names one, else from the input's
+    /// name.
     pub fn role(&self, input: &str) -> Result<Role, DataError> {
         let named = self.inputs.iter().find(|(_, name)| *name == input).map(|(role, _)| role.as_str());
         let own = Some(input).filter(|name| !self.inputs.contains_key(*name));

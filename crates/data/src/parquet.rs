@@ -1,4 +1,4 @@
-//! Parquet: columns by name, of numbers or of lists of numbers, read a row group after the other.
+//! Reads Parquet: named columns of numbers or of lists of numbers, one row group at a time.
 
 use super::column::Column;
 use super::element::Element;
@@ -14,9 +14,10 @@ use layerspec::DType;
 use std::collections::BTreeMap;
 use std::fs::File;
 
-/// The columns of these names, each kept as the dtype it is wanted in.
+/// Opens the columns of these names. Each is stored in the requested dtype.
 pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
-    // The library asserts some things that a broken file can make untrue. It says so itself, and training does not begin.
+    // The library panics on some broken files. It prints a message itself, and training does not
+    // begin.
     let read = std::panic::catch_unwind(|| read(table, wanted));
     read.unwrap_or_else(|_| Err(DataError::file(&table.path, "a broken Parquet file: its pages contradict its schema")))
 }
@@ -52,7 +53,7 @@ fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<Stri
     columns.into_iter().map(finish).collect()
 }
 
-/// The file's schema bounds how deep lists lie in each other.
+/// Collects the numbers of nested lists. The file's schema bounds the nesting depth.
 fn flatten(field: &Field, depth: usize, into: &mut Nested) -> Result<(), String> {
     let number = match field {
         Field::ListInternal(list) => {

@@ -5,16 +5,16 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-/// The longest side of a picture, in pixels, so that no header asks for all memory.
+/// The longest side of a picture, in pixels. It keeps a header from requesting all memory.
 const MAX_SIDE: u32 = 1 << 14;
 
-/// The width and height of a picture, in pixels, from its header.
+/// Reads the width and height of a picture, in pixels, from its header.
 pub(super) fn size(file: &Path) -> Result<(u32, u32), String> {
     reader(file).and_then(|reader| reader.into_dimensions().map_err(|e| e.to_string()))
 }
 
-/// The width, the height and the bytes of a picture with 1, 3 or 4 channels, row by row, the
-/// channels of a pixel side by side.
+/// Decodes a picture. Returns its width, its height, and its bytes with 1, 3 or 4 channels, row by
+/// row. The channels of a pixel lie side by side.
 pub(super) fn decode(file: &Path, channels: u64) -> Result<(u32, u32, Vec<u8>), String> {
     let picture = reader(file)?.decode().map_err(|e| e.to_string())?;
     let (width, height) = (picture.width(), picture.height());

@@ -1,5 +1,7 @@
-//! Data that workers read from files of their own: its description, and a digest by which two places find that they have
-//! the same.
+//! Data that workers read from their own files.
+//!
+//! A description names the files. By a digest, two machines find out whether they have the same
+//! files.
 
 use crate::normalize::Normalize;
 use crate::source::Source;
@@ -14,30 +16,32 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// A description is some hundred bytes.
+/// The largest description in bytes. A usual one has a few hundred.
 const MAX_DESCRIPTION: usize = 1 << 20;
 
-/// Of files that have more than this in all, parts are compared; 256 MiB.
+/// If all files together have more than this (256 MiB), only parts of them are compared.
 const WHOLE: u64 = 256 << 20;
-/// How many parts, each of so many bytes, at equal distances.
+/// The number of compared parts, at equal distances. Each has `PART` bytes.
 const PARTS: u64 = 4096;
 const PART: u64 = 64 << 10;
 
-/// As many files are named with their sizes, so that it can be said which one differs.
+/// The number of files that are named with their sizes, so that an error can name the one that
+/// differs.
 const NAMED: usize = 64;
 
-/// What is read and how, with paths below a folder that each machine has somewhere.
+/// Describes the files and how to read them. Paths are below a folder that each machine has
+/// somewhere.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FilesDescription {
     pub(crate) source: Source,
     pub(crate) inputs: Vec<ExpectedTensor>,
     pub(crate) target: Option<ExpectedTensor>,
     pub(crate) normalize: Option<Normalize>,
-    /// The first files with their sizes.
+    /// The first files with their sizes in bytes.
     sizes: Vec<(PathBuf, u64)>,
 }
 
-/// A data set of which workers have the files.
+/// A data set whose files are on the workers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorkerFiles {
     pub(crate) id: DataId,
@@ -45,9 +49,12 @@ pub(crate) struct WorkerFiles {
 }
 
 impl Dataset {
-    /// The same, of which workers read the samples from files of their own: those of the same paths below a folder of theirs.
-    /// Its batches are then numbers. The files are read once for a digest, by which workers see that they have the same: whole
-    /// where they come to 256 MiB at most, else in 4096 parts.
+    /// Lets workers read the samples from their own files, at the same paths below a folder of
+    /// theirs.
+    ///
+    /// Batches then hold sample numbers. The files are read once for a digest, by which workers
+    /// check that they have the same files. The digest covers the whole files if they have at most
+    /// 256 MiB together, and otherwise 4096 parts.
     ///
     /// # Errors
     /// A file is not below the folder, or cannot be read.
@@ -57,10 +64,10 @@ impl Dataset {
         Ok(Dataset { worker_files: Some(Arc::new(description.with_digest(folder)?)), ..self })
     }
 
-    /// A worker's side of [`Dataset::for_workers`]: opens what is described there in this folder.
+    /// Opens the described data in this folder: the worker's side of [`Dataset::for_workers`].
     ///
     /// # Errors
-    /// A file is missing, wrong, or another than the boss has.
+    /// A file is missing, is wrong, or differs from the boss's.
     pub fn from_description(description: &[u8], id: DataId, folder: &Path) -> Result<Self, DataError> {
         let description = FilesDescription::parse(description)?;
         if description.with_digest(folder)?.id != id {
@@ -71,20 +78,21 @@ impl Dataset {
         Self::of(Opened { source, inputs, target, normalize, has_classes: false })
     }
 
-    /// What workers are told that read it from files of their own; nothing where the boss sends the samples.
+    /// Returns the description for workers that read the data from their own files. Returns `None`
+    /// if the boss sends the samples.
     pub fn spec(&self, graph: &LayerGraph) -> Option<DataSpec> {
         let WorkerFiles { id, description } = self.worker_files.as_ref()?.as_ref();
         Some(DataSpec { id: *id, description: description.clone(), inputs: graph.inputs().to_vec() })
     }
 
-    /// What names it to workers that read it from files of their own.
+    /// Returns the id of the data, if workers read it from their own files.
     pub fn id(&self) -> Option<DataId> {
         self.worker_files.as_ref().map(|files| files.id)
     }
 }
 
 impl FilesDescription {
-    /// Of data whose files are all below this folder.
+    /// Describes data whose files are all below this folder.
     pub(crate) fn new(
         source: &Source,
         folder: &Path,
@@ -109,10 +117,10 @@ impl FilesDescription {
         Ok(FilesDescription { source, inputs, target, normalize: normalize.cloned(), sizes })
     }
 
-    /// What the bytes say that came from elsewhere.
+    /// Parses a description that came from elsewhere.
     ///
     /// # Errors
-    /// They say nothing, or name a path that leads out of the folder.
+    /// The bytes are no description, or name a path that leads out of the folder.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, DataError> {
         let wrong = |problem: String| DataError::Usage(format!("a description of data {problem}"));
         if bytes.len() > MAX_DESCRIPTION {
@@ -128,7 +136,7 @@ impl FilesDescription {
         Ok(FilesDescription { source, ..description })
     }
 
-    /// The description as it travels, with the digest of the files as they are in this folder.
+    /// Returns the encoded description, with the digest of the files in this folder.
     pub(crate) fn with_digest(&self, folder: &Path) -> Result<WorkerFiles, DataError> {
         let description =
             rmp_serde::to_vec(self).map_err(|e| DataError::Usage(format!("data that cannot be described: {e}")))?;
@@ -139,7 +147,8 @@ impl FilesDescription {
         Ok(WorkerFiles { id: DataId(digest.finalize().into()), description })
     }
 
-    /// Says which file in this folder has another size than was meant, or that their contents differ.
+    /// Makes an error that names a file in this folder with a wrong size, or says that the contents
+    /// differ.
     pub(crate) fn difference(&self, folder: &Path) -> DataError {
         for (name, meant) in &self.sizes {
             let file = folder.join(name);
@@ -164,7 +173,7 @@ impl FilesDescription {
     }
 }
 
-/// A path that only goes down.
+/// Returns the path without its `.` parts, if it only leads down.
 fn relative_path(path: &Path) -> Option<PathBuf> {
     let parts = || path.components().filter(|part| *part != Component::CurDir);
     let down = parts().all(|part| matches!(part, Component::Normal(_)));
@@ -175,8 +184,8 @@ fn size(path: &Path) -> Result<u64, DataError> {
     Ok(std::fs::metadata(path).map_err(|e| DataError::io(path, &e))?.len())
 }
 
-/// Digests the names and sizes of files and what stands in them: all, or parts at equal distances of their bytes one after
-/// the other.
+/// Digests the names, sizes and contents of files. Large contents are digested in parts at equal
+/// distances, counted over the bytes of all files one after the other.
 fn contents(files: &[PathBuf], folder: &Path, digest: &mut Sha256) -> Result<(), DataError> {
     let mut starts = Vec::new();
     let mut total = 0u64;

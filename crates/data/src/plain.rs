@@ -1,4 +1,4 @@
-//! Files that may be gzipped, read from beginning to end.
+//! Reads files that may be gzipped, from beginning to end.
 
 use super::spool::Spool;
 use crate::DataError;
@@ -7,10 +7,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// What a gzipped file begins with.
+/// The first bytes of a gzipped file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// The file's content, and whether it is gzipped, as its first bytes tell.
+/// Opens a file for its content. The flag is true if its first bytes are those of gzip.
 pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), DataError> {
     let error = |e: io::Error| DataError::io(path, &e);
     let mut file = BufReader::new(File::open(path).map_err(error)?);
@@ -21,7 +21,7 @@ pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), DataError> {
     })
 }
 
-/// Fills `into`; an error says that the file is cut short.
+/// Fills `into`. If the file ends before, the error states that it is cut short.
 pub(super) fn read_exactly(path: &Path, file: &mut impl Read, into: &mut [u8]) -> Result<(), DataError> {
     file.read_exact(into).map_err(|e| match e.kind() {
         io::ErrorKind::UnexpectedEof => DataError::file(path, "cut short: it ends within its header"),
@@ -29,7 +29,7 @@ pub(super) fn read_exactly(path: &Path, file: &mut impl Read, into: &mut [u8]) -
     })
 }
 
-/// Copies at most so many bytes.
+/// Copies at most `most` bytes.
 pub(super) fn copy(path: &Path, file: &mut impl Read, spool: &mut Spool, most: u64) -> Result<(), DataError> {
     let mut part = vec![0; 64 * 1024];
     let mut file = file.take(most);
@@ -43,10 +43,11 @@ pub(super) fn copy(path: &Path, file: &mut impl Read, spool: &mut Spool, most: u
     }
 }
 
-/// The longest line that is read.
+/// The longest line that is read, in bytes.
 const MAX_LINE: u64 = 64 * 1024 * 1024;
 
-/// The next line without its end, with its number counted; false at the end of the file.
+/// Reads the next line without its end, and counts it in `number`. Returns false at the end of the
+/// file.
 pub(super) fn line(
     path: &Path,
     file: &mut impl BufRead,
@@ -61,17 +62,17 @@ pub(super) fn line(
     Ok(more)
 }
 
-/// Text is encoded in pieces of about this size.
+/// The approximate number of bytes of text that are encoded at once.
 const PIECE: usize = 1024 * 1024;
 
-/// The next lines as they stand, about a mebibyte of them; false at the end of the file.
+/// Reads the next lines unchanged, about 1 MiB of them. Returns false at the end of the file.
 pub(super) fn lines(path: &Path, file: &mut impl BufRead, lines: &mut String) -> Result<bool, DataError> {
     lines.clear();
     while lines.len() < PIECE && push_line(file, lines).map_err(|problem| DataError::file(path, problem))? {}
     Ok(!lines.is_empty())
 }
 
-/// Appends a line; false at the end of the file.
+/// Appends a line. Returns false at the end of the file.
 fn push_line(file: &mut impl BufRead, into: &mut String) -> Result<bool, String> {
     let mut bytes = Vec::new();
     let read = file.take(MAX_LINE + 1).read_until(b'\n', &mut bytes).map_err(|e| e.to_string())?;

@@ -1,4 +1,4 @@
-//! Pairs of sequences of any lengths, and what a batch of them is: padded, with masks that say where.
+//! Pairs of sequences of any length. A batch of them is padded, with masks that mark the padding.
 
 use super::spool::{Spool, Store};
 use crate::DataError;
@@ -7,18 +7,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::Tensor;
 
-/// The class of positions that the loss leaves out, as PyTorch's `ignore_index`.
+/// The class of positions that the loss leaves out, like PyTorch's `ignore_index`.
 pub(super) const IGNORED: i64 = -100;
 
-/// Tokens of pairs, one after the other.
+/// The tokens of all pairs, one pair after the other.
 #[derive(Debug)]
 pub(super) struct TokenPairs {
     path: PathBuf,
     store: Store,
-    /// Where the sequences begin, first and second by turns, and where the last one ends.
+    /// The starts of the sequences, first and second of each pair in turn, and the end of the last
+    /// one.
     starts: Vec<u64>,
     special_tokens: SpecialTokens,
-    /// Positions in each batch; nothing for those of its longest sequence.
+    /// The number of positions in each batch. `None` if it follows from the longest sequence.
     length: Option<usize>,
 }
 
@@ -32,26 +33,27 @@ pub(super) struct SpecialTokens {
     pub(super) target_pad: i64,
 }
 
-/// What of pairs goes into one input of the model, or is its target.
+/// The part of a pair that an input of the model, or its target, holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The first sequence and its end.
+    /// The first sequence and its end token.
     Source,
-    /// Begin and the second sequence.
+    /// The begin token and the second sequence.
     Target,
-    /// Where the first one is padded.
+    /// The padding mask of the first sequence.
     SourcePadding,
-    /// Where the second one is padded.
+    /// The padding mask of the second sequence.
     TargetPadding,
-    /// The second sequence and its end: at each position what comes after [`Role::Target`]'s token there.
+    /// The second sequence and its end token. Each position holds the token that follows the token
+    /// of [`Role::Target`] there.
     Labels,
 }
 
-/// Pairs on their way into a [`TokenPairs`].
+/// Writes pairs into a [`TokenPairs`].
 pub(super) struct PairsWriter {
     spool: Spool,
     starts: Vec<u64>,
-    /// The most tokens a sequence keeps.
+    /// The most tokens that a sequence keeps.
     most: usize,
 }
 
@@ -60,7 +62,7 @@ impl PairsWriter {
         PairsWriter { spool: Spool::new(), starts: vec![0], most }
     }
 
-    /// The first or, after it, the second of a pair.
+    /// Appends the first sequence of a pair or, after it, the second.
     pub(super) fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
         tokens.iter().take(self.most).try_for_each(|token| self.spool.write(&token.to_le_bytes()))?;
         self.starts.push(self.spool.length() / 4);
@@ -90,7 +92,7 @@ impl PairColumn {
         (self.pairs.starts.len() / 2) as u64
     }
 
-    /// Tokens of both of a pair.
+    /// Returns the number of tokens in both sequences of a pair.
     pub(super) fn length(&self, number: i64) -> Option<u64> {
         let first = usize::try_from(number).ok()?.checked_mul(2)?;
         let starts = &self.pairs.starts;
@@ -108,7 +110,7 @@ impl PairColumn {
         !matches!(self.role, Role::Source | Role::SourcePadding)
     }
 
-    /// Positions in a batch of these.
+    /// Returns the number of positions in this batch.
     pub(super) fn width(&self, batch: &[i64]) -> Result<usize, DataError> {
         if let Some(length) = self.pairs.length {
             return Ok(length);
@@ -118,11 +120,11 @@ impl PairColumn {
             let (start, end) = self.pairs.ends(*number, self.is_second())?;
             longest = longest.max((end - start) as usize);
         }
-        // One more for the mark at the end or at the beginning.
+        // Add one for the mark at the end or at the beginning.
         Ok(longest + 1)
     }
 
-    /// These, padded to so many positions.
+    /// Returns these samples, padded to `width` positions.
     pub(super) fn rows(&self, numbers: &[i64], width: usize) -> Result<Tensor, DataError> {
         let sequences = numbers.iter().map(|number| self.pairs.sequence(*number, self.is_second()));
         let sequences: Vec<Vec<i64>> = sequences.collect::<Result<_, _>>()?;
@@ -131,7 +133,7 @@ impl PairColumn {
             Role::Source => (None, Some(marks.source_eos), marks.source_pad),
             Role::Target => (Some(marks.bos), None, marks.target_pad),
             Role::Labels => (None, Some(marks.target_eos), IGNORED),
-            // What is not padding is 0.
+            // A mask is 0 at all positions except padding.
             Role::SourcePadding | Role::TargetPadding => (None, Some(0), 1),
         };
         let mask = self.dtype() == DType::Bool;
@@ -157,7 +159,7 @@ impl PairColumn {
 }
 
 impl TokenPairs {
-    /// Where a sequence begins and ends.
+    /// Returns where a sequence begins and ends.
     fn ends(&self, number: i64, second: bool) -> Result<(u64, u64), DataError> {
         let place = usize::try_from(number).ok().and_then(|number| number.checked_mul(2)?.checked_add(second.into()));
         let ends = place.and_then(|place| Some((*self.starts.get(place)?, *self.starts.get(place + 1)?)));

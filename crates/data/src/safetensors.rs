@@ -1,4 +1,4 @@
-//! Safetensors: tensors by name, each read where it lies.
+//! Reads safetensors: tensors by name, each read in place.
 
 use super::column::Column;
 use super::element::Element;
@@ -10,10 +10,10 @@ use safetensors::tensor::{Dtype, Metadata};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The format's own limit of its header.
+/// The format's own limit for its header, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// The tensors of these names.
+/// Opens the tensors of these names.
 pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
     let error = |problem: String| DataError::file(path, problem);

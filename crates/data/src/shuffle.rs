@@ -1,20 +1,24 @@
-//! The order of samples in an epoch, and who is in the validation set.
+//! The order of samples in an epoch, and the choice of the validation set.
 
 use rand::seq::SliceRandom;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
-/// Up to so many samples an order is a list, of all orders equally likely; past it, it is computed place by place.
+/// Up to this number of samples, an order is a list, and all orders are equally likely. Beyond it,
+/// each place is computed.
 const LISTED: u64 = 1 << 20;
 
-/// Which sample is at which place of an epoch. The same seed and epoch give the same order on every machine, and any
-/// place is known without those before it.
+/// The order of samples in an epoch. The same seed and epoch produce the same order on every
+/// machine. Any place can be computed without the places before it.
 ///
 /// ```
 /// use data::Order;
 /// assert_eq!(Order::new(4, None, 0).at(0..4), [0, 1, 2, 3]);
-/// assert_eq!(Order::new(100, Some(7), 3).at(60..70), Order::new(100, Some(7), 3).at(0..100)[60..70]);
+/// assert_eq!(
+///     Order::new(100, Some(7), 3).at(60..70),
+///     Order::new(100, Some(7), 3).at(0..100)[60..70]
+/// );
 /// assert_ne!(Order::new(100, Some(7), 3).at(0..100), Order::new(100, Some(7), 4).at(0..100));
 /// ```
 #[derive(Clone, Debug)]
@@ -31,7 +35,7 @@ enum Kind {
 }
 
 impl Order {
-    /// Shuffled by seed and epoch, or as samples stand in the file.
+    /// Makes an order: shuffled by seed and epoch, or as in the file if `seed` is `None`.
     pub fn new(samples: u64, seed: Option<u64>, epoch: u64) -> Self {
         let samples = samples.min(i64::MAX as u64);
         let Some(seed) = seed else { return Order { samples, kind: Kind::AsInTheFile } };
@@ -45,7 +49,7 @@ impl Order {
         Order { samples, kind: Kind::Listed(numbers) }
     }
 
-    /// The samples at these places, as far as there are such.
+    /// Returns the samples at these places. Places past the end are left out.
     pub fn at(&self, places: Range<u64>) -> Vec<i64> {
         let places = places.start.min(self.samples)..places.end.min(self.samples);
         match &self.kind {
@@ -56,13 +60,16 @@ impl Order {
     }
 }
 
-/// A permutation of `0..size` in no memory: a Feistel network over the next larger power of four, walked until it is
-/// within the size again (cycle walking). Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002,
-/// <https://doi.org/10.1007/3-540-45760-7_9>. What it shuffles is no secret, so the round function is only a mixer.
+/// A permutation of `0..size` that needs no memory.
+///
+/// It is a Feistel network over the next larger power of four, repeated until the result is below
+/// the size (cycle walking): Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002,
+/// <https://doi.org/10.1007/3-540-45760-7_9>. The shuffled numbers are no secret, so the round
+/// function is only a mixer.
 #[derive(Clone, Debug)]
 struct Permutation {
     size: u64,
-    /// Of one half.
+    /// The number of bits of one half.
     bits: u32,
     keys: [u64; 6],
 }
@@ -73,7 +80,8 @@ impl Permutation {
         Permutation { size, bits, keys: std::array::from_fn(|_| random.next_u64()) }
     }
 
-    /// At most every fourth number of the network is within the size, so the walk is four steps long on average.
+    /// Returns the number at a place. At least every fourth number of the network is below the
+    /// size, so the walk takes at most four steps on average.
     fn at(&self, place: u64) -> u64 {
         let mut number = self.feistel(place);
         while number >= self.size {
@@ -91,7 +99,7 @@ impl Permutation {
     }
 }
 
-/// The finaliser of SplitMix64: each bit of the result depends on each of the number's.
+/// The finalizer of SplitMix64: each bit of the result depends on each bit of the number.
 /// Steele, Lea and Flood, OOPSLA 2014, <https://doi.org/10.1145/2660193.2660195>.
 fn mix(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -100,25 +108,27 @@ fn mix(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// Those samples of a data set that are drawn for validation, or the others. A sample's lot depends on the seed and its
-/// number only: where data is added at the end, nobody changes sides.
+/// The samples of a data set that are drawn for validation, or the others.
+///
+/// A sample's lot depends only on the seed and its number. Data that is added at the end moves no
+/// sample to the other side.
 #[derive(Clone, Debug)]
 pub(super) struct SplitSubset {
     seed: u64,
-    /// Lots below this are drawn.
+    /// Samples whose lot is below this are drawn.
     limit: u64,
     drawn: bool,
-    /// How many of the part lie before each block.
+    /// The number of this part's samples before each block.
     before: Vec<u64>,
-    /// How many there are.
+    /// The number of this part's samples.
     pub(super) samples: u64,
 }
 
-/// Samples in a block: all that need be looked at to find one.
+/// The number of samples in a block. To find a sample, one block is searched.
 const BLOCK: u64 = 1024;
 
 impl SplitSubset {
-    /// Of so many samples the share that is drawn, or what is left.
+    /// Makes the part of `samples` samples that is drawn with this share, or the rest.
     pub(super) fn new(samples: u64, seed: u64, share: f64, drawn: bool) -> Self {
         let limit = (share * u64::MAX as f64) as u64;
         let mut part = SplitSubset { seed: mix(seed), limit, drawn, before: Vec::new(), samples: 0 };
@@ -134,7 +144,7 @@ impl SplitSubset {
         (mix(self.seed ^ number) < self.limit) == self.drawn
     }
 
-    /// The number, in the whole, of one of the part.
+    /// Returns the number in the whole data set of a sample of this part.
     pub(super) fn number(&self, of_part: i64) -> Option<i64> {
         let wanted = u64::try_from(of_part).ok().filter(|wanted| *wanted < self.samples)?;
         let block = self.before.partition_point(|before| *before <= wanted).checked_sub(1)?;
@@ -159,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Places and numbers of a large order go together no more than by chance.
+    /// Places and numbers of a large order match no more often than by chance.
     #[test]
     fn a_large_order_is_mixed_and_another_in_each_epoch() {
         let size = 1 << 40;

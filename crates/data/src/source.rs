@@ -1,4 +1,4 @@
-//! Where samples come from.
+//! The sources of samples.
 
 use super::column::Column;
 use super::columns::Columns;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// A data set's files and their format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// A file whose ending tells the format.
+    /// A file whose ending names the format.
     File(PathBuf),
     /// idx files of inputs and of classes.
     Idx {
@@ -25,7 +25,7 @@ pub enum Source {
     },
     /// `.npy` files: one for each input and one for the target.
     Npy {
-        /// By the names of the model's inputs.
+        /// The files by the names of the model's inputs.
         inputs: BTreeMap<String, PathBuf>,
         /// The target.
         target: PathBuf,
@@ -43,7 +43,7 @@ pub enum Source {
         /// The folder that holds those folders.
         folder: PathBuf,
     },
-    /// Text, for the next token.
+    /// Text, to predict the next token.
     Text(Text),
     /// Pairs of texts.
     Pairs(TextPairs),
@@ -52,7 +52,7 @@ pub enum Source {
 const ENDINGS: &str = ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
 
 impl Source {
-    /// What errors name.
+    /// Returns the path that errors name.
     pub fn path(&self) -> &Path {
         match self {
             Source::File(path) | Source::Idx { images: path, .. } | Source::Npy { target: path, .. } => path,
@@ -65,7 +65,7 @@ impl Source {
         }
     }
 
-    /// The same with other paths.
+    /// Returns the same source with each path replaced.
     pub(super) fn with_paths(&self, path: &dyn Fn(&Path) -> Result<PathBuf, DataError>) -> Result<Self, DataError> {
         let table = |table: &Table| Ok::<_, DataError>(Table { path: path(&table.path)?, ..table.clone() });
         let tokenizer = |tokenizer: &Tokenizer| {
@@ -100,7 +100,7 @@ impl Source {
         })
     }
 
-    /// Every file that is read, in an order that depends on their names alone.
+    /// Lists every file that is read, in an order that depends on the names alone.
     pub(super) fn files(&self) -> Result<Vec<PathBuf>, DataError> {
         let tokenizer = |tokenizer: &Tokenizer| match tokenizer {
             Tokenizer::Bytes => None,
@@ -204,7 +204,7 @@ fn only_input(what: &str, path: &Path, inputs: &[ExpectedTensor]) -> Result<(), 
     }
 }
 
-/// Opens a file of named columns, each of which is wanted as some dtype.
+/// Opens a file of named columns. Each is requested in some dtype.
 fn by_name(
     table: &Table,
     inputs: &[ExpectedTensor],
@@ -213,7 +213,7 @@ fn by_name(
 ) -> Result<Columns, DataError> {
     let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
     let table = table.resolved(&names)?;
-    // Where no target is wanted, no column is read but the inputs'.
+    // If no target is requested, read only the columns of the inputs.
     let table = match (target, table.inputs.values().next()) {
         (None, Some(column)) => Table { target: column.clone(), ..table },
         _ => table,

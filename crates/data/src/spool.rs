@@ -1,5 +1,7 @@
-//! Bytes that are read at any place: a file, or memory. What a format cannot give at any place (text, gzip) is read
-//! once into a spool, which stays in memory while it is small and goes to a temporary file when it is not.
+//! Bytes that can be read at any place, in a file or in memory.
+//!
+//! A format that cannot be read at any place (text, gzip) is read once into a spool. A small spool
+//! stays in memory, and a large one moves to a temporary file.
 
 use crate::DataError;
 use bytes::Bytes;
@@ -8,14 +10,15 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// A spool that grows past this is moved to a temporary file.
+/// A spool that grows past this size in bytes moves to a temporary file.
 const IN_MEMORY: usize = 512 * 1024 * 1024;
 
-/// Bytes to be read at any place.
+/// Bytes that can be read at any place.
 #[derive(Debug)]
 pub(super) enum Store {
     Memory(Bytes),
-    /// With its length. Read by one at a time: reading means seeking first.
+    /// A file with its length in bytes. The lock admits one reader at a time, because each seeks
+    /// first.
     File(Mutex<File>, u64),
 }
 
@@ -37,7 +40,7 @@ impl Store {
         }
     }
 
-    /// Fills `into` with what stands at this place.
+    /// Fills `into` with the bytes at this place.
     pub(super) fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         match self {
             Store::Memory(bytes) => {
@@ -48,7 +51,8 @@ impl Store {
                 Ok(())
             }
             Store::File(file, _) => {
-                // Each reader seeks before it reads, so one that panicked has left nothing wrong.
+                // Each reader seeks before it reads, so a reader that panicked leaves nothing
+                // wrong.
                 let mut file = file.lock();
                 file.seek(SeekFrom::Start(at))?;
                 file.read_exact(into)
@@ -57,7 +61,7 @@ impl Store {
     }
 }
 
-/// Bytes on their way into a store.
+/// Collects bytes for a store.
 pub(super) struct Spool {
     memory: Vec<u8>,
     file: Option<BufWriter<File>>,

@@ -1,4 +1,4 @@
-//! An array whose first dimension counts samples, read by sample where it lies.
+//! An array whose first dimension counts samples. Each sample is read in place.
 
 use super::element::Element;
 use super::spool::{Spool, Store};
@@ -10,40 +10,40 @@ use tch::Tensor;
 /// Samples of one shape at equal distances in a file or in memory.
 #[derive(Clone, Debug)]
 pub(super) struct ArrayColumn {
-    /// What errors name.
+    /// The path that errors name.
     path: PathBuf,
     store: Arc<Store>,
     layout: Layout,
     samples: u64,
 }
 
-/// Where samples lie and what they are.
+/// The place and the type of samples.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub(super) element: Element,
     pub(super) big_endian: bool,
-    /// Of one sample.
+    /// The shape of one sample.
     pub(super) shape: Vec<u64>,
-    /// Of the first sample.
+    /// The place of the first sample, in bytes.
     pub(super) start: u64,
-    /// From one sample to the next; nothing where they follow each other closely.
+    /// The bytes from one sample to the next. `None` if samples follow each other closely.
     pub(super) stride: Option<u64>,
 }
 
 impl Layout {
-    /// Closely packed from the beginning on.
+    /// Makes a layout of closely packed samples from the beginning on.
     pub(super) fn packed(element: Element, shape: &[u64]) -> Self {
         Layout { element, big_endian: false, shape: shape.to_vec(), start: 0, stride: None }
     }
 
-    /// Bytes of one sample.
+    /// Returns the bytes of one sample, if the number does not overflow.
     fn sample_bytes(&self) -> Option<u64> {
         self.shape.iter().try_fold(self.element.size(), |product, size| product.checked_mul(*size))
     }
 }
 
 impl ArrayColumn {
-    /// Checks that the store holds what the layout promises.
+    /// Makes a column. Checks that the store holds what the layout promises.
     pub(super) fn new(path: &Path, store: Arc<Store>, layout: Layout, samples: u64) -> Result<Self, DataError> {
         let shape = &layout.shape;
         let error = |problem: String| DataError::file(path, problem);
@@ -77,7 +77,7 @@ impl ArrayColumn {
         &self.layout
     }
 
-    /// The samples with these numbers, as one tensor.
+    /// Reads the samples with these numbers as one tensor.
     pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
         let error = |problem: String| DataError::file(&self.path, problem);
         let Layout { element, big_endian, shape, start, stride } = &self.layout;
@@ -98,7 +98,8 @@ impl ArrayColumn {
     }
 }
 
-/// Samples on their way into a [`ArrayColumn`]: rows of numbers that all have the first one's shape.
+/// Writes samples into an [`ArrayColumn`]: rows of numbers that all have the shape of the first
+/// one.
 pub(super) struct ColumnWriter {
     element: Element,
     spool: Spool,
@@ -112,7 +113,7 @@ impl ColumnWriter {
         ColumnWriter { element, spool: Spool::new(), shape: None, samples: 0, row: Vec::new() }
     }
 
-    /// One more sample; what is wrong with it is told without its place.
+    /// Appends a sample. Errors do not name its place.
     pub(super) fn push(&mut self, numbers: &[f64], shape: &[u64]) -> Result<(), DataError> {
         let first = self.shape.get_or_insert_with(|| shape.to_vec());
         if first != shape {

@@ -1,4 +1,4 @@
-//! Every format from files that the tests make, and what is said of files that are wrong.
+//! Tests every format on files that the tests make, and the errors about wrong files.
 
 mod batches;
 mod broken;
@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 
 pub(super) static CLASSES: LazyLock<LossSpec> = LazyLock::new(LossSpec::cross_entropy);
 
-/// A model of one input, of this shape after the batch.
+/// Makes a model with one input of this shape after the batch.
 pub(super) fn model(shape: &str) -> LayerGraph {
     LayerGraph::from_yaml(&format!("{{model: m, inputs: {{x: [batch, {shape}]}}, layers: [ReLU]}}"), "model").unwrap()
 }
@@ -42,7 +42,7 @@ impl Batch {
     }
 }
 
-/// A folder that goes when the test ends, and its files.
+/// A temporary folder with its files, deleted when the test ends.
 pub(super) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -61,7 +61,7 @@ impl Folder {
         path
     }
 
-    /// An error as a user sees it, without the folder.
+    /// Returns an error as a user sees it, without the folder.
     pub(super) fn error<T: std::fmt::Debug>(&self, result: Result<T, DataError>) -> String {
         result.unwrap_err().to_string().replace(&format!("{}/", self.0.path().display()), "")
     }
@@ -88,7 +88,7 @@ pub(super) fn save(path: &Path, tensors: &[(&str, Tensor)]) {
     ::safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
-/// An idx file of bytes.
+/// Makes an idx file of bytes.
 pub(super) fn idx(sizes: &[u32], bytes: &[u8]) -> Vec<u8> {
     let mut file = vec![0, 0, 8, sizes.len() as u8];
     file.extend(sizes.iter().flat_map(|size| size.to_be_bytes()));
@@ -96,7 +96,7 @@ pub(super) fn idx(sizes: &[u32], bytes: &[u8]) -> Vec<u8> {
     file
 }
 
-/// A `.npy` file.
+/// Makes a `.npy` file.
 pub(super) fn npy(descr: &str, shape: &str, bytes: &[u8]) -> Vec<u8> {
     let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
     let mut file = b"\x93NUMPY\x01\x00".to_vec();
@@ -113,7 +113,7 @@ pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// A zip archive, compressed or not.
+/// Makes a zip archive, compressed or not.
 pub(super) fn archive(compressed: bool, files: &[(&str, Vec<u8>)]) -> Vec<u8> {
     use std::io::Write;
     let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
@@ -135,7 +135,7 @@ pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
     flat.iter::<f64>().unwrap().collect()
 }
 
-/// Three rows of `label` (a number) and `pixels` (a list of two).
+/// Makes a Parquet file with three rows of `label` (a number) and `pixels` (a list of two).
 pub(super) fn parquet_file() -> Vec<u8> {
     use ::parquet::data_type::{FloatType, Int32Type};
     use ::parquet::file::properties::WriterProperties;

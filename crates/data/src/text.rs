@@ -1,4 +1,4 @@
-//! Text for models that foretell the next token: one long row of tokens, cut into windows.
+//! Reads text for models that predict the next token: one long row of tokens, cut into windows.
 
 use super::column::Column;
 use super::columns::Columns;
@@ -13,25 +13,25 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Text files and how they become samples.
+/// Text files, and how they become samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Text {
-    /// Read one after the other, plain or gzipped.
+    /// The files, plain or gzipped, read one after the other.
     pub paths: Vec<PathBuf>,
-    /// What makes tokens of them.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Tokens in a sample.
+    /// The number of tokens in a sample.
     pub sequence_length: u64,
     /// The token that is put after each file.
     pub eos: Option<String>,
 }
 
-/// Windows that follow each other: the input, and the same one token later as the target.
+/// Opens windows that follow each other. The target is the input, one token later.
 pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, DataError> {
     let tokens = LoadedTokenizer::load(&text.tokenizer)?;
     let eos = text.eos.as_ref().map(|name| tokens.special_token("eos", name)).transpose()?;
     tokens.check_embedding_rows(wanted, eos.is_some())?;
-    // Bytes stay bytes where nothing else is among them.
+    // Keep bytes as bytes if no other tokens are among them.
     let element = match (&tokens, eos) {
         (LoadedTokenizer::Bytes, None) => Element::U8,
         _ => Element::U32,

@@ -1,4 +1,4 @@
-//! Text as numbers: its bytes, or what a `tokenizer.json` makes of it.
+//! Text as numbers: its bytes, or the tokens of a `tokenizer.json`.
 
 use super::vocabulary::TokenizerFile;
 use super::wanted::ExpectedTensor;
@@ -6,30 +6,30 @@ use crate::DataError;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What makes numbers of text.
+/// A choice of how text becomes tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tokenizer {
-    /// Each byte is a token; after the 256 come `<bos>`, `<eos>` and `<pad>`.
+    /// Each byte is a token. `<bos>`, `<eos>` and `<pad>` follow the 256 bytes.
     Bytes,
-    /// A `tokenizer.json` as Hugging Face's libraries write it.
+    /// A `tokenizer.json` as written by Hugging Face's libraries.
     File(PathBuf),
 }
 
-/// The tokens of [`Tokenizer::Bytes`] that are no bytes, from 256 on.
+/// The tokens of [`Tokenizer::Bytes`] that are not bytes, numbered from 256.
 const SPECIAL: [&str; 3] = ["<bos>", "<eos>", "<pad>"];
-/// A vocabulary is some megabytes.
+/// The largest tokenizer file in bytes. A usual vocabulary has a few megabytes.
 const MAX_FILE: u64 = 256 * 1024 * 1024;
 
-/// A tokenizer, loaded.
+/// A loaded tokenizer.
 pub enum LoadedTokenizer {
     /// Each byte is a token.
     Bytes,
-    /// From a file.
+    /// A tokenizer from a file.
     Loaded(PathBuf, TokenizerFile),
 }
 
 impl LoadedTokenizer {
-    /// Loads it.
+    /// Loads the tokenizer.
     ///
     /// # Errors
     /// The file cannot be read, or is no `tokenizer.json`.
@@ -40,7 +40,7 @@ impl LoadedTokenizer {
         }
     }
 
-    /// Appends the text's tokens, without any that mark begin or end.
+    /// Appends the text's tokens, without begin or end marks.
     pub fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), DataError> {
         match self {
             LoadedTokenizer::Bytes => into.extend(text.bytes().map(u32::from)),
@@ -51,7 +51,8 @@ impl LoadedTokenizer {
         Ok(())
     }
 
-    /// Whether the model has a row for each token; `special` says that those which stand for no text are used, too.
+    /// Checks that the model has an embedding row for each token. `special` says that tokens which
+    /// stand for no text are used, too.
     pub(super) fn check_embedding_rows(&self, wanted: &ExpectedTensor, special: bool) -> Result<(), DataError> {
         let (path, tokens) = match self {
             LoadedTokenizer::Bytes => (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 }),
@@ -68,7 +69,7 @@ impl LoadedTokenizer {
         }
     }
 
-    /// The text of tokens; those that stand for no text are left out.
+    /// Returns the text of tokens. Tokens that stand for no text are left out.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
         match self {
             LoadedTokenizer::Bytes => {
@@ -81,7 +82,7 @@ impl LoadedTokenizer {
         }
     }
 
-    /// The number of a token that stands for no text.
+    /// Returns the number of a token that stands for no text.
     pub fn special_token(&self, key: &str, name: &str) -> Result<u32, DataError> {
         let id = match self {
             LoadedTokenizer::Bytes => SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id),

@@ -2,7 +2,8 @@
 
 use tokenizers::Tokenizer;
 
-/// A loaded `tokenizer.json`. Samples are cut and padded elsewhere, so its own rules for that are off.
+/// A loaded `tokenizer.json`. Its own truncation and padding are off, because samples are cut and
+/// padded elsewhere.
 #[derive(Clone, Debug)]
 pub struct TokenizerFile(Box<Tokenizer>);
 
@@ -25,7 +26,7 @@ impl TokenizerFile {
         self.0.decode(tokens, true).map_err(|e| e.to_string())
     }
 
-    /// The number of tokens, special ones included.
+    /// Returns the number of tokens, including special ones.
     pub(super) fn size(&self) -> usize {
         self.0.get_vocab_size(true)
     }

@@ -1,16 +1,16 @@
-//! What a model takes, as far as data must know.
+//! The tensors that a model takes, as far as data must know.
 
 use layerspec::{DType, Dim, LayerGraph, LayerKind, ValueId};
 use serde::{Deserialize, Serialize};
 
-/// What the model takes.
+/// A tensor that the model takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ExpectedTensor {
     pub(super) name: String,
     pub(super) dtype: DType,
-    /// Of a sample, where its sizes are known; nothing where the model does not say anything.
+    /// The shape of a sample, with its known sizes. `None` if the model does not state it.
     pub(super) shape: Option<Vec<Option<u64>>>,
-    /// Numbers must be below this, where they are looked up in a table.
+    /// Numbers must be below this, if they are looked up in a table.
     pub(super) num_embeddings: Option<u64>,
 }
 
@@ -30,7 +30,7 @@ impl ExpectedTensor {
         }
     }
 
-    /// The sizes of a sample, where they are all known.
+    /// Returns the sizes of a sample, if all are known.
     pub(super) fn sizes(&self) -> Option<Vec<u64>> {
         self.shape.as_ref()?.iter().copied().collect()
     }

@@ -1,12 +1,13 @@
-//! Compiles the stand-in for NCCL, with the compiler that builds our own C++.
+//! Compiles the stand-in for NCCL with the compiler that builds our own C++.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The stand-in, compiled with these flags: `-DVERSION=..` for another version, `-DOLD` for one without most functions.
+/// Compiles the stand-in with these flags: `-DVERSION=..` selects another version, and `-DOLD` one
+/// without most functions.
 pub fn library(flags: &[&str]) -> PathBuf {
     let source = crate::repository("crates/tensor/tests/fake/nccl.cpp");
-    // Beside the test's own program; several tests may be at it at a time.
+    // Compile beside the test's own program. Several tests may do so at the same time.
     let folder = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     let name = format!("libfake_nccl{}.so", flags.join("").replace(|c: char| !c.is_alphanumeric(), "_"));
     let made = tempfile::Builder::new().prefix("fake_nccl").tempdir_in(&folder).unwrap();
@@ -15,7 +16,7 @@ pub fn library(flags: &[&str]) -> PathBuf {
     command.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-o"]).arg(made.path().join(&name));
     let output = command.arg(source).args(flags).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // In place of one that may be in use, which stays as it is.
+    // Rename it over the old library. One that is in use stays as it is.
     let path = folder.join(&name);
     std::fs::rename(made.path().join(&name), &path).unwrap();
     path

@@ -1,6 +1,9 @@
-//! What the fuzz of every reader has in common: the inputs that are kept of it, how many broken ones follow, and how long
-//! one may take. `BOSSMAN_FUZZ_SECONDS` says how long it goes on, `BOSSMAN_FUZZ_INPUTS` how many inputs instead,
-//! `BOSSMAN_FUZZ_SEED` where to begin. Where the number is given, the test is taken to run alone, and its memory is looked at.
+//! The shared part of the fuzz tests of all readers: the kept inputs, the number of broken ones
+//! that follow, and the time limit of one input.
+//!
+//! `BOSSMAN_FUZZ_SECONDS` sets how long a test runs, `BOSSMAN_FUZZ_INPUTS` the number of inputs
+//! instead, and `BOSSMAN_FUZZ_SEED` the first seed. If the number is set, the test is assumed to
+//! run alone, and its memory is checked.
 
 use parking_lot::Mutex;
 use std::io::Write as _;
@@ -8,16 +11,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No input may take longer.
+/// The time limit of one input.
 const LIMIT: Duration = Duration::from_secs(2);
-/// What takes so long is taken for endless.
+/// An input that takes this long counts as endless.
 const ENDLESS: Duration = Duration::from_secs(60);
-/// However short the time, so many inputs are given.
+/// The least number of inputs, however short the time.
 const LEAST: u64 = 5000;
-/// All inputs together may take no more above what the process had before.
+/// The limit in bytes by which all inputs together may raise the peak memory.
 const MOST_MEMORY: u64 = 100 << 20;
 
-/// What a reader is given, and since when.
+/// An input of a reader, and when the reader began with it.
 struct Input {
     name: String,
     bytes: Vec<u8>,
@@ -25,14 +28,16 @@ struct Input {
 }
 
 impl Input {
-    /// Says which it was, past the test harness: nothing may come after it that would show what was held back.
+    /// Prints the input past the test harness, which may not get to show the output that it
+    /// captured.
     fn tell(&self, what: &str) {
         let text = String::from_utf8_lossy(&self.bytes);
         writeln!(std::io::stderr(), "{what}: {}, {text:?}, as bytes {:?}", self.name, self.bytes).ok();
     }
 }
 
-/// The inputs that are kept of one reader, by name: those that reach most of it, and those that once found a fault.
+/// Returns the kept inputs of one reader by name: those that reach most of its code, and those that
+/// once found a fault.
 pub fn kept(reader: &str) -> Vec<(String, Vec<u8>)> {
     let folder = crate::repository("fuzz/kept").join(reader);
     let mut files: Vec<PathBuf> =
@@ -42,7 +47,7 @@ pub fn kept(reader: &str) -> Vec<(String, Vec<u8>)> {
     files.iter().map(|file| (file.display().to_string(), std::fs::read(file).expect("a kept input"))).collect()
 }
 
-/// Gives `case` what is kept, and then one made input after the other, each by its seed, for `seconds` or as the
+/// Passes the kept inputs to `case`, and then one made input per seed, for `seconds` or as the
 /// environment says.
 pub fn fuzz(
     seconds: u64,
@@ -93,7 +98,8 @@ pub fn fuzz(
     }
 }
 
-/// How long it takes. What is slow by itself is slow again, unlike what a busy machine held up.
+/// Measures a case, up to five times while it is too slow. A slow case is slow again, unlike one
+/// that a busy machine delayed.
 fn quickest(mut case: impl FnMut()) -> Duration {
     let mut time = || {
         let begun = Instant::now();
@@ -109,7 +115,7 @@ fn quickest(mut case: impl FnMut()) -> Duration {
     took
 }
 
-/// Ends the process where what is at work goes on without end: nothing else could.
+/// Starts a thread that aborts the process if an input runs without end. Nothing else could end it.
 fn watched() -> Arc<Mutex<Option<Arc<Input>>>> {
     let at_work: Arc<Mutex<Option<Arc<Input>>>> = Arc::default();
     let watched = Arc::downgrade(&at_work);
@@ -127,7 +133,7 @@ fn watched() -> Arc<Mutex<Option<Arc<Input>>>> {
     at_work
 }
 
-/// The most memory that this process ever had, in bytes, where the system tells.
+/// Returns the peak memory of this process in bytes, if the system reports it.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix(" kB")?;

@@ -19,7 +19,7 @@ pub use random::Random;
 
 use std::path::{Path, PathBuf};
 
-/// The path of a file of the repository, from its path below the root.
+/// Returns the path of a repository file from its path below the root.
 pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }

@@ -1,10 +1,10 @@
-//! Broken inputs by the million, for whatever reads what may come from outside: whole ones with parts changed, cut out, put
-//! twice and mixed.
+//! Makes broken inputs for every reader of outside data: whole inputs with parts changed, cut out,
+//! repeated and mixed.
 
 use crate::{inputs, Random};
 
-/// Gives `case` what is kept of a reader and one broken input after the other, made of that, of a corpus, and of pieces that
-/// mean something to the reader.
+/// Passes to `case` the kept inputs of a reader, and then broken inputs. They are made from the
+/// kept ones, from a corpus, and from pieces that mean something to the reader.
 pub fn fuzz(reader: &str, corpus: &[Vec<u8>], pieces: &[&str], case: impl FnMut(&[u8])) {
     let kept = inputs::kept(reader);
     let all: Vec<Vec<u8>> = kept.iter().map(|(_, bytes)| bytes).chain(corpus).cloned().collect();
@@ -13,7 +13,7 @@ pub fn fuzz(reader: &str, corpus: &[Vec<u8>], pieces: &[&str], case: impl FnMut(
         &kept,
         |seed| {
             let mut random = Random::new(seed);
-            // Half of them begin as whole ones, which are few beside those that are kept.
+            // Half of them begin as whole ones, because these are few beside the kept ones.
             let from = if random.chance(50) { corpus } else { &all };
             broken(&mut random, from, &all, pieces)
         },
@@ -45,7 +45,7 @@ fn broken(random: &mut Random, from: &[Vec<u8>], others: &[Vec<u8>], pieces: &[&
     input
 }
 
-/// Some of so many bytes, rather few.
+/// Picks a range within `length` bytes, usually a short one.
 fn range(random: &mut Random, length: usize) -> (usize, usize) {
     let from = random.below(length as u64 + 1) as usize;
     let most = *random.pick(&[1, 4, 16, 64, 1024]);

@@ -1,6 +1,6 @@
-//! A random source for tests: the same seed gives the same sequence everywhere.
+//! A random source for tests: the same seed produces the same sequence everywhere.
 
-/// SplitMix64 (Steele et al. 2014): small, and every seed gives a good sequence.
+/// SplitMix64 (Steele et al. 2014): small, and every seed produces a good sequence.
 pub struct Random(u64);
 
 impl Random {
@@ -15,7 +15,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to below `end`.
+    /// Draws a number from 0 to below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -1,4 +1,4 @@
-//! A disk that is full where a checkpoint is written.
+//! Tests a disk that is full when a checkpoint is written.
 
 use crate::{at_once, Run, EVERY, PATIENCE};
 use std::os::unix::fs::MetadataExt;
@@ -6,13 +6,13 @@ use std::path::Path;
 use tests::programs::program;
 use tokio::process::Command;
 
-/// Mounts a disk of the first argument's kilobytes at the second, does what the third says, lists
-/// the disk's files in the fifth, gives the disk more room, and does what the fourth says.
+/// Mounts a disk of `$1` kilobytes at `$2` and runs `$3`. Then lists the disk's files in `$5`,
+/// gives the disk more room, and runs `$4`.
 const SCRIPT: &str =
     "mount -t tmpfs -o size=$1k none \"$2\" && sh -c \"$3\" && (cd \"$2\" && find . -type f) > \"$5\" && \
                       mount -o remount,size=64m \"$2\" && sh -c \"$4\"";
 
-/// Kilobytes that a folder takes on a disk, of blocks of 4 KiB.
+/// Returns the kilobytes that a folder takes on a disk with blocks of 4 KiB.
 fn kilobytes(path: &Path) -> u64 {
     let metadata = path.metadata().unwrap();
     if !metadata.is_dir() {
@@ -23,7 +23,7 @@ fn kilobytes(path: &Path) -> u64 {
 
 #[tokio::test]
 async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
-    // A disk of one's own takes a namespace of one's own, which not every system gives.
+    // A private disk needs a private namespace, which not every system allows.
     let mut probe = Command::new("unshare");
     let probe = probe.args(["-Urm", "mount", "-t", "tmpfs", "none", "/mnt"]).output().await;
     if !probe.is_ok_and(|output| output.status.success()) {
@@ -45,7 +45,7 @@ async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
     // The same run file, with more steps.
     let file = run.place.file("run.yaml");
     let go_on = format!("sed -i 's/^steps: 21$/steps: 40/' '{}' && {}", file.display(), line(&["--resume"]));
-    // Room for one of them, and for a part of the next.
+    // Room for one checkpoint, and for a part of the next.
     let size = (one * 3 / 2).to_string();
     let listing = run.place.file("listing");
     let [disk, list] = [&folder, &listing].map(|path| path.to_str().unwrap());
@@ -56,7 +56,7 @@ async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
     let warned =
         |step: &str| ended.errors.iter().any(|line| line.contains(step) && line.contains("No space left on device"));
     assert!(warned("step-00000014") && warned("step-00000021"), "{:#?}", ended.errors);
-    // What was written of the others does not take the room of the next.
+    // The remains of the failed checkpoints do not take the room of the next one.
     let left = std::fs::read_to_string(listing).unwrap();
     assert!(left.contains("step-00000007/manifest.json"), "{left}");
     assert!(left.lines().all(|line| line.contains("step-00000007/")), "{left}");

@@ -1,5 +1,5 @@
-//! Runs that stop and go on with a checkpoint, among other workers, cut and scheduled otherwise: losses, metrics and weights are
-//! those of a run that never stopped, to the bit.
+//! Tests runs that stop and resume from a checkpoint, with other workers, cuts and schedules.
+//! Losses, metrics and weights are those of a run that never stopped, to the bit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tests::programs::{Ended, Process, TestFolder};
 use tests::stateful_model::MODEL;
 
-/// Far more than any run here takes.
+/// The time limit of a run; far longer than any run here takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Run {
@@ -67,14 +67,14 @@ impl Run {
         self.place.start_with("bossman", arguments, &environment)
     }
 
-    /// The metrics of steps without times, and the weights.
+    /// Returns the metrics of steps without times, and the weights.
     fn outputs(&self) -> (Vec<String>, Vec<u8>) {
         let (metrics, weights, _) = self.all_outputs();
-        // A run that ends looks at the model, whatever the step.
+        // A run validates the model at its end, whatever the step.
         (metrics.into_iter().filter(|line| !line.contains("validation")).collect(), weights)
     }
 
-    /// All metrics without times, the weights and the best weights.
+    /// Returns all metrics without times, the weights and the best weights.
     fn all_outputs(&self) -> (Vec<String>, Vec<u8>, Vec<u8>) {
         let metrics = std::fs::read_to_string(self.place.file("metrics.jsonl")).unwrap();
         let line = |line: &str| {
@@ -89,7 +89,8 @@ impl Run {
 
 const EVERY: &str = "checkpoint: {dir: c, every: 7, keep: 2}";
 
-/// `more` for each part of a run, with the number of workers and the steps after which it stops.
+/// Trains the parts of a run in turn. A part has the step after which it stops, the number of
+/// workers, and further settings.
 async fn in_parts(parts: &[(u64, &str, &str)]) -> (Vec<String>, Vec<u8>) {
     let run = Run::new();
     for (number, (steps, workers, more)) in parts.iter().enumerate() {
@@ -139,7 +140,7 @@ async fn gradients_of_several_steps_belong_to_one_update() {
     let more = "accumulate: 3\noptimizer: {SGD: {lr: 0.05, momentum: 0.9}}";
     let quiet = at_once("1", more).await.outputs();
     let run = Run::new();
-    // A checkpoint is due after every second step and made after every third.
+    // A checkpoint is due after every second step, but made only after every third.
     for (steps, flags) in [(20, &[][..]), (40, &["--resume"][..])] {
         run.write(steps, &format!("checkpoint: {{dir: c, every: 2, keep: 1}}\n{more}"));
         run.train("2", flags).await.expect_success();
@@ -147,10 +148,10 @@ async fn gradients_of_several_steps_belong_to_one_update() {
     assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
-/// Killed at any moment, with whatever it was writing.
+/// Kills the boss at any moment, whatever it is writing.
 #[tokio::test]
 async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
-    // So many that no run ends by itself before it is killed.
+    // Enough steps that no run ends before it is killed.
     let steps = 200;
     let first = Run::new();
     first.write(1, "");
@@ -166,12 +167,12 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     let run = Run::new();
     run.write(steps, "checkpoint: {dir: c, every: 1, keep: 2}\nschedule: 1f1b");
     for killed_at in ["checkpoint of step 3 ", " written", "going on after", " written"] {
-        // As a supervisor starts it, again and again.
+        // A supervisor starts it the same way, again and again.
         let mut boss = run.begin("2", &["--resume=if-any", weights[0], weights[1]]);
         boss.line(killed_at).await;
         boss.signal("KILL");
         boss.end().await;
-        // There is a checkpoint, and nobody looks for them any more.
+        // Now a checkpoint exists, and the initial weights are not read any more.
         std::fs::remove_file(weights[1]).ok();
     }
     let line = run.train("2", &["--resume", weights[0], weights[1]]).await.error_line();
@@ -195,7 +196,7 @@ async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     let mut bytes = std::fs::read(&damaged).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&damaged, bytes).unwrap();
-    // The command says so too.
+    // The command also reports it.
     let dir = run.place.file("c");
     let verify = run.place.start("bossman", &["checkpoint", "verify", dir.to_str().unwrap()]).end().await;
     assert_eq!(verify.status.code(), Some(1));
@@ -229,7 +230,7 @@ async fn a_checkpoint_that_cannot_be_read_is_neither_skipped_nor_deleted() {
         let all = [&["checkpoint"], arguments, &[dir.to_str().unwrap()]].concat();
         run.place.start("bossman", &all).end().await
     };
-    // A link to itself: also root cannot open it.
+    // A link to itself: even root cannot open it.
     let (manifest, aside) = (dir.join("step-00000021/manifest.json"), run.place.file("aside"));
     std::fs::rename(&manifest, &aside).unwrap();
     std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
@@ -251,7 +252,7 @@ async fn a_checkpoint_that_cannot_be_read_is_neither_skipped_nor_deleted() {
     let pruned = command(&["prune", "--keep", "1"]).await.expect_success().output;
     assert!(pruned.is_empty(), "{pruned:?}");
     std::fs::rename(&aside, &manifest).unwrap();
-    // One before the newest.
+    // Now a checkpoint before the newest cannot be read.
     let manifest = dir.join("step-00000014/manifest.json");
     std::fs::rename(&manifest, &aside).unwrap();
     std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
@@ -291,7 +292,7 @@ async fn what_would_not_go_on_as_it_was_is_refused() {
     refused("AdamW: {lr: 0.01}", "SGD: {lr: 0.01, momentum: 0.9}", "--resume: optimizer was AdamW and is SGD").await;
     std::fs::write(run.place.file("metrics.jsonl"), "").unwrap();
     refused("seed: 3", "seed: 3", "metrics.jsonl: has 0 bytes, but had").await;
-    // A later one that is in the way, and how it is moved out of it.
+    // A later checkpoint is in the way, and `prune` deletes it.
     std::fs::remove_file(run.place.file("metrics.jsonl")).unwrap();
     std::fs::remove_dir_all(run.place.file("c")).unwrap();
     run.write(21, EVERY);

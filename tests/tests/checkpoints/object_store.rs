@@ -1,11 +1,11 @@
-//! Checkpoints in an object store.
+//! Tests checkpoints in an object store.
 
 use super::s3::S3;
 use super::{at_once, Run, EVERY, MODEL};
 
 const PLACE: &str = "dir: s3://bucket/runs/one";
 
-/// One layer is more than goes up in one piece.
+/// One layer is larger than one part of an upload.
 const WIDE: &str = "
 model: wide
 inputs: {x: [batch, 64]}
@@ -31,7 +31,7 @@ async fn a_run_goes_on_from_an_object_store() {
     let listed = run.bossman(&["checkpoint", "ls", "s3://bucket/runs/one"]).end().await.expect_success().output;
     let names: Vec<_> = listed.iter().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, ["step-00000035", "step-00000040"]);
-    // Nothing else is left there.
+    // Nothing else is left in the store.
     let mut left: Vec<_> = std::fs::read_dir(s3.folder().join("bucket/runs/one")).unwrap().collect();
     left.retain(|entry| entry.as_ref().unwrap().path().join("manifest.json").exists());
     assert_eq!(left.len(), 2, "{left:?}");
@@ -47,8 +47,8 @@ async fn who_may_not_read_a_store_is_told_so_before_training() {
     assert!(!error.contains("guessed"), "{error}");
 }
 
-/// The line breaks while a layer of one checkpoint is on its way, each time that it is tried; training goes on, and so do the next
-/// checkpoints.
+/// The connection breaks at each attempt to upload a layer of one checkpoint. Training continues,
+/// and so do the next checkpoints.
 #[tokio::test]
 async fn a_broken_upload_costs_that_checkpoint_alone() {
     let optimizer = "optimizer: {SGD: {lr: 0.05}}";

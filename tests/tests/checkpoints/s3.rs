@@ -1,4 +1,5 @@
-//! A server that speaks S3 and checks signatures (rclone's), behind a line that can break.
+//! Starts a server that speaks S3 and checks signatures (rclone's), behind a connection that can
+//! break.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,23 +10,23 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
-/// It is fetched once on a machine.
+/// The time limit of a start. rclone is fetched once on a machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Less than a part of a file.
+/// The bytes that still pass before a break; less than a part of a file.
 const LITTLE: usize = 1 << 20;
 
 pub(crate) struct S3 {
     folder: tempfile::TempDir,
-    /// What leads to it.
+    /// The address that leads to the server.
     address: SocketAddr,
-    /// What breaks the line, a little after it was said.
+    /// The text that breaks the connection, a little after it was sent.
     breaks: Arc<Mutex<Option<String>>>,
     _server: Child,
 }
 
 impl S3 {
-    /// With an empty `bucket`.
+    /// Starts a server with an empty `bucket`.
     pub(crate) async fn start() -> Self {
         let started = async {
             let folder = tempfile::tempdir().unwrap();
@@ -44,7 +45,7 @@ impl S3 {
                     break address.0.parse().unwrap();
                 }
             };
-            // Nobody wants to know more, but it must not wait for a reader.
+            // No further line is needed, but the server must not wait for a reader.
             tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
             let (line, breaks) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Arc::default());
             let address = line.local_addr().unwrap();
@@ -54,7 +55,7 @@ impl S3 {
         tokio::time::timeout(PATIENCE, started).await.unwrap()
     }
 
-    /// What names it, for who has this secret.
+    /// Returns the environment variables that name the server, with this secret.
     pub(crate) fn environment(&self, secret: &str) -> Vec<(&'static str, String)> {
         let endpoint = format!("http://{}", self.address);
         [
@@ -68,12 +69,12 @@ impl S3 {
         .into()
     }
 
-    /// Where it keeps its buckets.
+    /// Returns the folder of its buckets.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Breaks each connection a little after this went to the server.
+    /// Breaks each connection a little after this text went to the server.
     pub(crate) fn break_at(&self, text: &str) {
         *self.breaks.lock().unwrap() = Some(text.to_string());
     }
@@ -95,7 +96,7 @@ async fn carry(line: TcpListener, server: SocketAddr, breaks: Arc<Mutex<Option<S
                 (client.into_split(), server.into_split());
             let up = async {
                 let mut buffer = vec![0; 64 << 10];
-                // How much more may go.
+                // The number of bytes that may still pass.
                 let mut left = usize::MAX;
                 loop {
                     let read = from_client.read(&mut buffer).await.unwrap_or(0);
@@ -109,7 +110,7 @@ async fn carry(line: TcpListener, server: SocketAddr, breaks: Arc<Mutex<Option<S
                     }
                 }
             };
-            // Whichever ends first ends both.
+            // The direction that ends first ends both.
             tokio::select! {
                 () = up => {}
                 _ = tokio::io::copy(&mut from_server, &mut to_client) => {}

@@ -1,8 +1,8 @@
-//! Batches in order, resumed, split and prepared ahead.
+//! Tests batches in order, resumed, split and prepared ahead.
 
 use super::*;
 
-/// So many samples, of which each is its number.
+/// Makes a source of `samples` samples. The value of each is its number.
 fn counted(folder: &Folder, samples: u32) -> Source {
     let bytes: Vec<u8> = (0..samples).map(|n| n as u8).collect();
     let images = folder.file("images", idx(&[samples, 1], &bytes));
@@ -50,7 +50,7 @@ fn a_split_trains_on_what_is_not_validated() {
 fn batches_come_ahead_and_errors_at_the_batch_they_belong_to() {
     let folder = Folder::new();
     let data = opened(&folder, 8);
-    // What stands past here is gone: batches 0 and 1 can be read, batch 2 cannot.
+    // Cut the file, so that batches 0 and 1 can be read and batch 2 cannot.
     std::fs::OpenOptions::new().write(true).open(folder.path("images")).unwrap().set_len(12 + 4).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {

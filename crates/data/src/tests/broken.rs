@@ -1,4 +1,4 @@
-//! Files that are wrong: each is an error that says so, and none makes a panic.
+//! Tests wrong files: each yields an error that names the problem, and none causes a panic.
 
 use super::*;
 use rand::{Rng, SeedableRng};
@@ -63,7 +63,8 @@ fn mistakes_in_files_are_named() {
     assert_eq!(found, golden.map(|(_, expected)| expected));
 }
 
-/// Formats that are read from the beginning say so at once, those that are read where samples lie with their batch.
+/// Formats that are read from the beginning report it at once. Formats that are read in place
+/// report it with the batch.
 #[test]
 fn what_is_no_finite_number_is_named_with_its_place() {
     let folder = Folder::new();
@@ -127,7 +128,7 @@ fn what_is_no_finite_number_is_named_with_its_place() {
     );
 }
 
-/// Numbers whose sum leaves the type are numbers all the same.
+/// Numbers whose sum overflows their type are still finite numbers.
 #[test]
 fn large_numbers_are_numbers() {
     let folder = Folder::new();
@@ -163,7 +164,7 @@ fn an_input_that_the_model_has_not_is_named() {
     assert_eq!(error, "a.npz: the model has no input `y`; its inputs are x");
 }
 
-/// Readers of binary files are given files with a few bytes changed, cut off or put in.
+/// Readers of binary files receive files with a few bytes changed, cut off or inserted.
 #[test]
 fn no_content_of_a_file_makes_a_panic() {
     let folder = Folder::new();
@@ -225,7 +226,7 @@ pub(super) fn mutated(whole: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
     bytes
 }
 
-/// The same for pictures.
+/// Does the same for pictures.
 #[test]
 fn no_content_of_a_picture_makes_a_panic() {
     let folder = Folder::new();

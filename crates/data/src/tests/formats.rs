@@ -1,4 +1,4 @@
-//! Each format gives the samples that were written.
+//! Tests that each format returns the samples that were written.
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn pictures_are_classed_by_their_folders() {
     let red = [0.0, 4.0, 0.0, 0.0, 0.0, 0.0];
     let found = numbers(batch.x());
     assert_eq!((&found[..6], found[7], found[13], found[19]), (&red[..], 5.0, 6.0, 7.0));
-    // A model that takes one channel gets it, also flattened.
+    // A model that takes one channel gets it, also as a flat input.
     assert_eq!(Dataset::read(&folder.path(""), &model("6"), &CLASSES).unwrap().batch(&[0]).unwrap().x().size(), [1, 6]);
 
     image::RgbImage::new(2, 2).save(folder.file("cat/c.jpg", "")).unwrap();

@@ -1,10 +1,11 @@
-//! Data of which workers have the files: the same samples, and what is said where the files are others.
+//! Tests data whose files are on the workers: the samples are the same, and files that differ are
+//! reported.
 
 use super::*;
 use crate::Tokenizer;
 use pipeline::samples::DataSpec;
 
-/// A boss's folder and a worker's, with the same files.
+/// Makes a boss's folder and a worker's, with the same files.
 fn two(files: &[(&str, Vec<u8>)]) -> [Folder; 2] {
     let folders = [Folder::new(), Folder::new()];
     for folder in &folders {
@@ -26,7 +27,7 @@ fn normalize() -> Normalize {
     Normalize { input: None, divide: 255.0, mean: vec![0.1307], std: vec![0.3081] }
 }
 
-/// What a boss tells a worker of its data.
+/// Opens data for workers. Returns it with the description that a worker receives.
 fn told(folder: &Folder, source: &Source, model: &LayerGraph, normalize: Option<&Normalize>) -> (Dataset, DataSpec) {
     let data = Dataset::open(source, model, &CLASSES, normalize).unwrap().for_workers(folder.0.path()).unwrap();
     let spec = data.spec(model).unwrap();
@@ -142,7 +143,7 @@ fn nothing_outside_of_the_folder_is_read() {
     let data = Dataset::open(&source, &model("6"), &CLASSES, None).unwrap();
     let refused = data.for_workers(boss.0.path()).unwrap_err().to_string();
     assert!(refused.contains("is not below") && refused.contains("so workers do not know it"), "{refused}");
-    // A boss that says so all the same.
+    // A hostile boss may name such a path all the same.
     let (_, spec) = told(&boss, &idx_source(&boss), &model("6"), None);
     for path in ["../x/images", "/etc/host", "data/../../"] {
         let mut bytes = spec.description.clone();
@@ -158,7 +159,8 @@ fn nothing_outside_of_the_folder_is_read() {
     assert!(error.contains("at most 1048576 are allowed"), "{error}");
 }
 
-/// Of data that is not read whole for its digest, a difference of more than some hundred kilobytes is always found.
+/// If only parts of the data are digested, a difference of more than a few hundred kilobytes is
+/// still always found.
 #[test]
 fn large_files_are_compared_in_parts() {
     let [boss, worker] = two(&[("labels", idx(&[1], &[0]))]);
@@ -172,7 +174,7 @@ fn large_files_are_compared_in_parts() {
         file.write_all(&vec![byte; times]).unwrap();
         file.set_len(size).unwrap();
     };
-    // The rows are one byte each, so there are as many labels.
+    // Each row is one byte, so both files need the same number of rows.
     for folder in [&boss, &worker] {
         let mut labels = std::fs::File::create(folder.path("labels")).unwrap();
         std::io::Write::write_all(&mut labels, &idx(&[u32::try_from(size).unwrap() - 8], &[])).unwrap();

@@ -1,4 +1,4 @@
-//! Text in windows and pairs in padded batches.
+//! Tests text in windows and pairs in padded batches.
 
 use super::*;
 use crate::{Text, TextPairs, Tokenizer};
@@ -59,7 +59,7 @@ fn a_tokenizer_file_makes_the_tokens() {
     assert_eq!(open(words, None), "a.txt: is not text (UTF-8)");
 }
 
-/// A model of two sequences and where the first is padded.
+/// Makes a model of two sequences and the padding mask of the first.
 pub(super) fn pairs_model() -> LayerGraph {
     let text = "
 model: pairs
@@ -146,7 +146,7 @@ fn mistakes_in_pairs_are_named() {
     }
 }
 
-/// A tokenizer's file with a few bytes changed is refused or makes tokens.
+/// A tokenizer file with a few changed bytes is refused or makes tokens.
 #[test]
 fn no_tokenizer_file_makes_a_panic() {
     use rand::SeedableRng;
@@ -190,7 +190,8 @@ fn texts_of_about_one_length_go_together() {
     let (together, apart) = (take(true, 0), take(false, 0));
     assert_eq!(together.iter().map(|x| x.size()[0]).collect::<Vec<_>>(), [8; 125]);
     assert!(padding(&together) * 5 < padding(&apart), "{} and {}", padding(&together), padding(&apart));
-    // Every sample is in one batch, batches come in no order of length, and any step is where it was.
+    // Every sample is in one batch. Batches have no order of length. A resumed run has the same
+    // batches.
     let letters = |batches: &[Tensor]| batches.iter().map(|x| x.eq(97).sum(Kind::Int64).int64_value(&[])).sum::<i64>();
     assert_eq!(letters(&together), letters(&apart));
     assert!(!together.is_sorted_by_key(|x| x.size()[1]));
