@@ -41,6 +41,8 @@ fn name(folder: &str) -> &str {
 fn every_file_that_is_named_exists() {
     for page in [
         "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
         "ARCHITECTURE.md",
         "docs/model-file.md",
         "docs/run-file.md",
@@ -128,7 +130,7 @@ fn forbidden_words_are_absent() {
 fn every_command_that_is_shown_exists() {
     let makefile = read("Makefile");
     let command: String = sources(&root().join("bossman/src/cli")).into_iter().map(|(_, text)| text).collect();
-    for page in ["README.md", "docs/run-file.md", "docs/commands.md", "docs/pool.md"] {
+    for page in ["README.md", "CONTRIBUTING.md", "docs/run-file.md", "docs/commands.md", "docs/pool.md"] {
         let text = read(page);
         let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
         for line in blocks.flat_map(str::lines) {
