@@ -1,5 +1,5 @@
-//! What sessions are told and what they want done. A session does no I/O: the driver does, and
-//! tells it what happened.
+//! The inputs of sessions and their effects. A session does no I/O: the driver executes its effects
+//! and reports what happened.
 
 use crate::frame::Route;
 use crate::ids::{Slot, StageId, Ticket, WorkerId};
@@ -20,7 +20,7 @@ pub use crate::micros::Micros;
 pub enum Peer {
     /// The boss.
     Boss,
-    /// A worker; a session's own number leads back to itself.
+    /// A worker. A session's own number leads back to itself.
     Worker(WorkerId),
 }
 
@@ -36,9 +36,9 @@ impl fmt::Display for Peer {
 /// A frame whose tensors the driver holds in slots.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Frame {
-    /// Set on frames that go by way of the boss.
+    /// Set on frames that the boss relays.
     pub route: Option<Route>,
-    /// What is said.
+    /// The head.
     pub head: Head,
     /// The tensors that came with it.
     pub slots: Vec<Slot>,
@@ -49,9 +49,9 @@ pub struct Frame {
 pub struct Destination {
     /// The connection to use.
     pub peer: Peer,
-    /// Set where the boss is to pass it on.
+    /// Set if the boss must relay the frame.
     pub route: Option<Route>,
-    /// What is said to this receiver.
+    /// The head for this receiver.
     pub head: Head,
 }
 
@@ -184,38 +184,39 @@ pub enum StageEffect {
 /// How gradients are summed beside the compute thread.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Summing {
-    /// Along the tree over so many microbatches, of which the nodes are all.
+    /// Along the tree over this number of microbatches. The nodes cover all of them.
     Tree(u32),
-    /// One node after the other, each in whatever form it came, and then what was lost the last time; the sum in this
-    /// form. What that loses is kept for the next time.
+    /// One node after the other, each decoded from its form, and then the residual of the last
+    /// time. The sum is encoded in this form, and its rounding error becomes the next residual.
     Compressed(Compress, Part),
-    /// One node after the other, each in whatever form it came; the sum in float32.
+    /// One node after the other, each decoded from its form. The sum is float32.
     InTurn,
 }
 
-/// What a replica compresses: what it lost of one of these has nothing to do with any other.
+/// A unit of compression. Each has a residual of its own.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Part {
-    /// Of which stage.
+    /// The stage.
     pub stage: StageId,
-    /// Which bucket.
+    /// The bucket.
     pub bucket: u32,
-    /// Whose shard of it: another replica's, which is sent this one's share, or its own, which is sent to all.
+    /// The replica whose shard it is: another one, which receives this replica's share, or this
+    /// one, which sends the sum to all.
     pub replica: u16,
 }
 
-/// What becomes of what was lost when sums were compressed.
+/// What to do with the residuals of compression.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Residuals {
-    /// Parameters have changed by what was sent: it stays as it is.
+    /// Keep them: parameters have changed by the sums that were sent.
     Keep,
-    /// What was sent since parameters last changed is void: it becomes again what it was then.
+    /// Restore the residuals of the last change of parameters: all sums sent since are void.
     Restore,
-    /// There are other parameters, other replicas or a fresh optimizer: there is none any more.
+    /// Clear them: there are other parameters, other replicas or a fresh optimizer.
     Forget,
 }
 
-/// What a request to the boss session brings.
+/// The answer to a request to the boss session.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Answer {
     /// The weighted loss of each microbatch, ascending.
@@ -224,27 +225,27 @@ pub struct Answer {
     pub outputs: Vec<(u32, layerspec::ValueId, Slot)>,
     /// Parameters and buffers by name.
     pub state: Vec<(String, Slot)>,
-    /// The norm of all gradients before they were shortened, where a limit was set.
+    /// The norm of all gradients before clipping, if a limit was set.
     pub grad_norm: Option<f64>,
-    /// How layers fared in the update, where that was asked for, ascending.
+    /// The health of layers in the update, if requested, ascending.
     pub health: Vec<LayerHealth>,
     /// When each action ran, in the order in which workers answered.
     pub spans: Vec<WorkerSpan>,
-    /// After a measurement: for each worker, ascending, what each layer takes there.
+    /// After a measurement: the times of each layer on each worker, ascending.
     pub measured: Vec<(WorkerId, Vec<LayerTimes>)>,
-    /// A SHA-256 of each trained parameter of each stage of each worker, by its name; ascending.
+    /// A SHA-256 of each trained parameter of each stage of each worker, by its name, ascending.
     pub digests: Vec<(WorkerId, StageId, String, [u8; 32])>,
-    /// What each worker keeps of the run's copies.
+    /// The snapshots of the run that each worker stores.
     pub copies: Vec<(WorkerId, PeerSnapshot)>,
     /// An id for a communicator of each stage whose replicas sum gradients, ascending.
     pub unique_ids: Vec<(StageId, UniqueId)>,
-    /// What each worker said last of its links: to another worker, or to the boss.
+    /// The last figures of each worker's links, to another worker or to the boss.
     pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
-    /// For each follower how many commands it has still to carry out.
+    /// The number of commands that each follower has still to run.
     pub behind: Vec<(WorkerId, usize)>,
 }
 
-/// When an action ran, on the boss's clock as well as that can be told: half a round trip more or less.
+/// When an action ran, on the boss's clock, with an error of half a round trip.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct WorkerSpan {
     /// Where.

@@ -1,5 +1,5 @@
-//! What is known of the machines: how long layers take on each, what the ways between them are like, and how much
-//! memory there is; and what a plan costs on them.
+//! The fleet: times of layers on each worker, links between workers, and memory; and the cost of a
+//! plan on them.
 
 use crate::ids::{StageId, WorkerId};
 use crate::optimizer::OptimizerSpec;
@@ -10,37 +10,38 @@ use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, ParamSpec, Role, ValueId};
 use std::collections::BTreeMap;
 
-/// Workers and the ways between them. Times are nanoseconds.
+/// Workers and the links between them. Times are in nanoseconds.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Fleet {
-    /// For every worker and layer, in the order of the model, what one microbatch takes.
+    /// The times of one microbatch, for every worker and layer, in the order of the model.
     pub times: Vec<Vec<LayerTimes>>,
-    /// The ways that were measured.
+    /// The measured links.
     pub links: BTreeMap<(WorkerId, WorkerId), Link>,
-    /// Any other way.
+    /// Any other link.
     pub link: Link,
-    /// The ways between the boss and workers that were measured.
+    /// The measured links between the boss and workers.
     pub boss_links: BTreeMap<WorkerId, Link>,
-    /// Which machine each process is on, as in [`Costs::machines`].
+    /// The machine of each process, as in [`Costs::machines`].
     pub machines: BTreeMap<Process, u32>,
-    /// What each action takes beside its work.
+    /// The overhead of each action.
     pub per_action: u64,
-    /// For every worker the bytes it may take, where that is known.
+    /// The memory limit of every worker in bytes, if known.
     pub memory: Vec<Option<u64>>,
-    /// In what form replicas exchange gradients, where that is not float32.
+    /// The form in which replicas exchange gradients, if not float32.
     pub compress: Option<Compress>,
-    /// What replicas share out.
+    /// What replicas shard, if anything.
     pub sharding: Option<Sharding>,
 }
 
 impl Fleet {
-    /// Where nothing was measured: equal workers that do so many floating-point operations a second, and no delay.
-    /// `sizes` are those of a microbatch.
+    /// A fleet without measurements: equal workers with this rate of floating-point operations per
+    /// second, and no delay. `sizes` are those of a microbatch.
     pub fn estimated(graph: &LayerGraph, workers: usize, sizes: &Bindings, flops_per_second: f64) -> Self {
         let time = |layer: &Layer| {
             let cost = graph.cost(layer.id, sizes).unwrap_or_default();
             let forward = (cost.flops as f64 * 1e9 / flops_per_second.max(1.0)) as u64 + 1;
-            // As much again for the inputs, and where there are parameters for those.
+            // The backward pass costs as much again for the inputs, and as much for the parameters,
+            // if any.
             let weight = if is_trained(graph, layer) { forward } else { 0 };
             LayerTimes {
                 forward,
@@ -56,19 +57,19 @@ impl Fleet {
         Fleet { times: vec![times; workers], memory: vec![None; workers], ..Fleet::default() }
     }
 
-    /// How many workers there are.
+    /// The number of workers.
     pub fn workers(&self) -> usize {
         self.times.len()
     }
 
-    /// What one microbatch takes through a layer on a worker.
+    /// The times of one microbatch in a layer on a worker.
     pub fn time(&self, worker: WorkerId, layer: LayerId) -> LayerTimes {
         let of_worker = self.times.get(worker.0 as usize);
         of_worker.and_then(|times| times.get(layer.0 as usize)).copied().unwrap_or_default()
     }
 
-    /// What a plan's stages and messages take here, for microbatches of these sizes with so many bytes of
-    /// targets; nothing where workers read inputs and targets by themselves.
+    /// The costs of a plan's stages and messages, for microbatches of these sizes and with this
+    /// number of bytes of targets. `None` if workers read inputs and targets from their own files.
     pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings, target_bytes: Option<u64>) -> Costs {
         let times = |s: &StageSpec, worker: WorkerId| {
             let times = self.stage_times(s, worker);
@@ -122,26 +123,28 @@ impl Fleet {
         }
     }
 
-    /// Which replica takes which of so many microbatches, so that the slowest is done soonest.
+    /// Assigns microbatches to replicas so that the slowest replica finishes as early as possible.
     pub fn microbatch_assignment(&self, plan: &Plan, microbatches: u32) -> MicrobatchAssignment {
         let speed = |stage, worker| self.microbatch(plan, stage, worker);
         plan.ordered(MicrobatchAssignment::by_speed(&plan.stage_placement, microbatches, speed))
     }
 
-    /// What one microbatch takes through a stage and back on a worker.
+    /// The time of one microbatch forward and backward through a stage on a worker.
     pub fn microbatch(&self, plan: &Plan, stage: StageId, worker: WorkerId) -> u64 {
         let layers = plan.stages.iter().filter(|s| s.stage == stage).flat_map(|s| &s.layers);
         let times = layers.map(|layer| self.time(worker, layer.id));
         times.fold(0u64, |sum, t| sum.saturating_add(t.forward).saturating_add(t.backward))
     }
 
-    /// The memory that a plan's stages take here.
+    /// The memory of a plan's stages, in bytes.
     ///
-    /// Always there: for every parameter its value, and where it is trained its gradient and the optimizer's state
-    /// (nothing for SGD, one copy with momentum, two for Adam; where replicas share these out, a part of them); every buffer;
-    /// and for every copied parameter its value and a gradient for each use. For every microbatch: what the stage's layers were measured to keep from forward to
-    /// backward, and from one half of backward to the other. Not counted: libtorch itself, tensors on their way,
-    /// what one layer takes while it works, and where there are replicas the sums that wait for their neighbours.
+    /// Permanent memory: the value of every parameter, and for a trained one its gradient and
+    /// optimizer state (none for SGD, one copy with momentum, two for Adam, or this replica's shard
+    /// of them). Every buffer. For every copied parameter its value and a gradient for each use.
+    /// Memory of a microbatch: the bytes that the stage's layers keep from forward to backward, and
+    /// between the halves of backward, as measured. Not counted: libtorch itself, tensors in
+    /// flight, the working memory of one layer, and sums of replicas that wait for their
+    /// neighbours.
     pub fn bytes(&self, plan: &Plan, optimizer: &OptimizerSpec) -> Vec<StageBytes> {
         let of_stage = |stage: &StageSpec| {
             let home = plan.home(stage.stage).unwrap_or(WorkerId(0));
@@ -156,7 +159,7 @@ impl Fleet {
         plan.stages.iter().map(of_stage).collect()
     }
 
-    /// For every stage how many microbatches its worker has room for, where that is known of every worker.
+    /// The number of microbatches that fit each stage's worker, if every limit is known.
     pub fn room(&self, plan: &Plan, bytes: &[StageBytes]) -> Option<Vec<u32>> {
         let of = |stage: StageId| bytes.get(stage.0 as usize).copied().unwrap_or_default();
         let layout = plan.layout();
@@ -178,7 +181,7 @@ fn is_trained(graph: &LayerGraph, layer: &Layer) -> bool {
     layer.kind.params().iter().any(|p| p.role == Role::Parameter) && !owner.frozen
 }
 
-/// Into how many parts the replicas of a stage share out the optimizer's work.
+/// The number of shards of the optimizer's work in a stage.
 fn parts(plan: &Plan, stage: StageId) -> u64 {
     plan.sharding.map_or(1, |_| plan.stage_placement.of(stage).len().max(1) as u64)
 }
@@ -210,7 +213,7 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
     own + tied_copies.sum::<u64>()
 }
 
-/// What of a stage's parameters is there only while it is at work.
+/// The bytes of a stage's parameters that are gathered only while it works.
 fn gathered(stage: &StageSpec, plan: &Plan) -> u64 {
     if parts(plan, stage.stage) < 2 || !plan.sharding.is_some_and(Sharding::gathers_first) {
         return 0;

@@ -1,4 +1,4 @@
-//! Samples that workers read from files of their own: they are sent numbers, and the boss carries no data.
+//! Samples that workers read from their own files. The boss sends only their numbers.
 
 use layerspec::ValueId;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Names a data set by a SHA-256 of what is read, how, and of the files' contents.
+/// Identifies a data set by a SHA-256 over its description and the files' contents.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct DataId(pub [u8; 32]);
 
@@ -17,12 +17,12 @@ impl fmt::Display for DataId {
     }
 }
 
-/// A data set that workers are to open.
+/// A data set that workers open.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DataSpec {
-    /// What it must be.
+    /// The identity that the worker's files must have.
     pub id: DataId,
-    /// What is read and how, in a form that sessions do not look into.
+    /// The description of the data, in a form that sessions do not read.
     pub description: Vec<u8>,
     /// The model's inputs, in the order in which the data has them.
     pub inputs: Vec<ValueId>,
@@ -31,16 +31,18 @@ pub struct DataSpec {
 /// The samples of a round.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Samples {
-    /// Of which data set.
+    /// The data set.
     pub data: DataId,
-    /// The numbers of one batch, which is cut into the round's microbatches, or of one batch for each microbatch.
+    /// The sample numbers of one batch, which is cut into the round's microbatches, or of one batch
+    /// for each microbatch.
     pub batches: Vec<Vec<i64>>,
-    /// The numbers of the batch that is likely to come next, so that it can be read meanwhile; none where that is not known.
+    /// The sample numbers of the probable next batch, to read ahead. Empty if unknown.
     pub next: Vec<i64>,
 }
 
 impl Samples {
-    /// The place of the batch that a microbatch is of, and its part of it; nothing where there is no such part.
+    /// The index of a microbatch's batch, and its part of that batch. `None` if there is no such
+    /// part.
     pub fn part(&self, microbatch: u32, microbatches: u32) -> Option<(usize, Range<usize>)> {
         match self.batches.as_slice() {
             [batch] => Some((0, part(batch.len(), microbatch, microbatches)?)),
@@ -54,8 +56,8 @@ impl Samples {
     }
 }
 
-/// The samples of one of so many microbatches of a batch, as `torch.tensor_split` cuts it: the first ones have one more where
-/// it does not go up evenly. Nothing where there are more microbatches than samples.
+/// The samples of one microbatch of a batch, cut as by `torch.tensor_split`: if the sizes are
+/// uneven, the first ones have one more. `None` if there are more microbatches than samples.
 pub fn part(samples: usize, microbatch: u32, microbatches: u32) -> Option<Range<usize>> {
     let (index, count) = (microbatch as usize, microbatches as usize);
     if index >= count || count > samples {
@@ -66,34 +68,34 @@ pub fn part(samples: usize, microbatch: u32, microbatches: u32) -> Option<Range<
     Some(start..start + each + usize::from(index < larger))
 }
 
-/// One of the tensors that a sample has.
+/// One of the tensors of a sample.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Column {
     /// An input of the model.
     Input(ValueId),
-    /// What the model's output should be.
+    /// The target.
     Target,
 }
 
-/// A microbatch to be read.
+/// A microbatch to read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reading {
     /// Of which data set.
     pub data: DataId,
-    /// The numbers of its batch, by which sequences are padded.
+    /// The sample numbers of its batch, whose longest sequence sets the padding.
     pub batch: Arc<[i64]>,
     /// Its part of the batch.
     pub part: Range<usize>,
-    /// What of it is wanted.
+    /// The columns to read.
     pub columns: Vec<Column>,
 }
 
-/// What the driver has done beside the compute thread.
+/// A task beside the compute thread.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DataTask {
-    /// Open a data set; there is no tensor in the result.
+    /// Open a data set. The result has no tensor.
     Open(DataSpec),
-    /// Read a microbatch: a tensor for each of its columns.
+    /// Read a microbatch. The result has a tensor for each of its columns.
     Read(Reading),
 }
 

@@ -1,10 +1,11 @@
-//! The session of a worker: what it has been told, what has arrived, what it does next.
+//! The session of a worker: its commands, what has arrived, and its next effects.
 //!
 //! A state machine without I/O. Call `on_*` when something happened, then `poll_effect` until it is
 //! empty, and `on_timeout` at the latest at the time `poll_timeout` names.
 //!
-//! What comes twice counts once. A command, or a tensor while its first is here or counted, costs its sender the connection; of
-//! what has been used or answered already the second is let go of, at the latest with the next command.
+//! A duplicate counts once. A duplicate command, or a duplicate tensor whose first copy is here or
+//! counted, costs its sender the connection. A duplicate of something already used or answered is
+//! dropped, at the latest with the next command.
 
 mod change_membership;
 mod commands;
@@ -39,10 +40,10 @@ use reducing::{Asked, ReplicaGroup};
 use round::Running;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Tasks given to the compute thread at a time: one at work and one waiting, so that it never idles
-/// for want of a message, and an abort never waits for more than these. Where the order is free, the waiting one is
-/// chosen early only if nothing that is still to come would go before it: then what runs is what would have been chosen
-/// at the last moment.
+/// The number of tasks at the compute thread: one at work and one waiting. So it never idles for
+/// lack of a message, and an abort waits for at most these. If the order is free, the waiting task
+/// is chosen early only if no task that may still arrive would precede it. So the result is the
+/// same as with the latest possible choice.
 const LOOKAHEAD: usize = 2;
 
 /// A worker's session.
@@ -51,16 +52,16 @@ pub struct StageSession {
     worker: Option<WorkerId>,
     stages: Vec<StageSpec>,
     stage_placement: StagePlacement,
-    /// Those of the stages that other workers have, too, or follow.
+    /// The stages that other workers hold or follow, too.
     groups: BTreeMap<StageId, ReplicaGroup>,
-    /// How large the buckets are in which gradients are exchanged.
+    /// The sizes of the buckets in which gradients are exchanged.
     buckets: BucketBytes,
-    /// What the replicas of a stage share out.
+    /// What the replicas of a stage shard, if anything.
     sharding: Option<Sharding>,
     links: Links,
     inbox: Inbox,
     job: Option<Job>,
-    /// Commands that wait for the one at work: only followers have some.
+    /// Commands that wait for the current one. Only followers have some.
     waiting: VecDeque<Waiting>,
     /// The newest command that came.
     told: u64,
@@ -68,51 +69,51 @@ pub struct StageSession {
     tasks: BTreeMap<Ticket, Purpose>,
     /// Sums that are being taken beside the compute thread.
     sums: BTreeMap<Ticket, Asked>,
-    /// What is being read beside it, too.
+    /// Samples that are being read beside the compute thread.
     reads: BTreeMap<Ticket, reading::Asked>,
     next_ticket: u64,
-    /// Tensors to load, which may arrive before the command that wants them.
+    /// Tensors to load, which may arrive before their command.
     loads: BTreeMap<u64, Arriving>,
-    /// The states of replicas on their way here, which may arrive before the command that wants one.
+    /// Arriving states of replicas, which may arrive before their command.
     states: BTreeMap<u64, BTreeMap<Peer, ReplicaState>>,
-    /// Parts of copies on their way here, by command, which may come later.
+    /// Arriving parts of snapshots, by command, which may arrive later.
     keeping: BTreeMap<u64, Keeping>,
-    /// The copy that is being made, and its first command; what comes for one before it is void.
+    /// The snapshot in progress, and its first command. Parts for earlier commands are void.
     copying: Option<(SnapshotId, u64)>,
-    /// Commands after that which were cancelled.
+    /// Later commands that were cancelled.
     unkept: BTreeSet<u64>,
-    /// What is kept, and for which run.
+    /// The stored snapshots, and their run.
     kept: Vec<PeerSnapshot>,
     keeps_for: Option<u64>,
-    /// The newest command that was answered; what still arrives for it is of no use.
+    /// The newest command that was answered. Late arrivals for it are dropped.
     answered: u64,
-    /// The command whose parameters were updated last, for an abort that comes too late.
+    /// The command that updated parameters last, for an abort that comes too late.
     stepped: Option<u64>,
-    /// When something happened last, and when the command at work arrived.
+    /// The times of the last event and of the arrival of the current command.
     now: Micros,
     received: Micros,
     effects: VecDeque<StageEffect>,
 }
 
-/// The command being carried out.
+/// The current command.
 enum Job {
-    /// An assignment: its stages are being built and its links opened.
+    /// An assignment: the stages are being built and the links opened.
     Assign {
         id: u64,
         built: bool,
     },
     Round(Box<Running>),
-    /// Stages stay, those who share them change.
+    /// A change of membership: the stages stay.
     ChangeMembership(Box<MembershipChange>),
-    /// A load whose tensors are coming, and the task that takes them.
+    /// A load whose tensors are arriving, and its task.
     Load {
         id: u64,
         expected: usize,
         what: fn(Vec<(String, Slot)>) -> Task<Slot>,
-        /// The workers that kept them, where they do not come from the boss.
+        /// The workers that send them, if not the boss.
         keepers: Vec<WorkerId>,
     },
-    /// State is being copied, to be kept.
+    /// A snapshot: state is being copied and stored.
     Keep {
         id: u64,
     },
@@ -121,11 +122,11 @@ enum Job {
         id: u64,
         times: Option<Vec<LayerTimes>>,
     },
-    /// Communicators that are being made with other workers.
+    /// Communicators are being made with other workers.
     Communicate {
         id: u64,
     },
-    /// Anything that is one task.
+    /// Any command that is one task.
     Task {
         id: u64,
     },
@@ -148,13 +149,13 @@ impl Job {
     }
 }
 
-/// What a task at the compute thread is for.
+/// The purpose of a task at the compute thread.
 enum Purpose {
-    /// The whole of a command.
+    /// A whole command.
     Command(u64),
     /// An action of the round of a command.
     Action(u64, Action),
-    /// Clearing up after a cancelled command.
+    /// Cleaning up after a cancelled command.
     Discard(u64),
 }
 
@@ -164,29 +165,29 @@ impl StageSession {
         Self::default()
     }
 
-    /// The same, of a worker that keeps copies from runs before.
+    /// The same, for a worker that stores snapshots of earlier runs.
     pub fn with_kept(kept: Vec<PeerSnapshot>) -> Self {
         StageSession { kept, ..Self::default() }
     }
 
-    /// The next thing to do, until there is none.
+    /// The next effect, until there is none.
     pub fn poll_effect(&mut self) -> Option<StageEffect> {
         self.effects.pop_front()
     }
 
-    /// When to call `on_timeout` at the latest; ask again after every call.
+    /// The latest time for `on_timeout`. It may change with every call.
     pub fn poll_timeout(&self) -> Option<Micros> {
         self.links.deadline()
     }
 
-    /// The time that `poll_timeout` named has come.
+    /// The time of `poll_timeout` has come.
     pub fn on_timeout(&mut self, now: Micros) {
         for peer in self.links.overdue(now) {
             self.on_link_down(now, peer, "no answer within 3 seconds");
         }
     }
 
-    /// A direct connection to a worker is there, whoever dialled.
+    /// A direct connection to a worker is up, dialled by either end.
     pub fn on_link_up(&mut self, now: Micros, peer: WorkerId) {
         self.now = now;
         self.links.up(peer);
@@ -203,13 +204,13 @@ impl StageSession {
         self.finish_measuring();
     }
 
-    /// The driver began to find out what a connection is like, and will say so with `on_link_report`. What layers take is
-    /// answered only then: a schedule is chosen by both.
+    /// The driver began to measure a connection and will call `on_link_report`. A measurement of
+    /// layers is answered only after that, because the choice of a schedule needs both.
     pub fn on_measuring(&mut self, peer: Peer) {
         self.links.measuring(peer);
     }
 
-    /// The driver knows what a connection is like, to another worker or to the boss, or could not find out.
+    /// The driver measured a connection to another worker or to the boss, or could not measure it.
     pub fn on_link_report(&mut self, peer: Peer, report: Option<LinkReport>) {
         self.links.measured(peer, report);
         self.finish_measuring();
@@ -287,7 +288,7 @@ impl StageSession {
         self.advance();
     }
 
-    /// Refuses a round that would wait for ever for what cannot come.
+    /// Refuses a round that would wait forever for something that cannot arrive.
     fn check(&self, round: &Round) -> Result<(), String> {
         let stray = round.actions.iter().find(|a| !self.stages.iter().any(|s| s.stage == a.stage()));
         if let Some(action) = stray {
@@ -305,7 +306,7 @@ impl StageSession {
         let speaks =
             self.stages.iter().any(|s| self.worker.is_some() && self.stage_placement.first(s.stage) == self.worker);
         let limited = needs::max_norm(round).is_some();
-        // Of replicas the first finds the norm, or all do.
+        // The first replica computes the norm, or all do.
         if updates && (norms && !limited || !norms && limited && speaks) {
             return Err("a limit for the norm of gradients without actions that find the norm, or the reverse".into());
         }
@@ -348,7 +349,7 @@ impl StageSession {
         }
     }
 
-    /// Starts the actions whose tensors are there. Called after every arrival and every result.
+    /// Starts the actions whose tensors have arrived. Called after every arrival and every result.
     fn advance(&mut self) {
         while self.tasks.len() < LOOKAHEAD {
             let Some(Job::Round(running)) = &mut self.job else { return };
@@ -363,7 +364,8 @@ impl StageSession {
             self.compute(purpose, task);
         }
         if let Some(Job::Round(running)) = &mut self.job {
-            // What others wait for of this round's gradients may still be on its way to them by the sum thread.
+            // The reduction thread may still send gradients of this round that other workers wait
+            // for.
             let sums = self.sums.values().any(|asked| asked.is_for(running.id));
             if running.all_started() && self.tasks.is_empty() && !sums {
                 let (id, losses, sent) = (running.id, std::mem::take(&mut running.losses), running.sent);
@@ -382,7 +384,8 @@ impl StageSession {
     }
 
     fn arrive(&mut self, from: Peer, key: MicrobatchKey, stage: StageId, item: Item, slots: Vec<Slot>) {
-        // Whoever sent it may have no part in the stages any more: what the boss relays can be later than what it commands.
+        // The sender may have left the stages: frames that the boss relays can arrive after its
+        // commands.
         if self.inbox.is_void(key.batch) {
             return self.drop_slots(slots);
         }
@@ -401,7 +404,7 @@ impl StageSession {
         }
     }
 
-    /// The compute thread is done with a task, on which it worked from `span.0` to `span.1`.
+    /// The compute thread completed a task, on which it worked from `span.0` to `span.1`.
     pub fn on_done(
         &mut self,
         now: Micros,
@@ -456,7 +459,7 @@ impl StageSession {
     fn fail(&mut self, id: u64, mut failure: Failure) {
         failure.worker = self.worker;
         match &mut self.job {
-            // The boss answers with an abort; until then nothing more is started.
+            // The boss answers with an abort. Until then nothing more starts.
             Some(Job::Round(running)) => running.failed = true,
             _ => self.job = None,
         }

@@ -1,19 +1,20 @@
-//! How the replicas of a stage come to the sum of their gradients.
+//! The sum of gradients over the replicas of a stage.
 //!
-//! What a replica's microbatches came to is handed out by the compute thread, bucket by bucket. Each part goes to the
-//! replica whose shard it is in, which sums what all have sent, and gives the sum to all. So where each replica has taken a
-//! whole branch every byte goes to and fro once, as in a ring, but the sum is taken in the order of the
-//! [tree](crate::replicas::Tree), which a ring would not do.
+//! The compute thread hands out the gradients of a replica's microbatches bucket by bucket. Each
+//! part goes to the replica whose shard it is in. That replica sums the parts of all replicas and
+//! sends the sum to all. If each replica computed a whole branch of the tree, every byte travels
+//! once in each direction, as in a ring all-reduce. Unlike in a ring, the sum follows the order of
+//! the [tree](crate::replicas::Tree).
 //!
-//! Where the replicas share out the optimizer's state, the sum stays where it is taken, and what goes to all is what the
-//! optimizer makes of the parameters there.
+//! If the replicas shard the optimizer state, the sum stays with the replica that computed it. That
+//! replica updates its part of the parameters and sends the new values to all.
 //!
-//! Where they share out the gradients, too, each microbatch's leave as soon as they are there, and are added up where they
-//! come together: two at a time, as soon as two neighbours in the tree are there.
+//! If they shard gradients, too, the gradients of each microbatch leave at once. The receiver adds
+//! them two at a time, as soon as two neighbours in the tree have arrived.
 //!
-//! Where the tree's order is not wanted, or is lost because what travels is compressed, a replica first adds up all that its
-//! microbatches came to, and sends that. Whoever sums what is compressed gives the compressed sum to itself, too, so that all
-//! have the same.
+//! If the order of the tree is not required, or compression loses it, a replica first sums the
+//! gradients of all its microbatches and sends that sum. The replica that sums compressed gradients
+//! uses the compressed sum itself, so that all replicas have the same.
 
 use super::inbox::Item;
 use super::{Job, StageSession};
@@ -26,28 +27,28 @@ use crate::schedule::Action;
 use crate::task::HandedOut;
 use std::collections::BTreeMap;
 
-/// A stage of this worker that others have, too.
+/// A stage of this worker that other workers hold, too.
 pub(super) struct ReplicaGroup {
     /// The replicas.
     workers: Vec<WorkerId>,
-    /// Which of them this worker is; one more than there are where it follows.
+    /// The number of this worker among them. A follower has the number after the last.
     me: usize,
     /// Workers that follow them.
     followers: Vec<WorkerId>,
-    /// For every bucket and replica how many slices its shard has.
+    /// The number of slices in the shard of every bucket and replica.
     slices: Vec<Vec<usize>>,
-    /// For every bucket whether each replica updates its shard alone.
+    /// Whether each replica updates its shard of the bucket alone, for every bucket.
     sharded: Vec<bool>,
     /// Whether gradients leave with each microbatch.
     scatters: bool,
     /// Whether parameters are gathered before they are used.
     gathers_first: bool,
-    /// Whether batch norms tell what they saw.
+    /// Whether replicas exchange the statistics of batch norms.
     statistics: bool,
 }
 
 impl ReplicaGroup {
-    /// The replica groups of a worker's stages; none for a stage that it has alone.
+    /// The replica groups of a worker's stages. A stage without replicas has none.
     pub(super) fn of(
         stages: &[StageSpec],
         stage_placement: &StagePlacement,
@@ -78,12 +79,12 @@ impl ReplicaGroup {
         stages.iter().filter_map(group).collect()
     }
 
-    /// How many replicas there are.
+    /// The number of replicas.
     pub(super) fn replicas(&self) -> u16 {
         self.workers.len() as u16
     }
 
-    /// Whether gradients leave with each microbatch, rather than once with the last.
+    /// Whether gradients leave with each microbatch, instead of once with the last.
     pub(super) fn scatters(&self) -> bool {
         self.scatters
     }
@@ -93,7 +94,7 @@ impl ReplicaGroup {
         self.sharded.contains(&true)
     }
 
-    /// Which of the replicas this is, where there are others.
+    /// The shard of this replica, if there are others.
     pub(super) fn rank(&self) -> Option<ShardId> {
         let rank = ShardId { replica: self.me as u16, replicas: self.replicas() };
         (self.me < self.workers.len() && self.workers.len() > 1).then_some(rank)
@@ -104,22 +105,22 @@ impl ReplicaGroup {
         !self.followers.is_empty() || self.me >= self.workers.len()
     }
 
-    /// Whether parameters are gathered before they are used, and not after they were updated.
+    /// Whether parameters are gathered before use, instead of after the update.
     pub(super) fn gathers_first(&self) -> bool {
         self.gathers_first
     }
 
-    /// Whether the sum of a replica's shard is used here and nowhere else.
+    /// Whether only this worker uses the sum of a replica's shard.
     fn updates_alone(&self, bucket: u32, replica: usize) -> bool {
         replica == self.me && self.sharded.get(bucket as usize) == Some(&true)
     }
 
-    /// Which part that is here, where it is one.
+    /// The part of the parameters on this worker, if it is not all.
     pub(super) fn shard_id(&self) -> Option<ShardId> {
         self.is_sharded().then_some(ShardId { replica: self.me as u16, replicas: self.replicas() })
     }
 
-    /// What the other replicas update.
+    /// The parts that the other replicas update.
     pub(super) fn updates(&self) -> impl Iterator<Item = Item> + '_ {
         let sharded = self.slices.iter().zip(&self.sharded).enumerate().filter(|(_, (_, sharded))| **sharded);
         sharded.flat_map(|(bucket, (slices, _))| {
@@ -128,7 +129,7 @@ impl ReplicaGroup {
         })
     }
 
-    /// The same, as the task takes it.
+    /// The same, in the form of the task.
     pub(super) fn take_updates(&self, take: impl FnMut(Item) -> Vec<Slot>) -> Vec<Vec<Vec<Slot>>> {
         self.take_shards(|bucket, replica| Item::Updated { bucket, replica }, take)
     }
@@ -153,7 +154,7 @@ impl ReplicaGroup {
         self.workers.iter().copied().enumerate().filter(|(replica, _)| *replica != self.me)
     }
 
-    /// Whether the replicas send such a thing, with so many tensors.
+    /// Whether replicas send such an item, with this number of tensors.
     fn expects(&self, from: Peer, item: Item, tensors: usize) -> bool {
         let slices =
             |bucket: u32, replica: usize| self.slices.get(bucket as usize).and_then(|s| s.get(replica)).copied();
@@ -177,39 +178,39 @@ impl ReplicaGroup {
     }
 }
 
-/// What a sum was asked for.
+/// The purpose of a sum.
 pub(super) struct Asked {
-    /// By which command.
+    /// The command.
     id: u64,
     stage: StageId,
     bucket: u32,
-    /// Whose shard it is of.
+    /// The replica whose shard it is.
     replica: usize,
-    /// Set where it is to be added to others here: as this node.
+    /// Set if the sum is added to others here, as this node.
     node: Option<Node>,
 }
 
 impl Asked {
-    /// Whether it is of this command's round.
+    /// Whether it belongs to the round of this command.
     pub(super) fn is_for(&self, id: u64) -> bool {
         self.id == id
     }
 }
 
-/// How far a round has come with the gradients of one stage.
+/// The progress of a round with the gradients of one stage.
 pub(super) struct Reducing {
-    /// For every replica the sums that it hands over.
+    /// The sums that every replica hands over.
     nodes: Vec<Vec<Node>>,
-    /// For every bucket the sums that are to be added up here, each with the replica it is from; none once they are.
+    /// The sums to add up here, for every bucket, each with its sender. Empty once they are added.
     left: Vec<Vec<(Node, usize)>>,
-    /// The compute threads sum among themselves, and nothing is added up here.
+    /// Whether the compute threads sum by a collective operation, so that nothing is added up here.
     collective: bool,
 }
 
-/// Sums of a bucket that can be added up now, each with the replica it is from.
+/// Sums of a bucket that can be added now, each with its sender.
 struct Ready {
     sums: Vec<(Node, usize)>,
-    /// What they come to, where that is not the sum of all.
+    /// The node of their sum, if it is not the root.
     node: Option<Node>,
 }
 
@@ -217,7 +218,7 @@ impl Reducing {
     pub(super) fn new(stage: StageId, group: &ReplicaGroup, round: &Round, stage_placement: &StagePlacement) -> Self {
         let taken =
             |worker: &WorkerId| round.microbatch_assignment.taken(stage_placement, stage, *worker, round.microbatches);
-        // What was added up first is one sum of each other.
+        // With sums per replica, each other replica sends one.
         let most = |replica| if replica == group.me || !round.reduction.adds_up_first() { usize::MAX } else { 1 };
         let of_worker = |(replica, worker)| match group.scatters {
             true => taken(worker).flat_map(|microbatch| nodes(round.microbatches, [microbatch])).collect(),
@@ -236,8 +237,8 @@ impl Reducing {
         Reducing { nodes, left, collective }
     }
 
-    /// What of a bucket can be added up now: all of it, or where gradients leave with each microbatch two neighbours in the
-    /// tree, whose sum this replica has then.
+    /// The sums of a bucket that can be added now: all of them, or, if gradients leave with each
+    /// microbatch, two neighbours in the tree.
     fn ready(
         &mut self,
         bucket: usize,
@@ -260,7 +261,7 @@ impl Reducing {
         Some(Ready { sums: vec![first, second], node: Some(node) })
     }
 
-    /// What has to be here before the round's gradients are whole.
+    /// The items that must arrive before the round's gradients are complete.
     pub(super) fn needs(&self, group: &ReplicaGroup) -> Vec<Item> {
         let reduced = group.slices.iter().enumerate().filter(|_| !self.collective).flat_map(|(bucket, slices)| {
             let here = move |replica: usize| !group.sharded[bucket] || replica == group.me;
@@ -275,7 +276,7 @@ impl Reducing {
         at_work.map(|(replica, _)| Item::Statistics { replica })
     }
 
-    /// What batch norms saw elsewhere, where that is all that comes in frames.
+    /// The statistics of batch norms of other replicas, if only these arrive in frames.
     pub(super) fn take_statistics(
         &self,
         group: &ReplicaGroup,
@@ -284,7 +285,8 @@ impl Reducing {
         self.collective.then(|| self.statistics(group).map(take).collect())
     }
 
-    /// The same, as the task takes it: the shards of every bucket, and what batch norms saw.
+    /// The same, in the form of the task: the shards of every bucket, and the statistics of batch
+    /// norms.
     pub(super) fn take(
         &self,
         group: &ReplicaGroup,
@@ -296,25 +298,25 @@ impl Reducing {
 }
 
 impl StageSession {
-    /// Whether the plan has this sender give this stage such a thing.
+    /// Whether the plan lets this sender send such an item to this stage.
     pub(super) fn expects_of_replica(&self, from: Peer, stage: StageId, item: Item, tensors: usize) -> bool {
         self.groups.get(&stage).is_some_and(|group| group.expects(from, item, tensors))
     }
 
-    /// Whether the round at work gathers the parameters of a stage more than so many times.
+    /// Whether the current round gathers the parameters of a stage more than `times` times.
     pub(super) fn gathers_again(&self, stage: StageId, times: u32) -> bool {
         let Some(Job::Round(running)) = &self.job else { return false };
         let gathers = running.round.actions.iter().filter(|action| **action == Action::AllGather { stage });
         gathers.count() > times as usize
     }
 
-    /// The item that a frame of a replica is, by its sender.
+    /// The item that a replica's frame carries.
     pub(super) fn item_of(&self, from: Peer, stage: StageId, item: impl Fn(usize) -> Item) -> Item {
-        // A stranger's is refused by `expects`.
+        // `expects` refuses other senders.
         item(self.groups.get(&stage).and_then(|group| group.replica(from)).unwrap_or(usize::MAX))
     }
 
-    /// The compute thread hands something out while it is at work.
+    /// The compute thread hands out a result during a task.
     pub fn on_handed_out(&mut self, now: Micros, handed: HandedOut<Slot>) {
         self.now = now;
         let (id, batch, reduction) = match &self.job {
@@ -387,7 +389,7 @@ impl StageSession {
         }
     }
 
-    /// Has added up what is here of a bucket.
+    /// Requests the sums of a bucket that are possible now.
     pub(super) fn sum_up(&mut self, stage: StageId, bucket: u32) {
         let Some(Job::Round(running)) = &mut self.job else { return };
         let Some(reducing) = running.reducing.get_mut(&stage).filter(|_| !running.failed) else { return };
@@ -406,8 +408,8 @@ impl StageSession {
         ready.into_iter().for_each(|(node, sums)| self.ask_for_sum((stage, bucket), me, node, sums));
     }
 
-    /// Has what is here of a replica's shard summed: of another's, what this one is to send it; of its own all, or what comes
-    /// to this node.
+    /// Requests a sum of a replica's shard. For another replica's shard, the sum that this one
+    /// sends to it. For its own shard, the sum of all, or of this node.
     fn ask_for_sum(
         &mut self,
         (stage, bucket): (StageId, u32),
@@ -435,14 +437,14 @@ impl StageSession {
         self.effects.push_back(StageEffect::Sum { ticket, summing, sums });
     }
 
-    /// Says what becomes of what was lost when sums were compressed.
+    /// Settles the residuals of compression.
     pub(super) fn residuals(&mut self, what: Residuals) {
         if !self.groups.is_empty() {
             self.effects.push_back(StageEffect::Residuals(what));
         }
     }
 
-    /// What [`StageEffect::Sum`] asked for is summed.
+    /// The result of a [`StageEffect::Sum`] arrived.
     pub fn on_summed(&mut self, now: Micros, ticket: Ticket, result: Result<Vec<Slot>, Failure>) {
         self.now = now;
         let Some(Asked { id, stage, bucket, replica, node }) = self.sums.remove(&ticket) else { return };
@@ -491,7 +493,7 @@ impl StageSession {
         }
     }
 
-    /// Whether a stage's microbatches tell apart what batch norms see.
+    /// Whether the statistics of batch norms are kept apart for each microbatch of a stage.
     pub(super) fn keeps_apart(round: &Round, spec: &StageSpec) -> bool {
         round.mode == Mode::Train && round.reduction.is_apart() && spec.is_trained()
     }
