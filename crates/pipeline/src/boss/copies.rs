@@ -1,4 +1,4 @@
-//! Copies of parameters that travel to the boss while the next request is carried out.
+//! Copies of parameters that travel to the boss while the next request runs.
 
 use super::{BossSession, Job, Phase, Work};
 use crate::effect::{BossEffect, Destination, Micros, Peer};
@@ -6,7 +6,7 @@ use crate::ids::{Slot, WorkerId};
 use crate::message::{Failure, Head};
 
 impl BossSession {
-    /// Sets a request aside that only waits for what workers have copied; the next one begins.
+    /// Sets a request aside that only waits for copied tensors. The next request begins.
     pub(super) fn set_aside(&mut self) {
         let travels = |job: &mut Job| {
             matches!(&job.phase, Phase::Gathering(copies) if job.work == Work::Sending && copies.is_answered()
@@ -17,12 +17,12 @@ impl BossSession {
         }
     }
 
-    /// Whether a frame is part of what was set aside.
+    /// Whether a frame belongs to a request that was set aside.
     pub(super) fn is_copy(&self, head: &Head) -> bool {
         matches!(head, Head::State { id, .. } | Head::Kept { id, .. } if self.copies.contains_key(id))
     }
 
-    /// Takes a part in of what was set aside, and replies where it was the last.
+    /// Takes a part of a request that was set aside. Replies with the last part.
     pub(super) fn copy_arrives(&mut self, now: Micros, from: WorkerId, head: Head, slots: Vec<Slot>) {
         let (Head::State { id, .. } | Head::Kept { id, .. }) = head else { return self.drop_slots(slots) };
         let Some((_, copies)) = self.copies.get_mut(&id) else { return self.drop_slots(slots) };
@@ -36,7 +36,7 @@ impl BossSession {
         }
     }
 
-    /// A worker is lost, and with it what it had not sent yet.
+    /// A worker is lost, with the tensors that it had not sent yet.
     pub(super) fn copies_lost(&mut self, worker: WorkerId, reason: &str) {
         let of_worker = |(id, (_, copies)): (&u64, &(u64, super::Gathering))| copies.misses(worker).then_some(*id);
         let lost: Vec<u64> = self.copies.iter().filter_map(of_worker).collect();
@@ -45,7 +45,7 @@ impl BossSession {
         }
     }
 
-    /// A link between workers broke, and whatever they sent each other to keep may be lost.
+    /// A link between workers broke, so snapshots in flight between them may be lost.
     pub(super) fn copies_broken(&mut self) {
         let kept = |(id, (_, copies)): (&u64, &(u64, super::Gathering))| copies.is_kept().then_some(*id);
         for id in self.copies.iter().filter_map(kept).collect::<Vec<_>>() {
@@ -58,7 +58,7 @@ impl BossSession {
         let slots = copies.give_up();
         self.drop_slots(slots);
         if copies.is_kept() {
-            // What has come of it is of no use.
+            // The parts that arrived are useless now.
             let abort = |worker| Destination {
                 peer: Peer::Worker(worker),
                 route: None,

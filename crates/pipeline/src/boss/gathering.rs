@@ -1,4 +1,4 @@
-//! The answer to a request, as it comes together.
+//! Collects the answer to a request.
 
 use super::request::{id_makers, Keepers};
 use super::{Request, RunRequest};
@@ -14,35 +14,36 @@ use crate::watch::LayerHealth;
 use layerspec::{LayerId, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who has still to answer, and what is here.
+/// The workers that have not answered, and the parts that have arrived.
 pub(super) struct Gathering {
     started: Micros,
     unanswered: BTreeSet<WorkerId>,
     answer: Answer,
-    /// For each worker how many tensors it says it sent less how many came.
+    /// The announced tensors minus the arrived ones, for each worker.
     missing: BTreeMap<WorkerId, i64>,
-    /// Outputs of the model that a round makes and nobody has sent.
+    /// Outputs of the model that have not arrived.
     outputs: BTreeMap<(u32, ValueId), WorkerId>,
-    /// Whether tensors by name are asked for, and those that came.
+    /// Whether named tensors are requested, and those that arrived.
     names: Option<BTreeSet<String>>,
-    /// Parts of copies that have still to be kept: by whom, and who makes what that one keeps. Nothing where none are asked for.
+    /// Parts of snapshots that are not stored yet: the storing worker and the worker that makes the
+    /// part. `None` if none are requested.
     keeps: Option<BTreeMap<(WorkerId, u32), WorkerId>>,
-    /// Workers that have still to say what they keep.
+    /// Workers that have not listed their snapshots.
     uncounted: BTreeSet<WorkerId>,
-    /// How many layers each worker measures.
+    /// The number of layers that each worker measures.
     probes: Option<usize>,
     unmeasured: BTreeSet<WorkerId>,
-    /// Workers that have still to tell what their weights come to.
+    /// Workers that have not sent their hashes.
     undigested: BTreeSet<WorkerId>,
-    /// Workers that have still to tell the ids that they made, with the stages of these.
+    /// Workers that have not sent their NCCL ids, with the stages of these.
     unidentified: BTreeMap<WorkerId, Vec<StageId>>,
-    /// Workers that have still to send norms, and what the others sent.
+    /// Workers that have not sent norms, and the norms of the others.
     norms: BTreeSet<WorkerId>,
     squares: Squares,
     scale: f64,
-    /// The layers of which workers may tell how they fare, where they are asked.
+    /// The layers whose health workers may report, if requested.
     health: Option<BTreeSet<LayerId>>,
-    /// Every replica gives norms, and all are here: each has all it needs to update its parameters.
+    /// Set once the norms of every replica have arrived: each has the data for its update.
     committed: bool,
     commits: bool,
 }
@@ -86,22 +87,22 @@ impl Gathering {
         }
     }
 
-    /// Whether every worker has, or will have without another's help, what its parameters are updated by.
+    /// Whether every worker can update its parameters without further help of others.
     pub(super) fn is_committed(&self) -> bool {
         self.committed
     }
 
-    /// Goes on without a worker that is gone.
+    /// Continues without a lost worker.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.unanswered.remove(&worker);
         self.missing.remove(&worker);
         self.outputs.retain(|_, from| *from != worker);
     }
 
-    /// Takes a worker's part in. Gives the norm over all stages once that is known.
+    /// Takes a worker's part of the answer. Returns the norm over all stages once it is known.
     ///
     /// # Errors
-    /// The worker sent what it must not; it gets its tensors back, which are not taken.
+    /// The worker violated the protocol. The error returns its tensors, which are not used.
     pub(super) fn take(
         &mut self,
         now: Micros,
@@ -140,7 +141,7 @@ impl Gathering {
             }
             Head::State { name, .. } => {
                 let [slot] = slots else { return Err("sent a parameter without its tensor".into()) };
-                // Else anybody could put weights of their own in place of another's.
+                // Otherwise a worker could replace another worker's weights.
                 let asked = self.unanswered.contains(&from) || self.missing.contains_key(&from);
                 let new = asked && self.names.as_mut().is_some_and(|names| names.insert(name.clone()));
                 if !new {
@@ -227,18 +228,18 @@ impl Gathering {
         Ok(Some(norm))
     }
 
-    /// Whether every worker has answered, whatever of its tensors is still on its way.
+    /// Whether every worker has answered. Tensors may still arrive.
     pub(super) fn is_answered(&self) -> bool {
         self.unanswered.is_empty()
     }
 
-    /// Whether something of a worker's is still on its way.
+    /// Whether tensors of a worker are still arriving.
     pub(super) fn misses(&self, worker: WorkerId) -> bool {
         let keeps = self.keeps.iter().flatten().any(|((keeper, _), maker)| *keeper == worker || *maker == worker);
         keeps || self.missing.get(&worker).is_some_and(|missing| *missing != 0)
     }
 
-    /// Whether it is of copies that workers keep.
+    /// Whether the answer is about stored snapshots.
     pub(super) fn is_kept(&self) -> bool {
         self.keeps.is_some()
     }
@@ -258,15 +259,15 @@ impl Gathering {
         answer
     }
 
-    /// Every tensor that is here, of an answer that will not be given.
+    /// Every arrived tensor, to free an answer that is not given.
     pub(super) fn give_up(&mut self) -> Vec<Slot> {
         let outputs = self.answer.outputs.drain(..).map(|(.., slot)| slot);
         outputs.chain(self.answer.state.drain(..).map(|(_, slot)| slot)).collect()
     }
 }
 
-/// Whether every replica of every stage finds the norm before it updates. What several stages share is given on only after
-/// that, so with it nobody is done without the others.
+/// Whether every replica of every stage computes the norm before its update. Tied parameters travel
+/// only after that, so with them no worker can finish alone.
 fn commits(run: &RunRequest, plan: &Plan) -> bool {
     let finds = |(stage, worker): (StageId, WorkerId)| {
         let list = run.actions.get(worker.0 as usize).map_or(&[][..], Vec::as_slice);
@@ -274,7 +275,7 @@ fn commits(run: &RunRequest, plan: &Plan) -> bool {
     };
     let all =
         plan.stage_placement.iter().flat_map(|(stage, workers)| workers.iter().map(move |worker| (stage, *worker)));
-    // What is shared out is updated by one replica, without which the others are not done.
+    // Sharded parameters are updated by one replica, and the others depend on it.
     let alone = plan.sharding.is_none() && plan.stages.iter().all(|stage| stage.tied_copies.is_empty());
     alone && all.into_iter().all(finds)
 }
@@ -283,7 +284,7 @@ fn layers(plan: &Plan) -> BTreeSet<LayerId> {
     plan.stages.iter().flat_map(|stage| &stage.layers).map(|layer| layer.id).collect()
 }
 
-/// Who keeps each part, and who makes what that one keeps.
+/// The storing worker of each part, and the worker that makes it.
 fn kept_by(parts: BTreeMap<u32, Keepers>) -> BTreeMap<(WorkerId, u32), WorkerId> {
     let both = |(part, Keepers { owner, other, sends })| {
         [((owner, part), owner), ((other, part), if sends { owner } else { other })]
@@ -291,7 +292,7 @@ fn kept_by(parts: BTreeMap<u32, Keepers>) -> BTreeMap<(WorkerId, u32), WorkerId>
     parts.into_iter().flat_map(both).collect()
 }
 
-/// The outputs of the model that a round's forward passes make, each with its worker.
+/// The outputs of the model that a round computes, each with its worker.
 fn outputs(run: &RunRequest, plan: &Plan) -> BTreeMap<(u32, ValueId), WorkerId> {
     let of_stage = |stage: StageId| {
         let outputs = plan.stages.iter().filter(move |s| s.stage == stage).flat_map(|s| &s.outputs);
@@ -308,7 +309,7 @@ fn outputs(run: &RunRequest, plan: &Plan) -> BTreeMap<(u32, ValueId), WorkerId> 
     made.collect()
 }
 
-/// One question and its answer, by the clocks of both ends.
+/// A question and its answer, by the clocks of both ends.
 struct Clock {
     asked: Micros,
     received: Micros,
@@ -317,8 +318,8 @@ struct Clock {
 }
 
 impl Clock {
-    /// Places a worker's time on the boss's clock: the middle of the worker's time at work is the middle of the boss's
-    /// wait, as in NTP (RFC 5905).
+    /// Converts a worker's time to the boss's clock. The middle of the worker's working time is the
+    /// middle of the boss's wait, as in NTP (RFC 5905).
     fn place(&self, worker: WorkerId, span: Span) -> WorkerSpan {
         let middle = |a: Micros, b: Micros| i128::from(a.0) + i128::from(b.0);
         let ahead = (middle(self.received, self.answered) - middle(self.asked, self.heard)) / 2;

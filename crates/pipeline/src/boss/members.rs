@@ -1,12 +1,14 @@
-//! Workers that come and go while a run goes on.
+//! Workers that join and leave during a run.
 //!
-//! One that comes is first made ready ([`Request::Prepare`]), beside whatever the others do. Between two rounds the boss
-//! says who has the stages from then on ([`Request::ChangeMembership`]), and who follows: a follower gets the state of a replica and
-//! the sums of each round from then on, but no microbatches, and nobody waits for it. When it has as good as caught up
-//! it becomes a replica with the next change of membership.
+//! A new worker is first prepared ([`Request::Prepare`]), beside the work of the others. Between
+//! two rounds the boss announces the new placement ([`Request::ChangeMembership`]) and the
+//! followers. A follower receives the state of a replica and the sums of each later round, but no
+//! microbatches, and no worker waits for it. When it has nearly caught up, it becomes a replica
+//! with the next change of membership.
 //!
-//! One that leaves ends the round at work, unless everybody already has what its parameters are updated by: then the
-//! round ends without it. Either way, once the others are regrouped, the same is done again or gone on with.
+//! A leaving worker ends the current round, unless every other worker already has the data for its
+//! update. Then the round completes without it. After the change of membership the round is
+//! repeated, or the next one begins.
 
 use super::request::{assignment, round, send_files};
 use super::{command, BossSession, Job, MembershipChange, Phase, Prepare, Request, RunRequest};
@@ -18,59 +20,60 @@ use crate::schedule::Action;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-/// A worker that is being made ready.
+/// A worker in preparation.
 pub(super) struct Preparing {
     request: u64,
-    /// The last of the commands that it was sent.
+    /// The last command that was sent to it.
     last: u64,
 }
 
-/// A worker that takes the steps of the others without being waited for.
+/// A worker that repeats the steps of the others, and that no worker waits for.
 pub(super) struct Follower {
-    /// Who has its stages.
+    /// The worker with the same stages.
     guide: WorkerId,
-    /// Who gave it its state, and with which command.
+    /// The worker that sent its state, and the command.
     giver: WorkerId,
     begun: u64,
     /// Commands that it has not answered.
     unanswered: BTreeSet<u64>,
-    /// A worker was lost while some were not answered: what that one sent may never come.
+    /// Set if a worker was lost before all commands were answered: its frames may never arrive.
     doubtful: bool,
 }
 
 impl Follower {
-    /// Whether it follows since that command.
+    /// Whether it has followed since that command.
     pub(super) fn began_with(&self, id: u64) -> bool {
         self.begun == id
     }
 }
 
 impl Request {
-    /// Whether it can be carried out, and helps, where workers are missing.
+    /// Whether the request can run while workers are missing, and helps then.
     pub(super) fn recovers(&self) -> bool {
         matches!(self, Request::Stop | Request::Prepare(_) | Request::ChangeMembership(_))
     }
 }
 
 impl BossSession {
-    /// From now on workers may come and go, and the plan may change with [`Request::ChangeMembership`].
+    /// Allows workers to join and leave, and the plan to change with [`Request::ChangeMembership`].
     pub fn open(&mut self) {
         self.open = true;
     }
 
-    /// The workers that are lost, and why.
+    /// The lost workers, with the reasons.
     pub fn lost(&self) -> impl Iterator<Item = (WorkerId, &str)> {
         self.lost.iter().map(|(worker, reason)| (*worker, reason.as_str()))
     }
 
-    /// A worker has come, which accepts direct connections at this address, if it does. Its number is the next one.
+    /// A worker joined. It accepts direct connections at this address, if any. It gets the next
+    /// number.
     pub fn on_joined(&mut self, address: Option<SocketAddr>) -> WorkerId {
         let worker = WorkerId(self.setup.addresses.len() as u16);
         self.setup.addresses.push(address);
         worker
     }
 
-    /// Tells a worker how the run stands.
+    /// Sends a worker the progress of the run.
     pub fn tell(&mut self, worker: WorkerId, progress: Progress) {
         if self.alive(worker) {
             let head = Head::Progress(progress);
@@ -136,7 +139,7 @@ impl BossSession {
             sends.extend(send_files(next(), files, &[worker]));
         }
         let mut assignment = assignment(&plan, &self.setup, worker);
-        // The others let it in whenever it comes.
+        // The others accept its connection at any time.
         assignment.peers.iter_mut().for_each(|peer| peer.dial = true);
         let reads = assignment.stages.iter().any(StageSpec::takes_samples);
         let data = data.into_iter().filter(|_| reads).map(|spec| Command::OpenData(Box::new(spec)));
@@ -149,12 +152,12 @@ impl BossSession {
         self.preparing.insert(worker, Preparing { request: number, last });
     }
 
-    /// Whether what a worker says is not part of the request at work.
+    /// Whether a worker's frame does not belong to the current request.
     pub(super) fn is_apart(&self, worker: WorkerId) -> bool {
         self.preparing.contains_key(&worker) || self.followers.contains_key(&worker)
     }
 
-    /// What a worker says that is being made ready, or follows; whether it was that.
+    /// Handles a frame of a worker in preparation or of a follower. Returns whether it was one.
     pub(super) fn of_apart(&mut self, from: WorkerId, head: &Head) -> bool {
         match head {
             Head::Done { id, .. } => {
@@ -188,12 +191,13 @@ impl BossSession {
         }
     }
 
-    /// Closes the connection to a worker, which may come again. The driver then tells that it is lost.
+    /// Closes the connection to a worker, which may join again. The driver then reports it lost.
     fn dismiss(&mut self, worker: WorkerId, reason: &str) {
         self.effects.push_back(BossEffect::Dismiss { worker, reason: reason.into() });
     }
 
-    /// A worker is lost that may have been made ready or followed, or have guided such a one.
+    /// Handles the loss of a worker that was in preparation, followed, or sent its state to such a
+    /// worker.
     pub(super) fn lost_apart(&mut self, worker: WorkerId, reason: &str) {
         if let Some(Preparing { request, .. }) = self.preparing.remove(&worker) {
             let result = Err(self.lost_failure(worker, reason));
@@ -216,8 +220,8 @@ impl BossSession {
         }
     }
 
-    /// Whether the round at work ends well without a worker that is lost: it does where all already have what their
-    /// parameters are updated by.
+    /// Whether the current round succeeds without a lost worker, because all others have the data
+    /// for their update.
     pub(super) fn goes_on_without(&mut self, worker: WorkerId) -> bool {
         match &mut self.job {
             Some(Job { phase: Phase::Gathering(gathering), .. }) if self.open && gathering.is_committed() => {
@@ -228,13 +232,13 @@ impl BossSession {
         }
     }
 
-    /// The link between two workers broke, in a run that workers leave.
+    /// Handles a broken link between two workers, in a run that workers may leave.
     pub(super) fn link_broke(&mut self, from: WorkerId, peer: WorkerId, reason: &str) {
         let takes_part = self.setup.plan.stage_placement.is_member(from) || self.followers.contains_key(&from);
         if !self.alive(peer) || !takes_part {
             return;
         }
-        // Who follows can do so again; what it missed is nowhere else.
+        // A follower can start again. The data that it missed is lost.
         if let Some(follower) = [from, peer].into_iter().find(|worker| self.followers.contains_key(worker)) {
             self.followers.remove(&follower);
             self.awaited.remove(&follower);
@@ -248,7 +252,7 @@ impl BossSession {
         }
     }
 
-    /// The frames with which workers go on with the same stages among others.
+    /// The frames of a change of membership.
     pub(super) fn change_membership(&mut self, id: u64, membership_change: &MembershipChange) -> Vec<BossEffect> {
         let MembershipChange { plan, followers } = membership_change;
         self.setup.plan = plan.clone();
@@ -260,13 +264,14 @@ impl BossSession {
             .flat_map(|follower| all.stage_placement.stages_of(*follower).map(|stage| (stage, *follower)))
             .collect();
         let change_membership = |worker: WorkerId| {
-            // Two that follow exchange nothing, and one may be busy for long.
+            // Two followers exchange nothing, and one may be busy for a long time.
             let follows = |worker: &WorkerId| followers.contains_key(worker);
             let peers = all.peers_of(worker).into_iter().filter(|peer| !(follows(&worker) && follows(peer)));
             let peers = peers.map(|peer| PeerAddress {
                 worker: peer,
                 address: self.setup.address(worker).and(self.setup.address(peer)),
-                // A follower may be busy for long: who does not follow dials, and so does not wait for it.
+                // A follower may be busy for a long time. The other worker dials, so it does not
+                // wait for the follower.
                 dial: follows(&peer) || (worker < peer && !follows(&worker)),
                 relayed: self.relayed.contains(&(worker.min(peer), worker.max(peer))),
             });
@@ -293,7 +298,7 @@ impl BossSession {
         sends
     }
 
-    /// What followers are sent of a request: of a round that trains, the end.
+    /// The part of a request that followers receive: the end of a training round.
     pub(super) fn for_followers(&mut self, id: u64, request: &Request) -> Vec<BossEffect> {
         let body = |guide: WorkerId| match request {
             Request::Run(run) => end_of(run, guide).map(|round| Command::Run(Box::new(round))),
@@ -303,7 +308,8 @@ impl BossSession {
         let mut to = Vec::new();
         for (worker, follower) in &mut self.followers {
             if let Some(body) = body(follower.guide) {
-                // Whoever is as good as there is waited for this once, and is then there.
+                // A follower at most one command behind joins this round, so it has caught up when
+                // the round ends.
                 let nearly = follower.unanswered.len() <= 1 && !follower.unanswered.contains(&follower.begun);
                 if nearly && !follower.doubtful {
                     self.awaited.insert(*worker);
@@ -318,12 +324,12 @@ impl BossSession {
         vec![BossEffect::Send { to, slots: Vec::new() }]
     }
 
-    /// For each follower how many commands it has still to carry out.
+    /// The number of commands that each follower has still to run.
     pub fn behind(&self) -> Vec<(WorkerId, usize)> {
         self.followers.iter().map(|(worker, follower)| (*worker, follower.unanswered.len())).collect()
     }
 
-    /// Everybody who is here hears of the end.
+    /// Tells all connected workers that the run ended.
     pub(super) fn stop(&mut self) -> Vec<BossEffect> {
         self.stopping = true;
         let all = (0..self.setup.addresses.len() as u16).map(WorkerId).filter(|worker| self.alive(*worker));
@@ -340,8 +346,8 @@ impl BossSession {
     }
 }
 
-/// The part of a round that needs no microbatches: the sums are taken in, and parameters updated by them. Nothing where the
-/// round does not train.
+/// The part of a round that needs no microbatches: sums arrive and parameters are updated. `None`
+/// if the round does not train.
 fn end_of(run: &RunRequest, guide: WorkerId) -> Option<crate::message::Round> {
     let mut round = round(run, guide, false);
     round.actions.retain(|action| matches!(action, Action::Reduce { .. } | Action::OptimStep { .. }));

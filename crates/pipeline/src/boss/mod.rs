@@ -1,7 +1,8 @@
-//! The session of the boss: requests of the user in, commands to workers out, answers gathered.
+//! The session of the boss: takes requests of the user, sends commands to workers, and collects
+//! answers.
 //!
-//! A state machine without I/O, like [`crate::stage`]. One request is carried out at a time; more
-//! wait in line.
+//! A state machine without I/O, like [`crate::stage`]. It runs one request at a time and queues the
+//! others.
 
 mod copies;
 mod gathering;
@@ -20,47 +21,47 @@ use gathering::Gathering;
 use members::{Follower, Preparing};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// How many cancelled batches are remembered.
+/// The number of cancelled batches to remember.
 const REMEMBERED: usize = 256;
 
 /// The boss's session.
 pub struct BossSession {
     setup: Setup,
     lost: BTreeMap<WorkerId, String>,
-    /// Pairs, the lower number first, that were told to send by way of the boss.
+    /// Pairs, the lower number first, that send through the boss.
     relayed: BTreeSet<(WorkerId, WorkerId)>,
-    /// Which workers were told to send which others what they keep, or are to; they need not have a link.
+    /// Pairs of workers that exchange snapshots. They need no link.
     lends: BTreeSet<(WorkerId, WorkerId)>,
-    /// Pairs of which the user was told.
+    /// Pairs that the user knows of.
     told: BTreeSet<(WorkerId, WorkerId)>,
-    /// Every worker has its stages.
+    /// Whether every worker has its stages.
     distributed: bool,
     job: Option<Job>,
     waiting: VecDeque<(u64, Request)>,
     next_id: u64,
-    /// Batches of cancelled training, whose tensors and gradients are gone.
+    /// Batches of cancelled training, whose tensors and gradients are discarded.
     cancelled: BTreeSet<u64>,
-    /// A cancelled step came too late for some stages: their parameters are a step ahead.
+    /// Set if a cancellation came too late for some stages: their parameters are a step ahead.
     torn: Option<Torn>,
-    /// Some workers may have parameters of a load that failed on others.
+    /// Whether some workers may have parameters of a load that failed on others.
     half_loaded: bool,
     /// Batches that went forward in training mode and wait for their backward pass.
     outstanding: BTreeSet<u64>,
     links: BTreeMap<(WorkerId, Option<WorkerId>), LinkReport>,
-    /// Parameters that workers have copied and that are still on their way, by command, each with its request.
+    /// Copied parameters that are still arriving, by command, each with its request.
     copies: BTreeMap<u64, (u64, Gathering)>,
-    /// Workers may come and go.
+    /// Whether workers may join and leave.
     open: bool,
-    /// Workers were told that the run is over, and take their links down.
+    /// Whether workers were told to stop, and close their links.
     stopping: bool,
     preparing: BTreeMap<WorkerId, Preparing>,
     followers: BTreeMap<WorkerId, Follower>,
-    /// Those of them that the round at work waits for.
+    /// The workers that the current round waits for.
     awaited: BTreeSet<WorkerId>,
     effects: VecDeque<BossEffect>,
 }
 
-/// The request being carried out.
+/// The current request.
 struct Job {
     id: u64,
     request: u64,
@@ -68,32 +69,33 @@ struct Job {
     step: Option<u64>,
     work: Work,
     phase: Phase,
-    /// Whether the batch waits for its backward pass once this is done; nothing where that stays as it is.
+    /// Whether the batch waits for its backward pass after this request. `None` leaves that
+    /// unchanged.
     leaves: Option<bool>,
 }
 
-/// A model of which some stages are a step ahead. It is whole again once it is distributed anew, or
-/// parameters are loaded and then the optimizer, whose state is a step ahead too, is sent.
+/// A model with some stages a step ahead. It is consistent again once it is distributed anew, or
+/// once parameters are loaded and then the optimizer is sent, whose state is a step ahead, too.
 #[derive(Copy, Clone)]
 struct Torn {
     step: u64,
     loaded: bool,
 }
 
-/// What matters of a request when it ends.
+/// The properties of a request that matter at its end.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Work {
-    /// Workers get their stages.
+    /// Workers receive their stages.
     Distributing,
-    /// Workers get parameters.
+    /// Workers receive parameters.
     Loading,
     /// An optimizer with fresh state.
     SettingOptimizer,
-    /// It may leave gradients, which are void if it fails.
+    /// A round that may leave gradients, which are void if it fails.
     Training,
-    /// Others share the stages.
+    /// The placement of the stages changes.
     MembershipChange,
-    /// Workers hand out parameters, or copy them for each other.
+    /// Workers send parameters, or store snapshots for each other.
     Sending,
     Other,
 }
@@ -101,12 +103,12 @@ enum Work {
 enum Phase {
     /// Workers at work.
     Gathering(Box<Gathering>),
-    /// It failed and the user knows; workers clear up.
+    /// The request failed and the user knows. Workers clean up.
     Aborting { uncleared: BTreeSet<WorkerId>, stepped: bool },
 }
 
 impl BossSession {
-    /// A session over these workers, one for each that the plan has.
+    /// A session over the workers of the plan.
     pub fn new(mut setup: Setup) -> Self {
         let known = setup.addresses.len().max(setup.plan.workers());
         setup.addresses.resize(known, None);
@@ -135,7 +137,7 @@ impl BossSession {
         }
     }
 
-    /// The next thing to do, until there is none.
+    /// The next effect, until there is none.
     pub fn poll_effect(&mut self) -> Option<BossEffect> {
         self.effects.pop_front()
     }
@@ -145,26 +147,26 @@ impl BossSession {
         None
     }
 
-    /// The user wants something. The answer is an [`BossEffect::Reply`] with the same number.
+    /// A request of the user. The answer is a [`BossEffect::Reply`] with the same number.
     pub fn on_request(&mut self, now: Micros, number: u64, request: Request) {
         self.waiting.push_back((number, request));
         self.next_request(now);
     }
 
-    /// A worker's connection is gone.
+    /// A worker's connection ended.
     pub fn on_lost(&mut self, now: Micros, worker: WorkerId, reason: &str) {
         if self.lost.insert(worker, reason.to_string()).is_some() {
             return;
         }
         self.lost_apart(worker, reason);
         self.copies_lost(worker, reason);
-        // Whoever is told to link up with it would wait for ever.
+        // A worker that is told to link with it would wait forever.
         let membership_change = self.job.as_ref().is_some_and(|job| job.work == Work::MembershipChange);
         let matters = self.setup.plan.stage_placement.is_member(worker) || membership_change;
         if matters && !self.goes_on_without(worker) {
             self.fail(self.lost_failure(worker, reason));
         }
-        // A worker that is gone clears nothing up.
+        // A lost worker cleans nothing up.
         self.cleared(worker, false);
         self.next_request(now);
     }
@@ -181,14 +183,15 @@ impl BossSession {
             self.effects.push_back(if relays { BossEffect::Send { to, slots } } else { BossEffect::Drop(slots) });
             return;
         }
-        // It was on its way when its worker was given up. What was for another worker has gone on: that one may wait for it.
+        // It was in flight when its worker was given up. A relayed frame has been sent on, because
+        // its receiver may wait for it.
         if self.lost.contains_key(&from) {
             return self.drop_slots(slots);
         }
         match head {
             head if self.is_apart(from) && self.of_apart(from, &head) => self.drop_slots(slots),
             Head::Failed { id, failure } => {
-                // Who was not asked cannot end it for the others.
+                // A worker that was not asked cannot end the request for the others.
                 if self.is_active(id) && self.setup.plan.stage_placement.is_member(from) {
                     self.fail(failure.on(from));
                 }
@@ -211,7 +214,7 @@ impl BossSession {
         self.next_request(now);
     }
 
-    /// What the workers said last of their links.
+    /// The last figures of the workers' links.
     pub fn links(&self) -> &BTreeMap<(WorkerId, Option<WorkerId>), LinkReport> {
         &self.links
     }
@@ -220,12 +223,12 @@ impl BossSession {
         (worker.0 as usize) < self.setup.addresses.len() && !self.lost.contains_key(&worker)
     }
 
-    /// The workers with stages that are here.
+    /// The connected workers with stages.
     fn living(&self) -> BTreeSet<WorkerId> {
         self.setup.plan.stage_placement.members().into_iter().filter(|w| self.alive(*w)).collect()
     }
 
-    /// A worker with stages that is not.
+    /// A worker with stages that is not connected.
     fn gone(&self) -> Option<(WorkerId, &String)> {
         let stage_placement = &self.setup.plan.stage_placement;
         self.lost
@@ -238,8 +241,8 @@ impl BossSession {
         self.job.as_ref().is_some_and(|job| job.id == id && matches!(job.phase, Phase::Gathering(_)))
     }
 
-    /// Starts the next request in line once the last one is through. Without all workers nothing can
-    /// be carried out, and nobody waits to be told so.
+    /// Starts the next request once the last one is complete. If a worker is missing, fails the
+    /// request at once.
     fn next_request(&mut self, now: Micros) {
         while let Some((number, request)) = self.waiting.pop_front() {
             let hopeless = self.gone().is_some() && !request.recovers();
@@ -303,7 +306,8 @@ impl BossSession {
         }
     }
 
-    /// Batches may wait for their backward pass, but not without end: workers keep what it needs.
+    /// Limits the batches that wait for their backward pass, because workers store their
+    /// activations.
     fn check_waiting(&self, run: &RunRequest) -> Result<(), Failure> {
         let waiting = self.outstanding.len();
         match run.leaves() {
@@ -393,7 +397,7 @@ impl BossSession {
         self.finish();
     }
 
-    /// Part of the answer to the request at work; what belongs to a cancelled one is let go.
+    /// Takes a part of the answer to the current request. Drops parts of a cancelled one.
     fn gather(&mut self, now: Micros, from: WorkerId, head: Head, slots: Vec<Slot>) {
         let Some(Job { id, batch, phase, .. }) = &mut self.job else { return self.stray(from, &head, slots) };
         let id = *id;
@@ -420,7 +424,7 @@ impl BossSession {
         }
     }
 
-    /// What is for no request at work: late, or nothing that a worker may say.
+    /// Handles a frame for no current request: it is late, or a violation of the protocol.
     fn stray(&mut self, from: WorkerId, head: &Head, slots: Vec<Slot>) {
         match head {
             Head::Done { .. }
@@ -439,7 +443,7 @@ impl BossSession {
         }
     }
 
-    /// Replies once every worker has answered and every announced tensor is here.
+    /// Replies once every worker has answered and every announced tensor has arrived.
     fn finish(&mut self) {
         self.set_aside();
         match &self.job {
@@ -473,7 +477,7 @@ impl BossSession {
         self.effects.push_back(BossEffect::Reply { request, result: Ok(answer) });
     }
 
-    /// Ends the request at work with an error, everywhere.
+    /// Ends the current request with an error, on all workers.
     fn fail(&mut self, failure: Failure) {
         let alive = self.living();
         let Some(job) = &mut self.job else { return };
@@ -485,7 +489,7 @@ impl BossSession {
         let to = told.map(|w| Destination { peer: Peer::Worker(*w), route: None, head: abort.clone() });
         let to: Vec<_> = to.collect();
         self.awaited.clear();
-        // Of a change that failed nothing holds: who was to follow is asked anew.
+        // A failed change has no effect: followers are asked again.
         self.followers.retain(|_, follower| !follower.began_with(job.id));
         self.half_loaded |= job.work == Work::Loading;
         job.phase = Phase::Aborting { uncleared: alive, stepped: false };
@@ -504,15 +508,15 @@ impl BossSession {
 
     fn cleared(&mut self, worker: WorkerId, late: bool) {
         if let Some(Job { phase: Phase::Aborting { uncleared, stepped }, .. }) = &mut self.job {
-            // From anybody else it means nothing.
+            // From other workers it has no meaning.
             *stepped |= uncleared.remove(&worker) && late;
         }
         self.finish();
     }
 
-    /// Whether frames of this worker go to that one by way of the boss: both are at work, and were told so, or told to exchange
-    /// what they keep. What one sends of
-    /// its own accord could fill the boss's memory, as where the other does not read.
+    /// Whether the boss relays frames of this worker to that one: both take part, and were told to
+    /// use the relay or to exchange snapshots. Unrequested frames could fill the boss's memory, for
+    /// example if the receiver does not read.
     fn relays(&self, from: WorkerId, to: WorkerId, head: &Head) -> bool {
         let at_work =
             |worker| self.setup.plan.stage_placement.is_member(worker) || self.followers.contains_key(&worker);
@@ -531,15 +535,15 @@ impl BossSession {
         if self.open && was_up {
             return self.link_broke(from, peer, reason);
         }
-        // Both ends may report the same; the second report was sent before the first one's consequence
-        // arrived there, so nothing more can be lost.
+        // Both ends may report the same failure. The second report was sent before the consequence
+        // of the first one arrived there, so nothing more can be lost.
         if !self.alive(peer) || !self.relayed.insert((from.min(peer), from.max(peer))) {
             return;
         }
         let relay = |to, peer| Destination { peer: Peer::Worker(to), route: None, head: Head::UseRelay { peer } };
         let to = vec![relay(from, peer), relay(peer, from)];
         self.effects.push_back(BossEffect::Send { to, slots: Vec::new() });
-        // Another distribution of the model finds the same.
+        // The next distribution of the model would notice the same.
         if self.told.insert((from.min(peer), from.max(peer))) {
             let notice = format!("{from} and {peer} cannot reach each other ({reason}); the boss relays between them");
             self.effects.push_back(BossEffect::Notice(notice));

@@ -1,4 +1,4 @@
-//! Refuses a round that lacks something it would wait for, or brings something that nobody would use.
+//! Refuses a round that lacks a tensor it would wait for, or that has a tensor without use.
 
 use super::RunRequest;
 use crate::ids::{StageId, WorkerId};
@@ -8,7 +8,7 @@ use crate::schedule::Action;
 use layerspec::ValueId;
 use std::collections::BTreeSet;
 
-/// Checks that a round brings each tensor from outside that its actions take, and brings it once.
+/// Checks that a round has each outside tensor of its actions exactly once.
 pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
     let mut wanted = Wanted::default();
     for (worker, list) in run.actions.iter().enumerate() {
@@ -48,7 +48,7 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
         if let Some(missing) = microbatches.into_iter().find(|m| samples.part(*m, run.microbatches).is_none()) {
             return Err(Failure { microbatch: Some(missing), ..Failure::new("no samples are given for it") });
         }
-        // They come from the workers' files.
+        // Workers read them from their files.
         (wanted.inputs, wanted.targets) = Default::default();
     }
     let inputs = run.inputs.iter().filter(|(_, value, _)| used(*value)).map(|(index, value, _)| (*index, *value));
@@ -59,7 +59,7 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
     update(run)
 }
 
-/// What actions take that comes from the boss, by microbatch and variable.
+/// The tensors that actions take from the boss, by microbatch and variable.
 #[derive(Default)]
 struct Wanted {
     inputs: BTreeSet<(u32, ValueId)>,
@@ -104,7 +104,7 @@ fn each_once(
     }
 }
 
-/// Checks that a round that updates parameters says how, and finds the norm where it limits that.
+/// Checks that a round that updates parameters states how, and computes the norm if it limits it.
 fn update(run: &RunRequest) -> Result<(), Failure> {
     let stages = |wanted: &dyn Fn(&Action) -> bool| -> BTreeSet<StageId> {
         run.actions.iter().flatten().filter(|a| wanted(a)).map(Action::stage).collect()

@@ -1,4 +1,5 @@
-//! Stages stay where they are, and those who share them change: workers join, and take the state of those who are here.
+//! A change of membership: stages stay, workers join and load the state of a replica, workers
+//! leave.
 
 use super::{Job, Purpose, ReplicaGroup, StageSession};
 use crate::effect::{Micros, Peer, Residuals, StageEffect};
@@ -7,24 +8,24 @@ use crate::message::{ChangeMembership, Head};
 use crate::task::Task;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A replica does not have more parameters, buffers and states of these than that.
+/// The most parameters, buffers and optimizer tensors of a replica.
 const MOST_TENSORS: u32 = 1 << 20;
-/// For more commands than this nobody sends its state here.
+/// The most commands for which a state may arrive early.
 const MOST_STATES: usize = 4;
 
-/// A change of who shares the stages, as far as it has come.
+/// The progress of a change of membership.
 pub(super) struct MembershipChange {
     pub(super) id: u64,
-    /// Followers that this worker's state goes to, once it is copied and they are reached.
+    /// Followers that receive this worker's state, once it is copied and they are connected.
     give: Vec<WorkerId>,
     copied: Option<Vec<(String, Slot)>>,
-    /// Whose state this worker has still to take, and whether it has come.
+    /// The worker whose state this worker loads, and whether it has arrived.
     take: Option<WorkerId>,
     taking: bool,
 }
 
 impl MembershipChange {
-    /// Lets go of what was copied and is not given away.
+    /// Frees the copy if it was not sent.
     pub(super) fn give_up(&mut self) -> Vec<Slot> {
         self.copied.take().into_iter().flatten().map(|(_, slot)| slot).collect()
     }
@@ -34,7 +35,7 @@ impl MembershipChange {
     }
 }
 
-/// The state of a replica, as it arrives.
+/// The arriving state of a replica.
 pub(super) struct ReplicaState {
     of: u32,
     names: BTreeSet<String>,
@@ -63,7 +64,7 @@ impl StageSession {
         else {
             return self.refuse(Peer::Boss, Vec::new(), "sent other workers for stages that are not here".into());
         };
-        // Other shards: what was lost of the old ones is nobody's.
+        // The shards change, so the residuals of the old ones are void.
         self.residuals(Residuals::Forget);
         self.groups = ReplicaGroup::of(&self.stages, &stage_placement, &followers, me, (self.buckets, self.sharding));
         self.stage_placement = stage_placement;
@@ -79,7 +80,7 @@ impl StageSession {
         self.finish_opening();
     }
 
-    /// This worker's state was copied, for followers, or that of another is taken.
+    /// This worker's state was copied for followers, or another worker's state was loaded.
     pub(super) fn membership_changed(&mut self, tensors: Option<Vec<(String, Slot)>>) {
         let Some(Job::ChangeMembership(membership_change)) = &mut self.job else { return };
         match tensors {
@@ -89,7 +90,7 @@ impl StageSession {
         self.finish_opening();
     }
 
-    /// Gives this worker's state away, where it is copied; the links are there.
+    /// Sends this worker's state, if it is copied. The links are up.
     pub(super) fn give_state(&mut self) {
         let Some(Job::ChangeMembership(membership_change)) = &mut self.job else { return };
         let (Some(tensors), id) = (membership_change.copied.take(), membership_change.id) else { return };
@@ -112,12 +113,12 @@ impl StageSession {
         if others >= MOST_STATES {
             return self.refuse(from, slots, "sent its state, of which nobody knows".into());
         }
-        // Apart by who sends it: whose is to be taken is known only once the command is here.
+        // Apart by sender: the right sender is known only once the command has arrived.
         let states = self.states.entry(id).or_default();
         let state =
             states.entry(from).or_insert_with(|| ReplicaState { of, names: BTreeSet::new(), tensors: Vec::new() });
         let fits = state.of == of && of <= MOST_TENSORS && state.tensors.len() < of as usize;
-        // One that counted twice would stand for another, which would then be taken nowhere.
+        // A tensor that counted twice would replace another one, which would then be missing.
         if !fits || !state.names.insert(name.clone()) {
             return self.refuse(from, slots, "sent more of its state than it said, or the same twice".into());
         }
@@ -125,7 +126,7 @@ impl StageSession {
         self.start_taking();
     }
 
-    /// Takes the state of a replica once all of it is here.
+    /// Loads the state of a replica once it is complete.
     fn start_taking(&mut self) {
         let Some(Job::ChangeMembership(membership_change)) = &self.job else { return };
         let (Some(guide), id) = (membership_change.take, membership_change.id) else { return };

@@ -1,4 +1,4 @@
-//! What the boss asks of a worker, command by command.
+//! The commands of the boss, one by one.
 
 use super::change_membership::ReplicaState;
 use super::loading::Arriving;
@@ -9,22 +9,22 @@ use crate::message::{Assignment, Command, Head, PeerAddress};
 use crate::task::Task;
 use std::collections::BTreeMap;
 
-/// More commands than this do not wait for the one at work.
+/// The most commands that wait for the current one.
 const MOST_WAITING: usize = 32;
 
 /// A command that waits.
 pub(super) struct Waiting {
     id: u64,
     body: Command,
-    /// The norm of its gradients, where that is already known.
+    /// The norm of its gradients, if it is already known.
     norm: Option<f64>,
 }
 
 impl StageSession {
-    /// A command arrived. It waits where the last one is not carried out: a follower is told what the others do while it
-    /// still takes its state.
+    /// A command arrived. It waits if the last one is not complete: a follower receives the
+    /// commands of the others while it still loads its state.
     pub(super) fn on_command(&mut self, now: Micros, id: u64, body: Command) {
-        // Carried out again it would wait for what has come before, or undo what has been done since.
+        // If it ran again, it would wait for tensors that came before, or undo later work.
         if id <= self.told {
             return self.refuse(Peer::Boss, Vec::new(), "sent a command twice, or out of order".into());
         }
@@ -39,7 +39,7 @@ impl StageSession {
         self.waiting.push_back(Waiting { id, body, norm: None });
     }
 
-    /// Begins the next command that waits, where none is at work.
+    /// Begins the next waiting command, if none is current.
     pub(super) fn next_command(&mut self) {
         if self.job.is_some() {
             return;
@@ -51,7 +51,7 @@ impl StageSession {
         }
     }
 
-    /// The norm of a round's gradients, which may be known before the round begins here.
+    /// The norm of a round's gradients, which may arrive before the round begins here.
     pub(super) fn total_norm(&mut self, id: u64, norm: f64) {
         if let Some(Job::Round(running)) = self.job.as_mut().filter(|job| job.id() == Some(id)) {
             running.norm = Some(norm);
@@ -63,7 +63,7 @@ impl StageSession {
 
     fn command(&mut self, now: Micros, id: u64, body: Command) {
         self.received = now;
-        // Nobody is at a later round before this worker has answered.
+        // No worker is at a later round before this one has answered.
         let batch = match &body {
             Command::Run(round) => Some(round.batch),
             _ => None,
@@ -107,14 +107,15 @@ impl StageSession {
         }
     }
 
-    /// Hands out the parameters of stages of which this is the first replica, and of the optimizer's state what no replica
-    /// before has.
+    /// Sends the parameters of stages of which this is the first replica, and the optimizer state
+    /// that no earlier replica has.
     fn send_state(&mut self, id: u64, stage: Option<StageId>, optimizer: bool) {
         let snapshot = self.snapshot(self.worker, stage, optimizer);
         self.single(id, snapshot);
     }
 
-    /// What makes a copy of what `of` hands out: this worker itself, or the first replica of its stages.
+    /// The task that copies the state that `of` sends. `of` is this worker, or the first replica of
+    /// its stages.
     pub(super) fn snapshot(&self, of: Option<WorkerId>, stage: Option<StageId>, optimizer: bool) -> Task<Slot> {
         let wanted = || self.stages.iter().map(|spec| spec.stage).filter(|id| stage.is_none_or(|only| only == *id));
         let speaks = |stage: &StageId| of.is_some() && self.stage_placement.first(*stage) == of;
@@ -154,7 +155,7 @@ impl StageSession {
         }
     }
 
-    /// Answers a command that waits for links, once they are there.
+    /// Answers a command that waits for links, once they are up.
     pub(super) fn finish_opening(&mut self) {
         if !self.links.settled() {
             return;
@@ -205,7 +206,7 @@ impl StageSession {
             return self.tell_boss(Head::Aborted { id, stepped: false });
         }
         if let Some(Job::Abort { id: cleared }) = self.job {
-            // It is told once, when that is done; of another command nothing is left.
+            // The answer comes once, when that is complete. Other commands left nothing.
             if cleared != id {
                 self.tell_boss(Head::Aborted { id, stepped: self.stepped == Some(id) });
             }
@@ -223,13 +224,14 @@ impl StageSession {
             self.residuals(Residuals::Restore);
         }
         self.interrupt();
-        // The compute thread works in order: when this is done, all that was given to it before is.
+        // The compute thread works in order: when this task completes, all earlier ones are
+        // complete.
         self.answered = self.answered.max(id);
         self.job = Some(Job::Abort { id });
         self.compute(Purpose::Discard(id), Task::Discard { batch: batch.unwrap_or(0), gradients });
     }
 
-    /// The run is over, and with it whatever came for it and is of no use, as what was sent once more.
+    /// The run ended. Drops everything that arrived for it, duplicates included.
     pub(super) fn let_go_of_all(&mut self) {
         self.void_keeping(u64::MAX);
         let mut slots = self.inbox.keep_only(None);

@@ -1,6 +1,7 @@
-//! Copies of state that this worker keeps, of its own and of others: see [`crate::kept`].
+//! Snapshots of its own and of others' state that this worker stores; see [`crate::kept`].
 //!
-//! A part is kept once all of it is here and the boss has said that it comes. What was copied here takes the same way.
+//! A part is stored once it is complete and the boss has announced it. Parts copied here take the
+//! same route.
 
 use super::{Job, Purpose, StageSession};
 use crate::effect::{Peer, StageEffect};
@@ -10,17 +11,17 @@ use crate::message::{Failure, Head};
 use crate::task::Task;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Before its command is here no part is on its way for more commands than this, and no more parts for each.
+/// The most commands for which parts may arrive early, and the most early parts for each.
 const MOST_EARLY: usize = 64;
-/// No part has more tensors than this.
+/// The most tensors of a part.
 const MOST_TENSORS: u32 = 1 << 20;
 
-/// What comes for a command.
+/// The arrivals for a command.
 #[derive(Default)]
 pub(super) struct Keeping {
-    /// Once it is here.
+    /// The command, once it has arrived.
     command: Option<Keep>,
-    /// By number and sender: that of one who must not send it is in nobody's way.
+    /// By number and sender, so that a part from a wrong sender blocks no other.
     parts: BTreeMap<(u32, Peer), Part>,
 }
 
@@ -43,7 +44,7 @@ impl Part {
 }
 
 impl StageSession {
-    /// Copies what is to be copied here, and keeps what comes.
+    /// Copies this worker's part, and stores arriving parts.
     pub(super) fn keep_copy(&mut self, id: u64, keep: Keep) {
         if keep.give.is_some_and(|give| !self.has_state_of(give.of, keep.stage)) {
             return self.refuse(Peer::Boss, Vec::new(), "asked for a copy of what this worker does not have".into());
@@ -69,14 +70,14 @@ impl StageSession {
         self.keep_parts(id);
     }
 
-    /// Whether what this worker has of these stages is all that another one speaks for.
+    /// Whether this worker holds all stages that another one speaks for.
     fn has_state_of(&self, of: WorkerId, stage: Option<StageId>) -> bool {
         let mut wanted = self.stages.iter().map(|spec| spec.stage).filter(|id| stage.is_none_or(|only| only == *id));
         self.worker == Some(of)
             || (self.sharding.is_none() && wanted.all(|id| self.stage_placement.first(id) == Some(of)))
     }
 
-    /// What is to be kept is copied: it goes to whoever keeps it, this worker among them.
+    /// The copy is made. It goes to the storing workers, this one among them.
     pub(super) fn copied(&mut self, id: u64, tensors: Vec<(String, Slot)>) {
         let keep = self.keeping.get(&id).and_then(|keeping| keeping.command.as_ref());
         let (Some(Give { part, to: neighbour, .. }), Some(me)) = (keep.and_then(|keep| keep.give), self.worker) else {
@@ -120,7 +121,8 @@ impl StageSession {
         let arriving =
             parts.entry((part, from)).or_insert_with(|| Part { of, names: BTreeSet::new(), tensors: Vec::new() });
         let more = arriving.tensors.len() + slots.len();
-        // One that counted twice would stand for another, which would then be kept nowhere.
+        // A tensor that counted twice would replace another one, which would then be stored
+        // nowhere.
         let is_new = of == 0 || arriving.names.insert(name.clone());
         if arriving.of != of || more > of as usize || (of > 0 && slots.len() != 1) || !is_new {
             return self.refuse(from, slots, "sent more of a copy than it said, or the same twice".into());
@@ -129,7 +131,7 @@ impl StageSession {
         self.keep_parts(id);
     }
 
-    /// Keeps the parts that are whole, once the boss has said that they come.
+    /// Stores the complete parts that the boss has announced.
     fn keep_parts(&mut self, id: u64) {
         let Some(Keeping { command: Some(keep), parts }) = self.keeping.get_mut(&id) else { return };
         let me = self.worker;
@@ -146,7 +148,7 @@ impl StageSession {
             return; // as after nearly every tensor
         }
         for ((part, from), _) in &whole {
-            // Once more would be one too many.
+            // A second copy would be one too many.
             match Some(*from) == me.map(Peer::Worker) {
                 true => keep.give = None,
                 false => drop(keep.take.remove(part)),
@@ -180,16 +182,17 @@ impl StageSession {
         }
     }
 
-    /// Cancels a command that copies state, or forgets what came for it; says whether there is no more to do for that.
+    /// Cancels a command that copies state, or drops its arrivals. Returns whether that is
+    /// complete.
     pub(super) fn cancel_keeping(&mut self, id: u64) -> bool {
         let Some(keeping) = self.keeping.remove(&id) else { return false };
         self.drop_slots(keeping.into_slots());
         self.unkept.insert(id);
-        // Else the compute thread has been at work on it, and may have failed.
+        // Otherwise the compute thread has worked on it, and may have failed.
         id <= self.answered
     }
 
-    /// Nothing that comes for a command before this one is of use.
+    /// Drops arrivals for commands before this one.
     pub(super) fn void_keeping(&mut self, id: u64) {
         let later = self.keeping.split_off(&id);
         let void = std::mem::replace(&mut self.keeping, later);
@@ -200,7 +203,7 @@ impl StageSession {
         }
     }
 
-    /// What is kept of other runs is of no use to one that trains.
+    /// A run that trains does not need snapshots of other runs.
     pub(super) fn forget_other_runs(&mut self) {
         if self.kept.iter().any(|kept| Some(kept.copy.run) != self.keeps_for) {
             self.kept.retain(|kept| Some(kept.copy.run) == self.keeps_for);
@@ -215,7 +218,7 @@ impl StageSession {
         self.done(id, Vec::new(), 0, Vec::new());
     }
 
-    /// Takes a kept state, and gives out what of it is here.
+    /// Loads a stored state, and sends the parts that are here.
     pub(super) fn restore(&mut self, id: u64, (expected, keepers): (u32, Vec<WorkerId>), recall: Recall) {
         let what = |tensors| Task::Load { tensors, optimizer: true };
         self.job = Some(Job::Load { id, expected: expected as usize, what, keepers });
@@ -244,7 +247,7 @@ impl StageSession {
         };
         let head = Head::Weight { id, name: name.clone(), stage };
         let to = match first == me {
-            // As one that came, it goes to other replicas, too.
+            // Like a tensor that arrived, it goes to other replicas, too.
             true => {
                 self.let_in(id, (Peer::Worker(me), Some(stage), name.clone()))?;
                 self.stage_placement

@@ -1,7 +1,8 @@
-//! Tensors that come to be loaded: files, and weights, which the boss sends to one replica of a stage and replicas pass on.
+//! Tensors to load: files and weights. The boss sends weights to one replica of a stage, and
+//! replicas pass them on.
 //!
-//! Each tensor is passed on when it arrives, once the command that wants it is here: with that this worker knows of every
-//! link that has broken before.
+//! Each tensor is passed on when it arrives, if its command has arrived. With the command this
+//! worker knows every link that broke before.
 
 use super::{Job, StageSession};
 use crate::effect::{Peer, StageEffect};
@@ -9,19 +10,19 @@ use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Failure, Head};
 use std::collections::BTreeSet;
 
-/// For more commands than this at a time nothing is kept.
+/// The most commands for which tensors may arrive early.
 const MOST_LOADS: usize = 4;
-/// No command brings more tensors than this.
+/// The most tensors of a command.
 const MOST_TENSORS: usize = 1 << 20;
 
-/// What has arrived for a command, which may come later.
+/// The arrivals for a command, which may arrive later.
 #[derive(Default)]
 pub(super) struct Arriving {
-    /// What came, each once: from whom, the stage, where it is a weight, and the name. What this worker has sent to itself and
-    /// not got yet is among them.
+    /// The arrived tensors, each once: the sender, the stage of a weight, and the name. Tensors
+    /// that this worker sends to itself are among them before they arrive.
     came: BTreeSet<(Peer, Option<StageId>, String)>,
     tensors: Vec<(String, Slot)>,
-    /// What goes to others, too, once the command is here.
+    /// The tensors to pass on, once the command has arrived.
     held: Vec<Held>,
 }
 
@@ -55,7 +56,8 @@ impl StageSession {
             return self.start_load();
         }
         let giver = self.giver(stage, me);
-        // Others send what they keep, where the command says so, which may not be here yet.
+        // Workers that store a snapshot send it, if the command, which may arrive later, names
+        // them.
         let is_here = matches!(&self.job, Some(Job::Load { id: at_work, .. }) if *at_work == id);
         if from != giver && (giver != Peer::Boss || (is_here && !self.is_keeper(from))) {
             return self.refuse(from, slots, format!("sent weights of {stage}, which {giver} sends"));
@@ -73,7 +75,7 @@ impl StageSession {
         }
     }
 
-    /// Whether the load at work takes what this worker kept.
+    /// Whether the current load takes tensors that this worker stored.
     fn is_keeper(&self, peer: Peer) -> bool {
         let Some(Job::Load { keepers, .. }) = &self.job else { return false };
         keepers.iter().any(|keeper| Peer::Worker(*keeper) == peer)
@@ -89,14 +91,14 @@ impl StageSession {
         if takers.is_empty() {
             return self.take_in(id, name, slots);
         }
-        // A tensor that goes to others and stays goes to this worker, too.
+        // A tensor that is passed on and also stays is sent to this worker, too.
         let head = Head::Weight { id, name, stage };
         let takers = takers.into_iter().chain([me]);
         let to = takers.map(|worker| self.links.to(worker, head.clone())).collect();
         self.effects.push_back(StageEffect::Send { to, slots });
     }
 
-    /// A file that layers are made from.
+    /// A file that layers are built from.
     pub(super) fn file(&mut self, id: u64, name: String, slots: Vec<Slot>) {
         if id <= self.answered {
             return self.drop_slots(slots);
@@ -110,11 +112,11 @@ impl StageSession {
         }
     }
 
-    /// Counts a tensor for a command, or says why it is one too many.
+    /// Counts a tensor for a command, or returns why it is one too many.
     pub(super) fn let_in(&mut self, id: u64, tensor: (Peer, Option<StageId>, String)) -> Result<(), String> {
         let most = match &self.job {
             Some(Job::Load { id: at_work, expected, .. }) if *at_work == id => *expected,
-            // All have come, and are being loaded.
+            // All have arrived and are being loaded.
             Some(job) if job.id() == Some(id) => 0,
             _ => MOST_TENSORS,
         };
@@ -125,7 +127,7 @@ impl StageSession {
         if !self.loads.contains_key(&id) && self.loads.len() >= MOST_LOADS {
             return Err(format!("sent tensors to load while those of {MOST_LOADS} other commands wait"));
         }
-        // One that counted twice would stand for another, which would then be loaded nowhere.
+        // A tensor that counted twice would replace another one, which would then be missing.
         match self.loads.entry(id).or_default().came.insert(tensor) {
             true => Ok(()),
             false => Err("sent the same tensor to be loaded twice".into()),
@@ -133,12 +135,12 @@ impl StageSession {
     }
 
     fn take_in(&mut self, id: u64, name: String, slots: Vec<Slot>) {
-        // Nothing is there of one that was aborted.
+        // An aborted command has no arrivals.
         let Some(arriving) = self.loads.get_mut(&id) else { return self.drop_slots(slots) };
         arriving.tensors.extend(slots.into_iter().map(|slot| (name.clone(), slot)));
     }
 
-    /// Loads what the command at work wants, once all of it is here.
+    /// Starts the load of the current command, once all tensors have arrived.
     pub(super) fn start_load(&mut self) {
         let Some(Job::Load { id, expected, what, .. }) = self.job else { return };
         for Held { from, stage, slots, .. } in self.strange(id) {
@@ -160,7 +162,7 @@ impl StageSession {
         }
     }
 
-    /// Takes out what came for the load at work from workers that are not to send it.
+    /// Removes the arrivals for the current load from workers that must not send them.
     fn strange(&mut self, id: u64) -> Vec<Held> {
         let Some(mut arriving) = self.loads.remove(&id) else { return Vec::new() };
         let sends = |held: &Held| self.worker.is_some_and(|me| held.from == self.giver(held.stage, me));
