@@ -17,7 +17,7 @@ use pipeline::task::LayerTimes;
 use pipeline::{Cuts, OptimizerSpec, ScheduleKind};
 use std::sync::Arc;
 
-/// What an action takes beside its work: the session and the ways to and from the compute thread.
+/// The overhead of an action: the session and the ways to and from the compute thread.
 const PER_ACTION_NANOS: u64 = 30_000;
 
 impl BossMan {
@@ -67,9 +67,9 @@ impl BossMan {
         Some(Timelines { measured, predicted })
     }
 
-    /// Chooses the schedule where it was left to us, at the first step.
+    /// Chooses the schedule at the first step, unless the user chose it.
     pub(crate) async fn choose_schedule(&mut self, work: &Work, microbatches: u32) -> Result<(), BossManError> {
-        // Where workers come and go, what they take is observed alone.
+        // In a pool, times are only observed.
         if self.pool.is_some() {
             return Ok(());
         }
@@ -102,7 +102,7 @@ impl BossMan {
             )));
         };
         let kind = best.kind;
-        // Where it failed half way, it is done again.
+        // A choice that failed is repeated.
         if best.plan != self.plan || self.scheduling.moving {
             let plan = best.plan.clone();
             self.scheduling.moving = true;
@@ -125,7 +125,8 @@ impl BossMan {
     pub(crate) fn schedule_of_step(&mut self, microbatches: u32, updates: bool) -> Result<Arc<Schedule>, BossManError> {
         let ending = match (updates, self.settings.max_norm) {
             (false, _) => Ending::Gather,
-            // Whoever leaves then leaves the others with all they need, or with nothing changed.
+            // A worker that leaves then leaves the others with all they need, or with nothing
+            // changed.
             (true, _) if self.pool.is_some() => Ending::CommittedStep,
             (true, None) => Ending::Step,
             (true, Some(_)) => Ending::ClippedStep,
@@ -210,7 +211,8 @@ impl BossMan {
         Ok(())
     }
 
-    /// What is known of the fleet: layers, where they were measured, memory, and the ways between workers.
+    /// The known figures of the fleet: layers, if they were measured, memory, and the links between
+    /// workers.
     async fn take_measured(&mut self, times: Vec<Vec<LayerTimes>>, work: &Work) -> Result<(), BossManError> {
         let links = self.call(Request::Links).await?.links;
         let (compress, sharding) = (self.settings.compress, self.settings.sharding);

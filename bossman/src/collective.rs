@@ -1,5 +1,5 @@
-//! By what replicas sum their gradients: NCCL or frames, as asked for and as far as their machines allow; and how those that sum
-//! with NCCL find each other.
+//! How replicas sum their gradients: NCCL or frames, as asked for and as far as their machines
+//! allow; and how those that sum with NCCL find each other.
 
 use crate::boss::BossMan;
 use crate::settings::Settings;
@@ -11,7 +11,7 @@ use pipeline::replicas::{Collective, Replicas};
 use pipeline::schedule::Action;
 use pipeline::Plan;
 
-/// What was chosen.
+/// The choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// NCCL of this version; whether its connections can be reached from other machines.
@@ -74,7 +74,7 @@ fn choose(asked: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) -
     }
 }
 
-/// Of the choices for two groups the one that counts for both.
+/// Combines the choices for two groups into one for both.
 fn worst(one: Choice, other: Choice) -> Choice {
     match (&one, &other) {
         (Choice::Nccl { open: true, .. }, _) => one,
@@ -134,18 +134,19 @@ fn of_group(asked: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Re
     }
 }
 
-/// What a worker says of itself, on one line of this terminal.
+/// A worker's description of itself, on one line of this terminal.
 fn printable(text: &str) -> String {
     text.chars().take(300).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 impl BossMan {
-    /// Chooses by what replicas sum their gradients, for the plan as it is, and tells it where there was something to choose.
+    /// Chooses how replicas sum their gradients in this plan, and reports it if there was a choice.
     pub(crate) fn choose_collective(&mut self) -> Result<(), BossManError> {
         let Settings { collective, compress, sharding, .. } = self.settings;
         let (groups, workers) = (groups(&self.plan), self.handle.workers());
         (self.settings.nccl, self.communicators) = (false, false);
-        // What is refused where NCCL is asked for was refused before. How workers are grouped may not be found yet.
+        // Combinations that NCCL excludes were refused before. How workers are grouped may not be
+        // found yet.
         let must = collective == Collective::Nccl && self.settings.replicas != Some(Replicas::Auto);
         if compress.is_some() || sharding.is_some() || (groups.is_empty() && !must) {
             return Ok(());
@@ -164,8 +165,9 @@ impl BossMan {
         Ok(())
     }
 
-    /// Has replicas find each other before the first round in which they sum gradients, and again after one that failed.
-    /// Where that cannot be, and NCCL was not asked for, they sum over QUIC from then on.
+    /// Has replicas find each other before the first round in which they sum gradients, and again
+    /// after one that failed. If they cannot, and NCCL was not requested, they sum over QUIC from
+    /// then on.
     pub(crate) async fn find_replicas(&mut self, run: &mut RunRequest) -> Result<(), BossManError> {
         let sums = run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
         if !run.reduction.is_collective() || !sums || self.communicators {
@@ -221,7 +223,7 @@ mod tests {
 
     const TWO: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];
 
-    /// What `auto` and `nccl` come to for two replicas.
+    /// The choices of `auto` and `nccl` for two replicas.
     fn both(workers: &[WorkerInfo]) -> [Result<Choice, String>; 2] {
         [Collective::Auto, Collective::Nccl].map(|asked| choose(asked, &[TWO.to_vec()], workers))
     }

@@ -1,4 +1,4 @@
-//! What happens when an epoch ends: a look at the model with data it does not learn from, and its weights to the disk.
+//! The end of an epoch: validates the model and saves its weights.
 
 use crate::data::{Dataset, Part};
 use crate::look::{look, Look};
@@ -22,7 +22,7 @@ pub(crate) struct Epochs<'a> {
 }
 
 impl<'a> Epochs<'a> {
-    /// `best` is that of the epochs before, where the run goes on with a checkpoint.
+    /// `best` is the best of the epochs before, if the run resumed.
     pub(crate) fn new(
         file: &'a RunFile,
         validation: Option<Dataset>,
@@ -61,7 +61,7 @@ impl<'a> Epochs<'a> {
             None => None,
         };
         let best = looked.as_ref().is_some_and(|look| match &self.best {
-            // Also where the best so far is no number.
+            // Also if the best score so far is not a number.
             Some((_, best)) => look.score.loss < best.score.loss || best.score.loss.is_nan(),
             None => true,
         });
@@ -81,7 +81,7 @@ impl<'a> Epochs<'a> {
     }
 }
 
-/// A look at the model; where a worker leaves meanwhile, those who are left begin it again.
+/// A look at the model; if a worker leaves meanwhile, the remaining ones repeat it.
 pub(crate) async fn look_with_who_is_here(
     boss: &mut BossMan,
     file: &RunFile,
@@ -96,7 +96,7 @@ pub(crate) async fn look_with_who_is_here(
     }
 }
 
-/// Where the weights of the best epoch go: `w.best.safetensors` beside `w.safetensors`.
+/// The file for the weights of the best epoch: `w.best.safetensors` beside `w.safetensors`.
 pub fn best_path(last: &Path) -> PathBuf {
     let ending = last.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
     let stem = last.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();

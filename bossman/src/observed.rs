@@ -1,5 +1,5 @@
-//! What the last steps took: predictions are corrected by it, since layers measured alone do not share caches and memory
-//! with their neighbours, nor the machine with other workers.
+//! The times of the last steps: predictions are corrected by it, since layers measured alone do not
+//! share caches and memory with their neighbours, nor the machine with other workers.
 
 use pipeline::effect::WorkerSpan;
 use pipeline::ids::{StageId, WorkerId};
@@ -8,7 +8,7 @@ use pipeline::schedule::{Action, Costs};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Of each kind of action the newest so many count, and of steps.
+/// The number of newest actions of each kind that count, and of steps.
 const NEWEST: usize = 64;
 const STEPS: usize = 8;
 /// An hour: durations come from other machines, and are added up.
@@ -18,7 +18,8 @@ const LONGEST_MICROS: u64 = 3_600_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
     actions: BTreeMap<(StageId, WorkerId, Kind), VecDeque<u64>>,
-    /// What a step takes beside its actions: the batch's way to the workers and the answers' way back.
+    /// The time of a step beside its actions: the batch's way to the workers and the answers' way
+    /// back.
     around: VecDeque<u64>,
 }
 
@@ -82,20 +83,21 @@ impl Observed {
         costs
     }
 
-    /// What a worker takes for a microbatch through a stage and back, in nanoseconds; nothing where it had none yet.
+    /// The time of a microbatch forward and backward through a stage on a worker, in nanoseconds.
+    /// `None` if it had none yet.
     pub(crate) fn microbatch(&self, stage: StageId, worker: WorkerId) -> Option<u64> {
         let of = |kind| self.actions.get(&(stage, worker, kind)).map(mean);
         let halves = of(Kind::BackwardInput).map(|input| input + of(Kind::BackwardWeight).unwrap_or(0));
         Some(of(Kind::Forward)? + of(Kind::Backward).or(halves)?)
     }
 
-    /// What a worker takes for a stage once a step, in nanoseconds.
+    /// The time of a worker for a stage once in a step, in nanoseconds.
     pub(crate) fn once(&self, stage: StageId, worker: WorkerId) -> u64 {
         let of = |kind| self.actions.get(&(stage, worker, kind)).map_or(0, mean);
         of(Kind::Reduce) + of(Kind::OptimStep)
     }
 
-    /// What a step takes beside the time from its first action to the end of its last, in nanoseconds.
+    /// The time of a step outside of its first and last action, in nanoseconds.
     pub(crate) fn around(&self) -> Option<u64> {
         (!self.around.is_empty()).then(|| median(&self.around))
     }

@@ -1,4 +1,4 @@
-//! Copies of the state of training that workers keep for each other while a run goes on.
+//! Peer snapshots: copies of the training state that workers store for each other during a run.
 
 use crate::checkpoint::{Counters, Due, Every, Run};
 use crate::output;
@@ -18,7 +18,7 @@ use std::future::Future;
 use std::hash::{BuildHasher, Hasher};
 use tokio::task::JoinHandle;
 
-/// Where the state comes from with which a run goes on where workers are lost.
+/// The source of the state from which a run resumes after a loss of workers.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub enum Redundancy {
     /// It does not go on by itself.
@@ -36,7 +36,7 @@ pub(crate) fn number() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// What else goes on, as workers keep it with a copy.
+/// The rest of the run's state, as workers store it with a snapshot.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Note {
@@ -44,7 +44,7 @@ struct Note {
     run: Run,
 }
 
-/// A copy all of which is with workers that are here.
+/// A snapshot whose parts are all at connected workers.
 pub(crate) struct PeerState {
     pub(crate) counters: Counters,
     pub(crate) run: Run,
@@ -70,13 +70,13 @@ pub(crate) struct Copies {
 impl Copies {
     /// Copies of the run with this number, which may have gone on from one.
     pub(crate) fn new(run: u64, every: Every, from: Option<&PeerState>) -> Self {
-        // Of what was lost there is one copy less.
+        // A lost worker takes one copy of its parts with it.
         let (owed, last) = (from.is_some(), from.map(|kept| kept.copy));
         Copies { run, membership: number(), due: Due::start(every), owed, at_work: None, last, told: false }
     }
 
-    /// A step has ended: has workers make a copy where one is due and the one before has arrived. What goes wrong with it is
-    /// told, and training goes on.
+    /// A step has ended: has workers make a copy where one is due and the one before has arrived.
+    /// Reports errors, and training continues.
     pub(crate) async fn after_step(&mut self, boss: &mut BossMan, step: u64, run: &Run, progress: &Progress) {
         self.owed |= self.due.is_now(step);
         self.take_note(boss.plan.stage_placement.members().len() > 1, progress).await;
@@ -111,8 +111,9 @@ impl Copies {
 }
 
 impl BossMan {
-    /// Has workers copy their state as it is between two steps, keep it, and send it to a neighbour, which keeps it, too, unless
-    /// that one has the same state. What is given back ends when all is kept.
+    /// Has workers copy their state as it is between two steps, keep it, and send it to a
+    /// neighbour, which keeps it, too, unless that one has the same state. The returned future ends
+    /// when all parts are stored.
     async fn begin_copy(
         &mut self,
         copy: SnapshotId,
@@ -148,7 +149,7 @@ impl BossMan {
         })
     }
 
-    /// Who keeps what each worker copies.
+    /// The worker that stores each worker's part.
     fn neighbours(&self) -> BTreeMap<WorkerId, WorkerId> {
         let members: Vec<(WorkerId, &str)> =
             self.plan.stage_placement.members().into_iter().zip(self.hosts()).collect();
@@ -170,7 +171,7 @@ impl BossMan {
         self.plan.stage_placement.members().into_iter().map(host)
     }
 
-    /// The copies of the run with this number of which the workers that are here keep every part, the last one first.
+    /// The complete snapshots of the run with this number, the last one first.
     pub(crate) async fn kept(&mut self, run: u64) -> Result<Vec<PeerState>, BossManError> {
         let mut copies: BTreeMap<SnapshotId, Vec<(WorkerId, PeerSnapshot)>> = BTreeMap::new();
         for (worker, kept) in self.call(Request::Copies { run }).await?.copies {
@@ -209,7 +210,7 @@ impl BossMan {
             let parameter = name.kept().map_or(name.name, |(parameter, _)| parameter);
             let stranger = || BossManError::StateDict(vec![format!("`{parameter}`: the model has no such parameter")]);
             let Wanted { layer, parameter, .. } = wanted.get(parameter).ok_or_else(stranger)?;
-            // What the optimizer keeps is with the owner alone.
+            // Only the owner has the optimizer state.
             let most = if name.optimizer { 1 } else { usize::MAX };
             for stage in self.plan.holders(*layer, parameter).into_iter().take(most) {
                 let at_home =
@@ -225,7 +226,7 @@ impl BossMan {
     }
 }
 
-/// How a copy comes to who keeps it, too, the best way first.
+/// The path of a part to its second keeper, the best path first.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Path {
     /// A replica has the same state, and copies it itself.
@@ -235,8 +236,9 @@ enum Path {
     Boss,
 }
 
-/// For each worker, given with its machine, who keeps what it copies: one on another machine, for machines fail as a whole;
-/// of these one to which the way is the best; and of these whoever keeps the least.
+/// For each worker, given with its machine, who keeps what it copies: one on another machine, for
+/// machines fail as a whole; of these one to which the way is the best; and of these the one that
+/// stores the least.
 fn neighbours(members: &[(WorkerId, &str)], path: impl Fn(WorkerId, WorkerId) -> Path) -> BTreeMap<WorkerId, WorkerId> {
     let mut keeps: BTreeMap<WorkerId, usize> = BTreeMap::new();
     let mut neighbours = BTreeMap::new();

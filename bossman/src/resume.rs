@@ -1,4 +1,4 @@
-//! What a run goes on with: a checkpoint, or what workers keep.
+//! The state that a run resumes from: a checkpoint, or what workers keep.
 
 use crate::checkpoint::{Checkpoints, Counters, KeepBest, Listed, Policy, ReadError, Run, State};
 use crate::disk;
@@ -12,12 +12,12 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::Duration;
 
-/// In place of a checkpoint's name: the last, and the beginning where there is none.
+/// In place of a checkpoint's name: the last one, or the beginning if there is none.
 const IF_ANY: &str = "if-any";
 /// Metrics have no longer lines.
 const LONGEST_LINE: u64 = 1 << 16;
 
-/// What a run goes on with.
+/// The state that a run resumes from.
 pub(crate) enum Found {
     /// A checkpoint, which is in memory.
     Checkpoint(State, Run),
@@ -47,7 +47,7 @@ impl Found {
         }
     }
 
-    /// What it is called in the log.
+    /// Its name in the log.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Found::Checkpoint(..) => "the checkpoint",
@@ -110,9 +110,9 @@ pub(crate) async fn newest(
     }
 }
 
-/// Whether the metrics still end with the step of a copy at the byte where they ended when it was
-/// made. They do not if the machine that wrote them failed since, or if the run resumed from an
-/// older state.
+/// Whether the metrics still have the line of a snapshot's step at the byte where they ended when
+/// it was made. They do not if the machine that wrote them failed since, or if the run resumed from
+/// an older state.
 ///
 /// # Errors
 /// The metrics cannot be read.
@@ -179,7 +179,7 @@ async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<Found>, Bos
     }
 }
 
-/// Whether what a run is to begin with, and what it is to go on with, go together.
+/// Checks that the initial weights and the state to resume from do not contradict each other.
 pub(crate) fn check_beginning(settings: &Settings) -> Result<(), BossManError> {
     if settings.weights.is_none() || settings.resume.is_none() || begins_if_none(settings) {
         return Ok(());
@@ -189,12 +189,12 @@ pub(crate) fn check_beginning(settings: &Settings) -> Result<(), BossManError> {
     Err(BossManError::Usage(problem.into()))
 }
 
-/// The run begins where there is nothing to go on with.
+/// Whether the run begins if there is nothing to resume from.
 fn begins_if_none(settings: &Settings) -> bool {
     settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY))
 }
 
-/// What makes the run's checkpoints, and the one that it goes on with.
+/// The run's checkpoints, and the one to resume from.
 pub(crate) async fn checkpoints(
     file: &RunFile,
     settings: &Settings,

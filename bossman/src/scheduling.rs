@@ -1,4 +1,4 @@
-//! What is known for choosing a schedule, and what was chosen.
+//! The figures for choosing a schedule, and the choice.
 
 use crate::observed::Observed;
 use layerspec::Bindings;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Columns of a drawn timeline.
 const COLUMNS: u64 = 100;
 
-/// What was asked for, and what was found out.
+/// The request, and the findings.
 pub(crate) struct Scheduling {
     pub(crate) asked: Option<ScheduleKind>,
     pub(crate) cuts: Cuts,
@@ -24,15 +24,15 @@ pub(crate) struct Scheduling {
     /// A plan was taken whose stages are not yet at the workers.
     pub(crate) moving: bool,
     pub(crate) measured: Option<Measured>,
-    /// What the last steps took.
+    /// The times of the last steps.
     pub(crate) observed: Observed,
     /// Schedules by microbatches and ending.
     pub(crate) made: BTreeMap<(u32, Ending), Arc<Schedule>>,
-    /// By what replicas sum gradients, and why, where there was something to choose.
+    /// How replicas sum gradients, and why, if there was a choice.
     pub(crate) collective: Option<String>,
 }
 
-/// What the workers measured, and for which sizes of a microbatch.
+/// The measurements of the workers, and the sizes of their microbatch.
 pub(crate) struct Measured {
     pub(crate) fleet: Fleet,
     pub(crate) work: Work,
@@ -48,7 +48,7 @@ pub(crate) struct Work {
 /// A step's timeline as it was and as it was predicted, times in microseconds from its first action.
 #[derive(Clone, Debug)]
 pub struct Timelines {
-    /// What the workers did.
+    /// The timelines of the workers.
     pub measured: Timeline,
     /// What was predicted; nothing where the workers were not measured.
     pub predicted: Option<Timeline>,
@@ -67,7 +67,7 @@ pub struct Candidates {
     pub choice: Choice,
     /// The connections as measured: a worker, and another or the boss.
     pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
-    /// By what replicas sum their gradients, and why, where there was something to choose.
+    /// How replicas sum their gradients, and why, if there was a choice.
     pub collective: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! How a model is trained, beside where it is cut.
+//! The settings of training, beside the cuts.
 
 use crate::guards::Guards;
 use crate::BossManError;
@@ -8,7 +8,7 @@ use pipeline::message::Reduction;
 use pipeline::replicas::{BucketBytes, Collective, Compress, Replicas, Sharding, WorkerGroups};
 use pipeline::LossSpec;
 
-/// What a [`crate::Builder`] was told.
+/// The settings of a [`crate::Builder`].
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) microbatches: u32,
@@ -21,17 +21,17 @@ pub(crate) struct Settings {
     pub(crate) in_flight: usize,
     /// How many workers get the same stages; nothing for one each.
     pub(crate) replicas: Option<Replicas>,
-    /// Replicas take as many microbatches each, whatever their speed.
+    /// Whether replicas take equal numbers of microbatches, whatever their speed.
     pub(crate) even: bool,
     /// Gradients are added up replica by replica.
     pub(crate) fast: bool,
-    /// In what form replicas exchange gradients, where that is not float32.
+    /// The form in which replicas exchange gradients, if not float32.
     pub(crate) compress: Option<Compress>,
-    /// By what the gradients of replicas are summed, as asked for.
+    /// How the gradients of replicas are summed, as requested.
     pub(crate) collective: Collective,
     /// And whether that is NCCL.
     pub(crate) nccl: bool,
-    /// What replicas share out.
+    /// What replicas shard.
     pub(crate) sharding: Option<Sharding>,
     pub(crate) guards: Guards,
     /// A program calls, and is told what it could call; no run file has said what is to be done.
@@ -67,8 +67,8 @@ impl Settings {
         }
     }
 
-    /// How large the buckets of gradients are. Whoever compresses has a slow network, which is to have something to send as
-    /// soon as there is something, and for which a message more is little.
+    /// How large the buckets of gradients are. Compression implies a slow network. It should start
+    /// to send early, and an extra message costs little.
     pub(crate) fn buckets(&self) -> BucketBytes {
         match self.compress {
             None => BucketBytes::default(),

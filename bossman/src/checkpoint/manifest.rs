@@ -1,4 +1,4 @@
-//! What a checkpoint says of itself.
+//! The manifest of a checkpoint.
 
 use crate::Score;
 use pipeline::loss_scale::LossScale;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 /// version cannot parse counts as damaged.
 pub(super) const VERSION: u32 = 1;
 
-/// What a checkpoint's folder is called before its number of steps.
+/// The prefix of a checkpoint's folder, before its number of steps.
 const PREFIX: &str = "step-";
 pub(super) const DAMAGED: &str = "is damaged: its content is not what was written";
 
@@ -40,7 +40,7 @@ pub(crate) struct Manifest {
     pub(super) sha256: String,
 }
 
-/// Where training stands: with the seed, all that random draws and the learning rate depend on.
+/// The counters of training. With the seed, they determine random draws and the learning rate.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counters {
@@ -48,19 +48,19 @@ pub struct Counters {
     pub step: u64,
     /// Optimizer steps done.
     pub updates: u64,
-    /// What float16 has losses multiplied by.
+    /// The loss scale of float16.
     pub loss_scale: Option<LossScale>,
 }
 
-/// What of a run file decides which samples come next, and what else goes on.
+/// The part of a run file that determines the next samples, and the rest of the run's state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Run {
-    /// What copies that workers keep of it are told apart by.
+    /// The number of the run, which identifies its peer snapshots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) number: Option<u64>,
     pub(crate) seed: u64,
-    /// What keeps the state that is in the checkpoint.
+    /// The optimizer whose state is in the checkpoint.
     pub(crate) optimizer: String,
     pub(crate) shuffled: bool,
     pub(crate) group_by_length: bool,
@@ -69,11 +69,11 @@ pub(crate) struct Run {
     pub(crate) accumulate: u32,
     /// To train on.
     pub(crate) samples: u64,
-    /// Bytes of metrics so far, where they are written.
+    /// The bytes of metrics so far, if they are written.
     pub(crate) metrics: Option<u64>,
     /// The look with the lowest validation loss so far.
     pub(crate) best: Option<Best>,
-    /// The look at these weights, where there was one.
+    /// The validation of these weights, if there was one.
     pub(crate) look: Option<Best>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Run {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Best {
     pub(crate) step: u64,
-    /// Nothing where it was no number.
+    /// `None` if it was not a number.
     pub(crate) loss: Option<f64>,
     pub(crate) accuracy: Option<f64>,
 }
@@ -173,7 +173,7 @@ pub(super) fn hash(bytes: &[u8]) -> String {
 }
 
 impl Run {
-    /// What is not as it was, by which the next samples or the result would be others.
+    /// A difference that would change the next samples or the result.
     pub(crate) fn differs(&self, now: &Run) -> Option<String> {
         let of = |run: &Run| {
             [

@@ -1,4 +1,4 @@
-//! Where checkpoints are: a folder of this machine, or of an object store.
+//! The place of checkpoints: a folder of this machine, or of an object store.
 
 use super::cloud;
 use crate::{disk, BossManError};
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is larger is sent in parts of this size.
+/// The size of the parts of a large file.
 const PART: u64 = 8 << 20;
-/// So many parts are on their way at once.
+/// The number of parts in flight at once.
 const PARTS: usize = 4;
 
 /// A folder.
@@ -39,7 +39,8 @@ pub(super) enum Content {
 }
 
 impl Folder {
-    /// This folder, by its path or URL; one of this machine is made where it is missing and `make` says so.
+    /// This folder, by its path or URL; a local folder is created if it is missing and `make` is
+    /// set.
     pub(super) fn open(named: &str, make: bool) -> Result<Self, BossManError> {
         let local = named.strip_prefix("file://").or((!named.contains("://")).then_some(named));
         let (store, waits): (Arc<dyn ObjectStore>, &'static [Duration]) = match local {
@@ -60,7 +61,7 @@ impl Folder {
         &self.named
     }
 
-    /// What to call a file of it.
+    /// The path of a file in it, for messages.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.local.as_deref().unwrap_or(Path::new(&self.named)).join(name)
     }
@@ -143,7 +144,7 @@ impl Folder {
         }
     }
 
-    /// Deletes a file, or nothing where there is none.
+    /// Deletes a file, if it exists.
     pub(super) async fn delete(&self, name: &str) -> Result<(), BossManError> {
         match self.store.delete(&Name::from(name)).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
@@ -170,9 +171,9 @@ impl Folder {
         }
     }
 
-    /// What is wrong with a file of it.
+    /// An error of a file in it.
     pub(super) fn wrong(&self, name: &str, problem: impl ToString) -> BossManError {
-        // What stores say has several lines.
+        // Messages of stores have several lines.
         let problem = problem.to_string();
         BossManError::file(&self.path(name), problem.split_whitespace().collect::<Vec<_>>().join(" "))
     }
@@ -186,7 +187,7 @@ fn of_this_machine(path: &Path, make: bool) -> Result<LocalFileSystem, BossManEr
         Some(there) if there.is_dir() => {}
         _ => return Err(BossManError::file(path, "there is no such folder")),
     }
-    // What is said to be written survives that the machine loses power.
+    // A file that was written survives a loss of power.
     let store = LocalFileSystem::new_with_prefix(path).map_err(|e| BossManError::file(path, e))?;
     Ok(store.with_automatic_cleanup(true).with_fsync(true))
 }

@@ -4,14 +4,14 @@ use super::manifest::Manifest;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// What a run file says of checkpoints.
+/// The checkpoint settings of a run file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// Where they go: a folder.
+    /// The folder of the checkpoints.
     pub dir: String,
     /// When one is made.
     pub every: Every,
-    /// How many of the last ones are kept.
+    /// The number of last checkpoints to keep.
     pub keep: usize,
     /// Which is kept beside them, and made after each epoch.
     pub keep_best: Option<KeepBest>,
@@ -20,13 +20,13 @@ pub struct Policy {
 /// When a checkpoint is due.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub enum Every {
-    /// After so many steps.
+    /// After this number of steps.
     Steps(u64),
     /// After the first step that ends so long after the last one.
     Minutes(f64),
 }
 
-/// By what a checkpoint is the best.
+/// The measure of the best checkpoint.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum KeepBest {
     /// The lowest validation loss.

@@ -23,13 +23,13 @@ use tensor::parts::joined;
 pub struct State {
     /// Parameters and buffers.
     pub weights: StateDict,
-    /// What the optimizer keeps for them, as `0.weight.exp_avg`.
+    /// The optimizer state, by names such as `0.weight.exp_avg`.
     pub optimizer: BTreeMap<String, Tensor>,
-    /// Where training stands.
+    /// The counters of training.
     pub counters: Counters,
 }
 
-/// What a worker's copy comes with.
+/// The tensors of a worker's copy.
 pub(crate) type Reply = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
 
 /// A state that workers have copied, or will copy before they train on, and that is on its way.
@@ -88,7 +88,7 @@ impl BossMan {
         self.begin_snapshot().await?.finish().await
     }
 
-    /// Has workers copy their state as it is between two steps, which then travels while training goes on.
+    /// Lets workers copy their state between two steps. The copy travels while training continues.
     ///
     /// # Errors
     /// Gradients were gathered that no update has used yet; a worker failed.
@@ -101,7 +101,7 @@ impl BossMan {
         let (replies, asked) = self.ask_for_copies(ask).await;
         let snapshot = Snapshot { replies, slots, counters, sizes };
         if let Err(error) = asked {
-            // What has come of it is not left in its slots.
+            // Tensors that have arrived are freed from their slots.
             snapshot.finish().await.ok();
             return Err(error);
         }
@@ -157,8 +157,8 @@ impl BossMan {
         }
     }
 
-    /// Gives workers the state of a run, in place of their own: training goes on from there, to the bit. The optimizer must
-    /// have been sent.
+    /// Gives workers the state of a run, in place of their own: training continues from there, to
+    /// the bit. The optimizer must have been sent.
     ///
     /// # Errors
     /// It is another model's or another optimizer's; all that differs in the weights is listed.
@@ -184,7 +184,7 @@ impl BossMan {
         Ok(tensors)
     }
 
-    /// What the optimizer keeps goes to the stage that owns the parameter.
+    /// Optimizer state goes to the stage that owns the parameter.
     fn place_optimizer(
         &self,
         state: &BTreeMap<String, Tensor>,

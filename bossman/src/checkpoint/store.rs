@@ -17,7 +17,7 @@ use tch::Tensor;
 const MANIFEST: &str = "manifest.json";
 /// A manifest has a line a file.
 const MAX_MANIFEST: u64 = 64 << 20;
-/// Where the files lie of weights, and of what the optimizer keeps for them.
+/// The folders of the files of weights and of optimizer state.
 const WEIGHTS: &str = "weights";
 const OPTIMIZER: &str = "optimizer";
 
@@ -29,7 +29,7 @@ pub struct Checkpoints {
     known: Arc<Mutex<Known>>,
 }
 
-/// A checkpoint, or what is left of one.
+/// A checkpoint, or the remains of one.
 #[derive(Debug)]
 pub struct Listed {
     /// Its folder.
@@ -54,8 +54,9 @@ impl Listed {
 }
 
 impl Checkpoints {
-    /// Those in this folder, which is made where it is missing and `make` says so; by its path, or by the URL of a folder in an
-    /// object store (`s3://`, `gs://`, `az://`), which need not be there.
+    /// The checkpoints in this folder, which is created if it is missing and `make` is set; by its
+    /// path, or by the URL of a folder in an object store (`s3://`, `gs://`, `az://`), which need
+    /// not be there.
     ///
     /// # Errors
     /// It cannot be made or read, or is a place of a kind that is not known.
@@ -295,7 +296,8 @@ impl Checkpoints {
         Ok(aborted)
     }
 
-    /// Deletes a checkpoint, or what is left of one: its manifest first, so that half of one is never taken for a whole.
+    /// Deletes a checkpoint, or the remains of one: its manifest first, so that half of one is
+    /// never taken for a whole.
     ///
     /// # Errors
     /// A file cannot be deleted.

@@ -1,4 +1,4 @@
-//! Checkpoints of a run at work, made when they are due and written while it goes on.
+//! The checkpoints of a run, made when they are due and written while training continues.
 
 use super::manifest::Run;
 use super::policy::{Due, Policy};
@@ -33,8 +33,8 @@ impl Writing {
         Writing { checkpoints, policy, due, owed: false, at_work: None, warned: false }
     }
 
-    /// A step has ended, which may be the last, or one after which there was a look at the model: makes a checkpoint where one
-    /// is due. What goes wrong with it is told, and training goes on.
+    /// A step has ended, which may be the last, or one after which there was a look at the model:
+    /// makes a checkpoint where one is due. Reports errors, and training continues.
     pub(crate) async fn after_step(
         &mut self,
         boss: &mut BossMan,

@@ -4,7 +4,7 @@ use link::WorkerInfo;
 use pipeline::ids::{StageId, WorkerId};
 use std::time::Instant;
 
-/// What a worker of the pool is doing.
+/// The state of a worker of the pool.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum State {
     /// It is here and has nothing yet.
@@ -21,7 +21,7 @@ pub(crate) enum State {
     Aside {
         /// How.
         reason: String,
-        /// After so many updates it is tried again.
+        /// The number of updates after which it is tried again.
         until: u64,
     },
     /// It has left.

@@ -9,7 +9,7 @@ use pipeline::ids::{StageId, WorkerId};
 use pipeline::Plan;
 
 impl BossMan {
-    /// Begins to make ready whoever has arrived.
+    /// Begins to prepare the workers that have arrived.
     pub(super) fn prepare_arrived(&mut self) {
         let Some(pool) = &self.pool else { return };
         let arrived = pool.contributors.iter().filter(|(_, c)| c.state == State::Arrived);

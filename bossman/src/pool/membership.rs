@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 
 /// One that is so many behind will not catch up: what it lacks is sent slower than it grows.
 const TOO_FAR: usize = 12;
-/// Who was put aside is tried again after so many updates.
+/// The number of updates after which an evicted worker is tried again.
 const TRIED_AGAIN: u64 = 200;
 
-/// Who follows, and the worker whose stages each will have.
+/// The followers, and the worker whose stages each will have.
 type Followers = BTreeMap<WorkerId, WorkerId>;
 
 impl BossMan {
@@ -38,7 +38,8 @@ impl BossMan {
                         pool.unsure = false;
                     }
                 }
-                // Who left is among the events by now. Who has caught up has the state, whether or not the others know.
+                // A worker that left is among the events by now. A worker that has caught up has
+                // the state, even if the others do not know.
                 Err(error) if self.recover(&error) => {
                     let follows = |worker: &WorkerId| {
                         let contributor = self.pool.as_ref().and_then(|pool| pool.contributors.get(worker));
@@ -59,7 +60,8 @@ impl BossMan {
         if failure.passing {
             return true;
         }
-        // A worker that fails where others do not is left out. Where a second one fails in the same step, it is the step.
+        // A worker that fails where others do not is left out. If a second worker fails in the same
+        // step, the step is the cause.
         match failure.worker.filter(|_| !failure.refused && pool.failed.is_empty()) {
             Some(worker) if pool.contributors.get(&worker).is_some_and(|c| c.state == State::Working) => {
                 pool.failed.push(worker);
@@ -112,7 +114,7 @@ impl BossMan {
         }
     }
 
-    /// Who is to have the stages and who to follow, where that is not as it is.
+    /// The new placement and the followers, if they differ from the current ones.
     ///
     /// # Errors
     /// Nobody is left who has some stage.
@@ -147,7 +149,7 @@ impl BossMan {
                     }
                 }
                 State::Ready(stage) => {
-                    // Those who give their state take turns.
+                    // Workers take turns to send their state.
                     let members = stage_placement.of(stage);
                     let turn = followers.len() % members.len().max(1);
                     followers.extend(members.get(turn).map(|guide| (*worker, *guide)));
@@ -238,7 +240,7 @@ impl BossMan {
         self.handle.set_status(self.status(loss).json());
     }
 
-    /// What part of the last batch each worker took, and how many samples.
+    /// Each worker's part of the last batch, and its number of samples.
     fn shares(&self, samples: u64) -> BTreeMap<WorkerId, (f64, u64)> {
         let Some(last) = &self.last else { return BTreeMap::new() };
         let microbatches = last.schedule.microbatches;
@@ -266,7 +268,7 @@ impl Pool {
         self.say(&format!("{worker} left ({reason})"));
     }
 
-    /// Whoever was put aside long ago.
+    /// The workers that were evicted long ago.
     fn try_again(&mut self, updates: u64) -> Vec<WorkerId> {
         let is_over = |c: &Contributor| matches!(&c.state, State::Aside { until, .. } if *until <= updates);
         let again = self.contributors.iter_mut().filter(|(_, contributor)| is_over(contributor));

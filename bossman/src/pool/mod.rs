@@ -1,9 +1,10 @@
 //! A run that workers join and leave at any moment, as a mining pool.
 //!
-//! Who comes is made ready while the others train (`joining`), follows them until it has as good as caught up, and takes
-//! part from the next step on. Who leaves is left out, and the step that it left in is done again by the others or, where
-//! all had its part already, goes on. The result is that of a quiet run, to the bit: a step's sums depend on its
-//! microbatches alone. Who would slow the others down takes no part (`straggler`).
+//! A new worker is prepared while the others train (`joining`), follows them until it has nearly
+//! caught up, and takes part from the next step on. A leaving worker is removed. The others repeat
+//! the step in which it left, unless all had its part already. The result is that of a quiet run,
+//! to the bit: a step's sums depend on its microbatches alone. A worker that would slow the others
+//! down takes no part (`straggler`).
 
 mod contributor;
 mod joining;
@@ -31,22 +32,22 @@ const TOLD_EVERY: Duration = Duration::from_secs(5);
 /// Characters of what is said at once: a status of a hundred workers is less than a greeting may be.
 const LONGEST: usize = 200;
 
-/// Who is here, and what becomes of them.
+/// The members of the pool, and their states.
 pub(crate) struct Pool {
     events: mpsc::UnboundedReceiver<MembershipEvent>,
     /// Workers that are ready to follow, or cannot be.
     ready: mpsc::UnboundedReceiver<(WorkerId, Result<(), Failure>)>,
     readying: mpsc::UnboundedSender<(WorkerId, Result<(), Failure>)>,
     contributors: BTreeMap<WorkerId, Contributor>,
-    /// Who follows, and how many commands each has still to carry out.
+    /// The followers, and the number of commands that each has still to run.
     behind: BTreeMap<WorkerId, usize>,
     /// Processes that were sent away, and why: the same may come again.
     sent_away: BTreeMap<(String, u32), String>,
-    /// What is known of the workers' links.
+    /// The known figures of the workers' links.
     links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
     /// The workers are to be told anew who is here, whether or not that has changed.
     unsure: bool,
-    /// Who failed in the step at work.
+    /// The workers that failed in the current step.
     failed: Vec<WorkerId>,
     told: Instant,
     started: Instant,

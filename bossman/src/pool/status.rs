@@ -1,4 +1,4 @@
-//! How a pool stands, for whoever asks with `bossman status`.
+//! The status of a pool, as `bossman status` shows it.
 
 use super::{plain, State};
 use crate::boss::BossMan;
@@ -7,9 +7,9 @@ use link::{Identity, Ticket};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Those who have left are told of up to this many, the last ones: an answer has its limits.
+/// The most workers that have left in a status, the last ones: an answer has its limits.
 const LEFT_TOLD: usize = 16;
-/// And of so many in all.
+/// The most workers in a status.
 const TOLD: usize = 100;
 
 /// How a pool stands.
@@ -21,7 +21,7 @@ pub struct Status {
     pub loss: Option<f32>,
     /// Samples a second since the pool was opened.
     pub samples_per_second: f64,
-    /// How many workers are not in the list, which has its limits.
+    /// The number of workers that the list leaves out.
     pub more: usize,
     /// The workers, ascending; of those who have left the last ones.
     pub workers: Vec<WorkerStatus>,
@@ -34,11 +34,11 @@ pub struct WorkerStatus {
     pub worker: u16,
     /// Its machine, as it names that.
     pub host: String,
-    /// Where it computes.
+    /// The device on which it computes.
     pub device: String,
     /// `preparing`, `catching up`, `working`, `aside` or `left`.
     pub state: String,
-    /// Why, where it is aside or has left.
+    /// The reason, if it was evicted or has left.
     pub reason: Option<String>,
     /// Its part of the last batch, from 0 to 1.
     pub share: f64,

@@ -1,7 +1,8 @@
 //! Whether a worker makes the others faster or slower.
 //!
-//! A replica takes a share of the microbatches, and in return all exchange gradients with it. Where its line or its
-//! processor is so slow that the others would be done sooner without it, its share is nothing.
+//! A replica takes a share of the microbatches, and in return all exchange gradients with it. If
+//! its line or its processor is so slow that the others would finish earlier without it, its share
+//! is empty.
 
 use super::State;
 use crate::boss::BossMan;
@@ -12,7 +13,7 @@ use pipeline::replicas::{buckets, Bucket, BucketBytes, MicrobatchAssignment, Spe
 
 /// Without it the others have to be this much faster: less is within what is observed from step to step.
 const WORTH_IT: f64 = 0.9;
-/// A worker is judged after so many steps.
+/// The number of steps after which a worker is judged.
 const JUDGED_AFTER: u64 = 5;
 
 impl BossMan {
@@ -45,7 +46,8 @@ impl BossMan {
         }
     }
 
-    /// How long a step of these workers takes, in nanoseconds: the slowest with its share, and with what it exchanges.
+    /// The time of a step of these workers, in nanoseconds: the slowest with its share, and with
+    /// what it exchanges.
     fn step_time(&self, stage_placement: &StagePlacement) -> f64 {
         let speed = |stage: StageId, worker: WorkerId| Speed {
             each: self.time(stage, worker),
@@ -63,8 +65,9 @@ impl BossMan {
         ) as f64
     }
 
-    /// What a worker's exchange of a stage's gradients takes, in nanoseconds: its part goes out to be summed, and sums come
-    /// back, each as much as what is trained of the stage, less the part that is its own.
+    /// The time of a worker's exchange of a stage's gradients, in nanoseconds: its part goes out to
+    /// be summed, and sums come back, each as much as what is trained of the stage, less the part
+    /// that is its own.
     fn exchange(&self, stage_placement: &StagePlacement, stage: StageId, worker: WorkerId) -> u64 {
         let replicas = stage_placement.of(stage).len() as u64;
         let (Some(rate), true) = (self.link_rate(stage_placement, worker), replicas > 1) else { return 0 };
@@ -74,7 +77,7 @@ impl BossMan {
         (moved / rate.max(1) as f64 * 1e9) as u64
     }
 
-    /// How fast a worker's slowest link to another of these is, in bytes a second, where that is known.
+    /// The rate of a worker's slowest link to another of these, in bytes per second, if known.
     pub(super) fn link_rate(&self, stage_placement: &StagePlacement, worker: WorkerId) -> Option<u64> {
         let between = |(from, to, report): &(WorkerId, Option<WorkerId>, LinkReport)| {
             let to = (*to)?;

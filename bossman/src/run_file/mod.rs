@@ -48,11 +48,11 @@ pub struct RunFile {
     pub microbatches: u32,
     /// When training ends.
     pub length: Length,
-    /// What weights, dropout and the order of samples are drawn from.
+    /// The seed of weights, dropout and the order of samples.
     pub seed: u64,
     /// The order of work; nothing where the fastest is to be found.
     pub schedule: Option<ScheduleKind>,
-    /// Stages a worker, where the schedule leaves that open.
+    /// The number of stages on each worker, if the schedule leaves that open.
     pub chunks: Option<u32>,
     /// Steps whose gradients one optimizer step takes.
     pub accumulate: u32,
@@ -60,33 +60,35 @@ pub struct RunFile {
     pub clip_grad_norm: Option<f64>,
     /// How the learning rate changes.
     pub lr_schedule: LrSchedule,
-    /// What layers compute again in the backward pass, where the model file does not say.
+    /// The activations to recompute in the backward pass, if the model file does not set it.
     pub recompute: Recompute,
     /// In which type products are computed.
     pub precision: Precision,
-    /// Where the model is cut.
+    /// The cuts of the model.
     pub cuts: Cuts,
-    /// How many workers get the same stages; nothing for one each, and gradients summed one after the other.
+    /// The number of workers that get the same stages. `None` is one each, with gradients summed
+    /// one after the other.
     pub replicas: Option<Replicas>,
-    /// Whether replicas add their gradients up before they send, in whatever order that comes to.
+    /// Whether replicas sum their own gradients before they send them. The order of the sum then
+    /// depends on the assignment.
     pub fast_reduction: bool,
-    /// By what the gradients of replicas are summed.
+    /// How the gradients of replicas are summed.
     pub collective: Collective,
-    /// In what form replicas exchange gradients, where that is not float32.
+    /// The form in which replicas exchange gradients, if not float32.
     pub compress: Option<Compress>,
-    /// What replicas share out.
+    /// What replicas shard.
     pub sharding: Option<Sharding>,
     /// Weights to start from.
     pub weights: Option<Weights>,
     /// Whether texts of about one length are trained on together.
     pub group_by_length: bool,
-    /// What of pairs of texts is translated after each epoch.
+    /// The pairs of texts to translate after each epoch.
     pub translate: Option<Translating>,
-    /// Where checkpoints go, and when.
+    /// The folder of checkpoints, and when they are written.
     pub checkpoint: Option<Policy>,
-    /// Where the state comes from that the run goes on with where workers are lost.
+    /// The source of the state from which the run resumes after a loss of workers.
     pub redundancy: Redundancy,
-    /// What is watched, and what is done where training only looks alive.
+    /// What is watched in training, and the reaction if training fails silently.
     pub guards: Guards,
 }
 
@@ -95,7 +97,7 @@ pub struct RunFile {
 pub struct Weights {
     /// A safetensors file, an index of several, or their folder.
     pub path: PathBuf,
-    /// What their tensors are called in the model.
+    /// The names of their tensors in the model.
     pub rename: Rename,
 }
 
