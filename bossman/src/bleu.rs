@@ -61,7 +61,7 @@ fn counts(tokens: &[String], order: usize) -> HashMap<&[String], u64> {
     counts
 }
 
-/// What mteval-v13a.pl makes of a line: punctuation apart, but for that within numbers.
+/// The tokens of a line as in mteval-v13a.pl: punctuation apart, but for that within numbers.
 fn tokens(line: &str) -> Vec<String> {
     let line = line.replace("<skipped>", "").replace("-\n", "").replace('\n', " ");
     let line = line.replace("&quot;", "\"").replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");

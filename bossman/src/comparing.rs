@@ -6,7 +6,7 @@ use pipeline::boss::Request;
 use pipeline::ids::{StageId, WorkerId};
 use std::collections::BTreeMap;
 
-/// By default replicas are compared after so many optimizer steps.
+/// The default interval, in optimizer steps, of the comparison of replicas.
 pub(crate) const EVERY: u64 = 100;
 
 impl BossMan {
@@ -43,7 +43,7 @@ impl BossMan {
             return Ok(());
         }
         match self.compare_replicas().await {
-            // Who has left in the meantime is left out of the next step.
+            // A worker that left in the meantime is removed before the next step.
             Err(error) if self.recover(&error) => Ok(()),
             other => other,
         }

@@ -1,4 +1,5 @@
-//! What each microbatch counts in the mean of its batch's loss: samples, or targets that are not ignored.
+//! The weight of each microbatch in the mean of its batch's loss: samples, or targets that are not
+//! ignored.
 
 use crate::inputs::Range;
 use crate::BossManError;
@@ -38,7 +39,7 @@ pub(crate) fn counts_something(loss: Option<&LossSpec>, target: Option<&Tensor>)
     Ok(sum > 0.0)
 }
 
-/// How many targets are not ignored, where a sample has several of them.
+/// The number of targets that are not ignored, if a sample has several.
 pub(crate) fn tokens(loss: &LossSpec, target: Option<&Tensor>) -> Result<Option<u64>, BossManError> {
     let (Some(classes), Some(target)) = (loss.classes(), target.filter(|target| target.dim() > 1)) else {
         return Ok(None);
@@ -48,7 +49,7 @@ pub(crate) fn tokens(loss: &LossSpec, target: Option<&Tensor>) -> Result<Option<
     Ok(Some(counted.unsigned_abs()))
 }
 
-/// What each target counts.
+/// The weight of each target.
 fn each(classes: &Classes, target: &Tensor) -> Result<Tensor, TensorError> {
     let counted = target.f_ne(classes.ignore_index)?;
     if classes.weight.is_empty() {

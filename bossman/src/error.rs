@@ -26,7 +26,7 @@ pub enum BossManError {
     Input {
         /// The model's input.
         name: String,
-        /// What was expected and what was given.
+        /// The expectation and the actual value.
         problem: String,
     },
     /// Replicas of a stage have come apart: a machine computes wrongly, or not as the others do. The step is done.
@@ -41,7 +41,7 @@ pub enum BossManError {
         parameter: String,
         /// Two workers that differ.
         workers: (pipeline::ids::WorkerId, pipeline::ids::WorkerId),
-        /// How many optimizer steps there were.
+        /// The number of optimizer steps.
         updates: u64,
     },
     /// Called in the wrong order, or with something missing.
@@ -55,7 +55,7 @@ pub enum BossManError {
     File {
         /// Which file.
         path: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The local worker processes cannot be started, or ended.
@@ -64,19 +64,20 @@ pub enum BossManError {
 }
 
 impl BossManError {
-    /// Whether the workers heard nothing of the request, so that what they hold is as it was.
+    /// Whether the request was refused before the workers received it, so that their state is
+    /// unchanged.
     pub(crate) fn was_refused(&self) -> bool {
         matches!(self, BossManError::Worker(failure) if failure.refused)
     }
 
-    /// Whether a worker was lost, or a link between two, so that the same may succeed with who is left: drop the
-    /// [`crate::BossMan`], wait for workers again on the same port (they join by themselves), and give them the state of
-    /// training that there was ([`crate::BossMan::restore`]).
+    /// Whether a worker or a link was lost, so that the same call may succeed with the remaining
+    /// workers. To continue, drop the [`crate::BossMan`], wait for workers on the same port (they
+    /// join again), and restore the last state ([`crate::BossMan::restore`]).
     pub fn workers_were_lost(&self) -> bool {
         matches!(self, BossManError::Worker(failure) if failure.passing)
     }
 
-    /// What the system refused to do with a file, and what may help.
+    /// An I/O error of a file, with a remedy.
     pub(crate) fn io(path: &std::path::Path, e: &std::io::Error) -> Self {
         DataError::io(path, e).into()
     }

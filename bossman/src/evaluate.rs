@@ -20,12 +20,13 @@ use tch::Tensor;
 /// Batches that take more than this at the boss are not evaluated at once, however many replicas there are; 256 MiB.
 pub(crate) const MOST_AT_ONCE: u64 = 256 << 20;
 
-/// What [`BossMan::evaluate`] found.
+/// The result of [`BossMan::evaluate`].
 #[derive(Debug)]
 pub struct Evaluation {
     /// The mean loss.
     pub loss: f32,
-    /// What the mean was taken over: samples, or targets by the weight of their class where some are ignored or weighted.
+    /// The weight over which the mean was taken: samples, or targets by the weight of their class
+    /// where some are ignored or weighted.
     pub counted: f64,
     /// The model's outputs in their order, on the CPU.
     pub outputs: Vec<Tensor>,
@@ -117,7 +118,7 @@ impl BossMan {
         }
     }
 
-    /// What [`BossMan::forward_all`] gives in evaluation mode, for several batches, which replicas share.
+    /// As [`BossMan::forward_all`] in evaluation mode, for several batches, which replicas share.
     pub(crate) fn forward_at_once<'a>(
         &'a mut self,
         batches: &[(Tensor, Variables)],
@@ -133,7 +134,7 @@ impl BossMan {
         }
     }
 
-    /// What a batch takes at the boss while it is evaluated, in bytes: inputs and outputs.
+    /// The bytes of a batch at the boss during evaluation: inputs and outputs.
     pub(crate) fn bytes_of(&self, inputs: &Inputs) -> u64 {
         let graph = self.model.graph();
         let values = graph.inputs().iter().chain(graph.outputs());
@@ -155,7 +156,7 @@ impl BossMan {
         run
     }
 
-    /// The outputs of each of so many batches.
+    /// The outputs of each of `batches` batches.
     fn outputs_of(&self, batches: usize, outputs: Vec<(u32, ValueId, Slot)>) -> Result<Vec<Vec<Tensor>>, BossManError> {
         let mut of_batches = vec![Vec::new(); batches];
         for output in outputs {
@@ -167,7 +168,7 @@ impl BossMan {
     }
 }
 
-/// What belongs to several batches, each with the number of its batch.
+/// The tensors of several batches, each with the number of its batch.
 fn in_turn<T>(batches: Vec<Vec<T>>) -> impl Iterator<Item = (u32, T)> {
     (0..).zip(batches).flat_map(|(index, of)| of.into_iter().map(move |thing| (index, thing)))
 }

@@ -23,7 +23,7 @@ pub struct FleetSettings {
 }
 
 impl FleetSettings {
-    /// How many workers the run has.
+    /// The number of workers of the run.
     pub(crate) fn count(&self, file: &RunFile) -> Result<usize, BossManError> {
         let each = match &file.replicas {
             Some(Replicas::Of(of)) if self.workers.is_none() && self.local == 0 => {
@@ -52,7 +52,7 @@ impl FleetSettings {
         }
     }
 
-    /// How many workers a pool begins with: one, where nothing is said.
+    /// The number of workers that a pool begins with: one, where nothing is said.
     pub(crate) fn at_first(&self, file: &RunFile) -> usize {
         let each = match &file.replicas {
             Some(Replicas::Of(of)) => of.iter().map(|replicas| usize::from(*replicas)).sum(),
@@ -62,7 +62,7 @@ impl FleetSettings {
         self.workers.unwrap_or(if self.local > 0 { self.local } else { each }).max(1)
     }
 
-    /// What waits for them, where they may read the run's data by themselves.
+    /// The host that waits for them, if they may read the run's data from their own files.
     pub(crate) fn host_of(&self, workers: usize, file: &RunFile) -> Host {
         match &file.data.on_workers {
             Some(folder) => self.host(workers).data(folder),
@@ -70,7 +70,7 @@ impl FleetSettings {
         }
     }
 
-    /// What waits for them.
+    /// The host that waits for them.
     pub(crate) fn host(&self, workers: usize) -> Host {
         let mut host = Host::new(workers).local(self.local).transport(self.transport);
         host = host.allow_torchscript(self.allow_torchscript);

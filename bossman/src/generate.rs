@@ -9,10 +9,10 @@ use pipeline::cached::Cached;
 use tch::Tensor;
 use tensor::TensorError;
 
-/// What text to make.
+/// The settings of the text to generate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// What it begins with.
+    /// Its prompt.
     pub prompt: String,
     /// The most tokens to add.
     pub max_new_tokens: u64,
@@ -23,14 +23,15 @@ pub struct Generation {
 /// Text that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// What follows the prompt.
+    /// The text after the prompt.
     pub text: String,
     /// Its tokens.
     pub tokens: Vec<u32>,
 }
 
-/// A language model at work. Every worker keeps the keys and values of the positions so far, so each token takes one position
-/// through the stages. Where a layer must see the whole sequence, all of it goes through each time.
+/// A language model at work. Every worker keeps the keys and values of the positions so far, so
+/// each token takes one position through the stages. If a layer must see the whole sequence, the
+/// whole sequence goes forward each time.
 pub struct Generator {
     tokens: LoadedTokenizer,
     /// The token after which nothing follows.
@@ -45,7 +46,7 @@ pub struct Generator {
 #[derive(Default)]
 struct Window {
     start: usize,
-    /// How many of its tokens the workers remember.
+    /// The number of its tokens that the workers cache.
     seen: usize,
 }
 
@@ -111,7 +112,7 @@ impl Generator {
                 break;
             }
             tokens.push(token);
-            // What may still change is held back.
+            // Text that may still change is held back.
             let text = self.after(&tokens, begun)?;
             let sure = text.trim_end_matches('\u{fffd}');
             if let Some(more) = sure.strip_prefix(said.as_str()).filter(|more| !more.is_empty()) {
@@ -146,7 +147,8 @@ impl Generator {
         sampler: &mut Sampler,
     ) -> Result<u32, BossManError> {
         if tokens.len() - window.start > self.most {
-            // What came first is let go, and half of the window read anew, so that this is seldom.
+            // The oldest tokens are dropped and half of the window is read again, so that this is
+            // rare.
             *window = Window { start: tokens.len() - self.most.div_ceil(2), seen: 0 };
         }
         let visible = &tokens[window.start..];

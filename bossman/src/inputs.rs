@@ -15,7 +15,7 @@ pub(crate) struct Inputs {
     tensors: Vec<(ValueId, Tensor, bool)>,
     /// Where workers read samples, which.
     read: Option<Samples>,
-    /// What the words of the model's shapes are in this batch.
+    /// The sizes of the model's named dimensions in this batch.
     sizes: Bindings,
     /// The word for the batch size and how many samples there are; nothing where the model has no batch dimension.
     samples: Option<(String, u64)>,
@@ -102,17 +102,17 @@ impl Inputs {
         self.read.as_ref()
     }
 
-    /// Samples in the batch, or 1 where the model knows no batch.
+    /// The samples in the batch, or 1 if the model has no batch dimension.
     pub(crate) fn samples(&self) -> u64 {
         self.samples.as_ref().map_or(1, |(_, samples)| *samples)
     }
 
-    /// What the words of the model's shapes are in the whole batch.
+    /// The sizes of the model's named dimensions in the whole batch.
     pub(crate) fn sizes(&self) -> &Bindings {
         &self.sizes
     }
 
-    /// What the words of the model's shapes are in a microbatch.
+    /// The sizes of the model's named dimensions in a microbatch.
     pub(crate) fn sizes_of(&self, range: &Range) -> Bindings {
         let mut sizes = self.sizes.clone();
         if let Some((word, _)) = &self.samples {
@@ -121,8 +121,8 @@ impl Inputs {
         sizes
     }
 
-    /// Cuts the batch into `count` microbatches as `torch.tensor_split` does: the first ones are one
-    /// sample larger where it does not go up evenly. Fewer where there are fewer samples.
+    /// Cuts the batch into `count` microbatches as `torch.tensor_split` does: the first ones are
+    /// one sample larger where it does not go up evenly. Fewer if there are fewer samples.
     pub(crate) fn microbatches(&self, count: u32) -> Result<Vec<Range>, BossManError> {
         let Some((_, samples)) = self.samples else {
             return match count {

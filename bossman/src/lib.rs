@@ -25,8 +25,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`BossMan::train_step`] does the same in one call, with microbatches and a schedule, and the loss
-//! computed where the last layer is.
+//! [`BossMan::train_step`] does the same in one call, with microbatches and a schedule, and the
+//! loss computed on the last stage's worker.
 
 mod bleu;
 mod boss;

@@ -11,10 +11,10 @@ use tokio::process::{ChildStdin, Command};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// Names the worker program where it does not lie beside this one.
+/// The environment variable for the worker program, if it is not beside this one.
 pub(crate) const WORKER_PROGRAM: &str = "BOSSMAN_WORKER";
 
-/// What every local worker is told.
+/// The flags of every local worker.
 pub(crate) struct Flags {
     pub(crate) threads: Option<usize>,
     pub(crate) transport: Transport,
@@ -30,7 +30,8 @@ pub(crate) struct LocalWorkers {
     exits: mpsc::UnboundedReceiver<(u32, String)>,
 }
 
-/// What keeps workers running. Those that are stopped, and so cannot see their pipe closed, end with this, too.
+/// The handle that keeps workers running. Those that are stopped, and so cannot see their pipe
+/// closed, end with this, too.
 #[derive(Default)]
 pub(crate) struct Processes {
     pipes: Vec<ChildStdin>,

@@ -15,12 +15,12 @@ const TEST_BATCH: u64 = 256;
 pub struct Look {
     /// How well it does.
     pub score: Score,
-    /// How it translates, where the run file asks for it.
+    /// The translations, if the run file asks for them.
     pub translations: Option<Translations>,
 }
 
 impl Look {
-    /// Its numbers: `loss`, and `accuracy` and `bleu` where there are such.
+    /// Its numbers: `loss`, and `accuracy` and `bleu` if they exist.
     pub fn to_json(&self) -> serde_json::Value {
         let mut json = serde_json::json!({"loss": self.score.loss});
         if let Some(accuracy) = self.score.accuracy {
@@ -33,7 +33,8 @@ impl Look {
     }
 }
 
-/// Runs a part of the data through the model in evaluation mode, and translates where the run file asks for it.
+/// Runs a part of the data through the model in evaluation mode, and translates if the run file
+/// asks for it.
 ///
 /// # Errors
 /// A worker failed, a file cannot be read, or the samples do not go up in the model's one batch size.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// A file that gets a line a step: `{"step":1,"loss":0.69,"samples":32,"step_ms":3.1,"lr":0.003}`.
 ///
-/// The loss is the shortest decimal that reads back as the same f32; `null` where it is not a number.
+/// The loss is the shortest decimal that reads back as the same f32; `null` if it is not a number.
 pub struct Metrics {
     path: PathBuf,
     file: File,
@@ -25,7 +25,7 @@ struct Line {
     loss: f32,
     samples: u64,
     step_ms: f64,
-    /// Left out where the step changed no parameter.
+    /// Left out if the step changed no parameter.
     #[serde(skip_serializing_if = "Option::is_none")]
     lr: Option<f64>,
 }
@@ -37,7 +37,8 @@ impl Metrics {
         Ok(Metrics { path: path.to_path_buf(), file, whole: 0 })
     }
 
-    /// Goes on with a file after so many bytes of it; what stands behind them is of steps that are done again.
+    /// Continues a file after `bytes` bytes of it; what stands behind them is of steps that are
+    /// done again.
     pub fn resume(path: &Path, bytes: u64) -> Result<Self, BossManError> {
         let file = File::options().append(true).open(path).map_err(|e| BossManError::io(path, &e))?;
         let there = file.metadata().map_err(|e| BossManError::io(path, &e))?.len();

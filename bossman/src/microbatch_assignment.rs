@@ -1,4 +1,4 @@
-//! Who takes how many microbatches: replicas by their speed, as it was observed last.
+//! The assignment of microbatches to replicas: replicas by their speed, as it was observed last.
 
 use crate::boss::BossMan;
 use crate::scheduling::Measured;
@@ -37,8 +37,8 @@ impl BossMan {
         }
     }
 
-    /// What a worker takes for a microbatch through a stage and back, in nanoseconds: as observed, else as measured, else
-    /// as long as any other.
+    /// The time of a microbatch forward and backward through a stage on a worker, in nanoseconds:
+    /// as observed, else as measured, else as long as any other.
     pub(crate) fn time(&self, stage: StageId, worker: WorkerId) -> u64 {
         let measured = || {
             let Measured { fleet, .. } = self.scheduling.measured.as_ref().filter(|m| !m.fleet.times.is_empty())?;

@@ -57,7 +57,7 @@ impl Model {
         self.files.iter()
     }
 
-    /// What layers compute again in their backward pass, where the file does not say.
+    /// The activations to recompute in the backward pass, if the file does not set it.
     pub(crate) fn set_recompute(&mut self, recompute: layerspec::Recompute) {
         self.graph.default_recompute(recompute);
     }

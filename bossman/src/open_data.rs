@@ -6,7 +6,7 @@ use pipeline::boss::Request;
 use pipeline::samples::{DataSpec, Samples};
 use std::collections::BTreeSet;
 
-/// What workers have been told of data sets.
+/// The data sets that workers have opened.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct OpenData {
     specs: Vec<DataSpec>,

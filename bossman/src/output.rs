@@ -1,5 +1,5 @@
-//! What goes to standard output and standard error. Whoever reads them may stop at any time, as `head` does; that is no error,
-//! and no panic.
+//! Standard output and standard error. Whoever reads them may stop at any time, as `head` does;
+//! that is no error, and no panic.
 
 use crate::BossManError;
 use std::io::{ErrorKind, Write};

@@ -1,4 +1,5 @@
-//! What `bossman plan` does: measures a run's layers on its workers and tells what each schedule would take.
+//! The command `bossman plan`: measures a run's layers on its workers and tells what each schedule
+//! would take.
 
 use crate::data::{Order, Part};
 use crate::fixed_batch::FixedBatch;

@@ -1,4 +1,4 @@
-//! What a model makes of data, written to a file.
+//! Predictions of a model, written to a file.
 
 use crate::boss::BossMan;
 use crate::data::{Dataset, Order};
@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 use tempfile::NamedTempFile;
 use tensor::TensorError;
 
-/// Where predictions go, by the file's ending.
+/// The format of predictions, by the file's ending.
 pub struct Predictions {
     path: PathBuf,
     form: Form,
@@ -125,12 +125,12 @@ impl Predictions {
     }
 }
 
-/// What was predicted.
+/// The predictions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Predicted {
-    /// How many samples.
+    /// The number of samples.
     pub samples: u64,
-    /// How many of them have NaN among their outputs; it is written as it is.
+    /// The number of them with NaN among their outputs; it is written as it is.
     pub not_numbers: u64,
     /// The first of these, counted from 0.
     pub first: Option<u64>,

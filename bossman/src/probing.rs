@@ -1,4 +1,4 @@
-//! What the workers are to measure, and what their links say of the machines.
+//! The layers that workers measure, and the machines that their links reveal.
 
 use crate::inputs::Inputs;
 use layerspec::{Bindings, LayerGraph, TensorType};

@@ -7,8 +7,9 @@ use tch::Tensor;
 
 /// A table of names.
 ///
-/// A name may have words in braces, which stand for whole numbers: `blocks.{i}.norm.weight`. The first rule that fits a
-/// parameter of the model says where it comes from; one that no rule fits comes from its own name.
+/// A name may have words in braces, which stand for whole numbers: `blocks.{i}.norm.weight`. The
+/// first rule that matches a parameter of the model names its source; one that no rule fits comes
+/// from its own name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rename {
     rules: Vec<(Pattern, Vec<String>)>,

@@ -68,7 +68,7 @@ impl Score {
     }
 }
 
-/// How many targets have the largest logit, and how many are not ignored.
+/// The number of targets with the largest logit, and the number of targets that are not ignored.
 fn correct(output: &Tensor, target: &Tensor, ignored: i64) -> Result<(f64, f64), TensorError> {
     let counted = target.f_ne(ignored)?;
     let right = output.f_argmax(1, false)?.f_eq_tensor(target)?.f_logical_and(&counted)?;

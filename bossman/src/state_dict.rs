@@ -208,8 +208,7 @@ impl Expected {
     }
 }
 
-/// What a complete state_dict holds.
-/// The parameters and buffers of a model, by their names.
+/// The entries of a complete state_dict. The parameters and buffers of a model, by their names.
 pub(crate) struct Expected {
     pub(crate) owned: BTreeMap<String, Wanted>,
     /// Other names of tied parameters, with the owner's.

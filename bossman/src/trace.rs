@@ -8,12 +8,12 @@ use pipeline::schedule::{Action, Timeline};
 use serde::Serialize;
 use std::path::Path;
 
-/// What was measured is process 0 of the trace, what was predicted process 1; each worker is a thread.
+/// Process 0 of the trace is the measurement, process 1 the prediction; each worker is a thread.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// What the workers did.
+    /// The timelines of the workers.
     Measured = 0,
-    /// What the schedule's timeline said before.
+    /// The prediction of the schedule's timeline.
     Predicted = 1,
 }
 

@@ -13,7 +13,7 @@ use tensor::TensorError;
 /// How the best translation is looked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Search {
-    /// How many unfinished translations are followed; 1 is greedy.
+    /// The number of unfinished translations to follow; 1 is greedy.
     pub beams: u32,
     /// A translation's log probability is divided by `((5 + tokens) / 6) ^ length_penalty` (Wu et al. 2016,
     /// arXiv:1609.08144).
@@ -59,9 +59,9 @@ pub struct Translator {
     eos: u32,
     source_eos: u32,
     source_pad: u32,
-    /// What each of the model's inputs gets.
+    /// The source of each of the model's inputs.
     roles: Vec<Role>,
-    /// The layers that go on with each token; or why some layer cannot.
+    /// The layers that continue with each token; or why some layer cannot.
     growing: Result<Vec<LayerId>, String>,
     most: usize,
 }
@@ -213,7 +213,7 @@ struct Sentence {
     finished: Vec<(f64, Vec<u32>)>,
 }
 
-/// A translation that goes on.
+/// An unfinished translation.
 struct Beam {
     /// Begin, and the tokens so far.
     tokens: Vec<u32>,
@@ -255,7 +255,7 @@ impl Sentence {
         Ok(())
     }
 
-    /// The translation, where it is found, or where it must be now.
+    /// The translation, if it is found, or if it must be now.
     fn best(&mut self, search: &Search, now: bool) -> Option<Vec<u32>> {
         if self.finished.len() < search.beams as usize && !now && !self.beams.is_empty() {
             return None;

@@ -9,23 +9,23 @@ use crate::BossManError;
 /// Texts that go through the model together.
 const TOGETHER: usize = 32;
 
-/// What to translate for a look at a model.
+/// The pairs to translate when a model is validated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Translating {
     /// How.
     pub search: Search,
     /// The most pairs to translate; the first ones.
     pub pairs: u64,
-    /// How many of them to show.
+    /// The number of them to show.
     pub samples: u64,
 }
 
-/// What came out.
+/// The translations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Translations {
     /// From 0 to 100; see [`crate::bleu()`].
     pub bleu: f64,
-    /// How many were translated.
+    /// The number of translations.
     pub pairs: usize,
     /// Some of them: text, reference, translation.
     pub samples: Vec<[String; 3]>,

@@ -4,7 +4,7 @@ use super::{Dataset, Source, TextPairs};
 use crate::run_file::{RunFile, Validation};
 use crate::{BossManError, Model};
 
-/// What a run's data is for.
+/// The parts of a run's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// To train on.

@@ -1,4 +1,4 @@
-//! What a run file says of checkpoints.
+//! The key `checkpoint` of a run file.
 
 use crate::checkpoint::{Every, KeepBest, Policy};
 use layerspec::yaml::{Kind, Mapping, Node, Reader, SIZE, TEXT};

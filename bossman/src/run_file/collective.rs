@@ -1,4 +1,4 @@
-//! By what replicas sum their gradients.
+//! The key `collective` of a run file: how replicas sum their gradients.
 
 use layerspec::yaml::Mapping;
 use layerspec::Fault;

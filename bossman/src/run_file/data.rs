@@ -1,4 +1,4 @@
-//! What a run file says of data: which files, of which format, and how they are brought into range.
+//! The key `data` of a run file: which files, of which format, and how they are brought into range.
 
 use super::text;
 use super::words::words;

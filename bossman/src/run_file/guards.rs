@@ -1,4 +1,4 @@
-//! What a run file says of guards.
+//! The key `guards` of a run file.
 
 use crate::{Guards, NonFinite};
 use layerspec::yaml::{Mapping, Reader, COUNT, TEXT};

@@ -1,4 +1,4 @@
-//! What a run file says of learning: loss, optimizer, learning-rate schedule.
+//! The keys of learning in a run file: loss, optimizer, learning-rate schedule.
 
 use layerspec::yaml::{Choice, Mapping, COUNT, FLAG, INTEGER, NON_NEGATIVE, NUMBER, POSITIVE, PROBABILITY, SIZE, TEXT};
 use layerspec::Fault;

@@ -1,4 +1,4 @@
-//! What a run file says of where the state comes from where workers are lost.
+//! The key `redundancy` of a run file: the source of the state after a loss of workers.
 
 use super::checkpoint::every;
 use crate::checkpoint::Every;

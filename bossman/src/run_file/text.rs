@@ -1,4 +1,4 @@
-//! What a run file says of text: files, tokenizer, lengths.
+//! The keys of text in a run file: files, tokenizer, lengths.
 
 use super::words::words;
 use crate::data::{Text, TextPairs, Tokenizer};
@@ -71,7 +71,7 @@ const BEAMS: Reader<u32> = Reader::new("a whole number from 1 to 256", |node| ma
     _ => None,
 });
 
-/// What is translated after each epoch.
+/// The pairs to translate after each epoch.
 pub(super) fn translate(node: &Node) -> Result<Translating, Fault> {
     let keys = ["beams", "length_penalty", "max_length", "pairs", "samples"];
     let arguments = node.mapping("`translate`", "key", &keys)?;

@@ -1,4 +1,4 @@
-//! What a worker is told of its place among the others.
+//! A worker's place among the others.
 
 use crate::ids::{StageId, WorkerId};
 use crate::replicas::{BucketBytes, Sharding, StagePlacement};
@@ -17,7 +17,7 @@ pub struct Assignment {
     pub stage_placement: StagePlacement,
     /// How large the buckets are in which replicas exchange gradients.
     pub buckets: BucketBytes,
-    /// What the replicas of a stage share out.
+    /// What the replicas of a stage shard, if anything.
     pub sharding: Option<Sharding>,
     /// The workers it exchanges tensors with.
     pub peers: Vec<PeerAddress>,
@@ -25,7 +25,7 @@ pub struct Assignment {
     pub seed: u64,
 }
 
-/// Where another worker can be reached.
+/// The address of another worker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PeerAddress {
     /// Which worker.
@@ -38,7 +38,7 @@ pub struct PeerAddress {
     pub relayed: bool,
 }
 
-/// Who has the stages from now on, in a run that workers join and leave.
+/// The new placement of the stages, in a run that workers join and leave.
 ///
 /// A worker that comes while others train is first a *follower*: it gets the state that the replicas of its stages have
 /// between two rounds, and while that is on its way the others go on. From then on it is sent the sums of gradients of each
@@ -54,6 +54,6 @@ pub struct ChangeMembership {
     pub peers: Vec<PeerAddress>,
     /// Those of the followers to which this worker gives its state.
     pub give: Vec<WorkerId>,
-    /// The replica that gives this worker its state, where it is a new follower.
+    /// The replica that sends this worker its state, if it is a new follower.
     pub take: Option<WorkerId>,
 }

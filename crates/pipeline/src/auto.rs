@@ -12,12 +12,12 @@ use crate::schedule::{
 use layerspec::{Bindings, LayerGraph};
 use std::fmt;
 
-/// What is to be trained, and what may be chosen.
+/// The training job and the choices that are open.
 #[derive(Clone, Debug)]
 pub struct SearchSpace {
-    /// Where the model is cut.
+    /// The cuts of the model.
     pub cuts: Cuts,
-    /// How many microbatches the batch is cut into.
+    /// The number of microbatches of a batch.
     pub microbatches: u32,
     /// Sizes of a microbatch, for every word of the model's inputs.
     pub sizes: Bindings,
@@ -30,9 +30,9 @@ pub struct SearchSpace {
     pub ending: Ending,
     /// In which order gradients are summed.
     pub reduction: Reduction,
-    /// What the memory of its state depends on.
+    /// The optimizer, which determines the memory of its state.
     pub optimizer: OptimizerSpec,
-    /// How many stages a worker has in GPipe; nothing for one.
+    /// The number of stages on a worker in GPipe; nothing for one.
     pub chunks: Option<u16>,
     /// The kinds that may be taken; none for all.
     pub kinds: Vec<ScheduleKind>,
@@ -45,7 +45,7 @@ pub struct Candidate {
     pub kind: ScheduleKind,
     /// How stages are assigned to workers.
     pub placement: Placement,
-    /// How many workers each place of the pipeline has.
+    /// The number of workers at each place of the pipeline.
     pub replicas: Vec<u16>,
     /// The stages.
     pub plan: Plan,
@@ -65,7 +65,7 @@ pub struct Candidate {
 
 /// Predictions are not exacter than this.
 const AS_FAST: f64 = 1.02;
-/// What can be taken, and what cannot.
+/// The possible and the impossible candidates.
 #[derive(Debug)]
 pub struct Choice {
     /// Everything that can be built, the fastest that fits memory first, those that do not fit last.
@@ -180,7 +180,7 @@ fn candidate(
 }
 
 impl Candidate {
-    /// How many stages there are and how they are placed.
+    /// The number of stages and their placement.
     fn stages(&self) -> String {
         match &self.replicas[..] {
             [each, rest @ ..] if *each > 1 && rest.iter().all(|n| n == each) => {

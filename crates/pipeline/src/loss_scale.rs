@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the loss is multiplied by so that small gradients are not lost in float16, which has five bits for the exponent.
+/// The factor of the loss that keeps small gradients in the range of float16, which has five bits
+/// for the exponent.
 ///
 /// A step whose gradients overflow changes no parameter, and the scale is halved; after many good steps it is doubled.
 /// Scales are powers of two: multiplying by one changes no digit.
@@ -22,14 +23,15 @@ pub struct LossScale {
      steps changed the weights; lower the learning rate, clip the gradients, look for NaN in data and weights, or use bf16"
 )]
 pub struct Overflowing {
-    /// How many steps in a row.
+    /// The number of good steps in a row.
     pub steps: u32,
 }
 
 const FIRST: f64 = 65_536.0;
-/// As many good steps double the scale.
+/// The number of good steps after which the scale doubles.
 const GROWTH_INTERVAL: u32 = 2000;
-/// So many overflows in a row at the least scale are an error: nothing is learned, and no smaller scale can mend it.
+/// The number of overflows in a row at the least scale that is an error: nothing is learned, and no
+/// smaller scale can mend it.
 const MOST_OVERFLOWS: u32 = 10;
 /// Beyond these nothing is gained: a loss that overflows at 1 is broken, and float32 carries the product of loss and scale.
 const LEAST: f64 = 1.0;
@@ -47,7 +49,7 @@ impl LossScale {
         (LEAST..=MOST).contains(&self.scale) && self.good < GROWTH_INTERVAL
     }
 
-    /// What the loss of the next step is multiplied by.
+    /// The factor of the next step's loss.
     pub fn get(&self) -> f64 {
         self.scale
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
-/// What the optimizer's learning rate is multiplied by in each step.
+/// The factor of the optimizer's learning rate in each step.
 #[derive(Copy, Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct LrSchedule {
     /// How it begins.
@@ -23,7 +23,7 @@ pub struct Warmup {
     pub start_factor: f64,
 }
 
-/// How a learning rate goes on after its warm-up. `t` counts steps from the end of the warm-up.
+/// The decay of a learning rate after its warm-up. `t` counts steps from the end of the warm-up.
 #[derive(Copy, Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub enum LrDecay {
     /// Always 1 (`get_constant_schedule_with_warmup`).
@@ -46,9 +46,9 @@ pub enum LrDecay {
     },
     /// `gamma ^ floor(t / step_size)` (`torch.optim.lr_scheduler.StepLR`).
     Step {
-        /// How many steps the factor stays the same, at least 1.
+        /// The number of steps with the same factor, at least 1.
         step_size: u64,
-        /// What it is multiplied by then.
+        /// Its factor then.
         gamma: f64,
     },
 }

@@ -1,4 +1,4 @@
-//! What a pass through a model is for.
+//! The mode of a pass through a model.
 
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use layerspec::LayerId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How many elements are summed one after the other.
+/// The number of elements summed one after the other.
 pub const BLOCK: u64 = 256;
 
 /// The sum of squares over some blocks of a parameter's gradient.
@@ -19,7 +19,7 @@ pub struct Square {
     pub layer: LayerId,
     /// The parameter's place among those and the buffers of the layer.
     pub number: u32,
-    /// How many blocks the whole gradient has.
+    /// The number of blocks of the whole gradient.
     pub blocks: u32,
     /// Which blocks; the root where these are all.
     pub node: Node,
@@ -27,7 +27,7 @@ pub struct Square {
     pub sum: f64,
 }
 
-/// How many blocks so many elements have.
+/// The number of blocks of `elements` elements.
 pub fn blocks(elements: u64) -> u32 {
     u32::try_from(elements.div_ceil(BLOCK)).unwrap_or(u32::MAX)
 }
@@ -72,7 +72,7 @@ fn tree_sum(sums: &[f64]) -> f64 {
     }
 }
 
-/// What has come of the norm over all stages, by layer and place among its parameters.
+/// The arrived parts of the norm over all stages, by layer and place among its parameters.
 #[derive(Default)]
 pub(crate) struct Squares(BTreeMap<(LayerId, u32), OfParameter>);
 

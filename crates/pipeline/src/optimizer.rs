@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What every worker applies to its own parameters after a step.
+/// The optimizer that every worker applies to its own parameters after a step.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub enum OptimizerSpec {
     /// `torch.optim.SGD`.
@@ -25,7 +25,7 @@ pub enum OptimizerSpec {
     AdamW(AdamArgs),
 }
 
-/// What Adam and AdamW take alike.
+/// The arguments of Adam and AdamW.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct AdamArgs {
     /// Learning rate.
@@ -76,7 +76,7 @@ impl OptimizerSpec {
         }
     }
 
-    /// How many copies of a parameter its state takes.
+    /// The size of its state, in copies of the parameters.
     pub fn state_copies(&self) -> u64 {
         match *self {
             OptimizerSpec::SGD { momentum, .. } => u64::from(momentum != 0.0),

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 pub use crate::stage_spec::{StageInput, StageOutput, StageSpec, TiedCopy, TiedOwner};
 
-/// Every stage and where it runs.
+/// Every stage and its workers.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
     /// The stages in the order of the model.
@@ -22,7 +22,7 @@ pub struct Plan {
     pub stage_placement: StagePlacement,
     /// The pairs of stages (maker, user) between which a variable goes.
     pub edges: Vec<(StageId, StageId)>,
-    /// What replicas of a stage share out; by default each has all.
+    /// What replicas of a stage shard; by default each has all.
     pub sharding: Option<Sharding>,
 }
 
@@ -141,7 +141,7 @@ impl Plan {
         Ok(schedule)
     }
 
-    /// What schedules depend on.
+    /// The layout, on which schedules depend.
     pub fn layout(&self) -> Layout {
         let inputs = self.stages.iter().flat_map(|s| s.inputs.iter().map(|i| (s.stage, i)));
         let back = inputs.filter(|(_, input)| input.needs_grad).filter_map(|(user, i)| Some((i.from?, user)));
@@ -158,7 +158,7 @@ impl Plan {
         }
     }
 
-    /// How many workers it is made for.
+    /// The number of workers of the plan.
     pub fn workers(&self) -> usize {
         self.stage_placement.workers()
     }
@@ -276,7 +276,7 @@ fn flops(graph: &LayerGraph) -> Vec<LayerCost> {
     places(graph).into_iter().zip(work).map(|(place, work)| LayerCost { work, place }).collect()
 }
 
-/// What a cut before each layer would cost.
+/// The cost of a cut before each layer.
 fn places(graph: &LayerGraph) -> Vec<CutPlace> {
     let one_sample = one_sample(graph);
     let count = graph.layers().len();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What the names of optimizer state begin with; no parameter's does, for it begins with a layer's.
+/// The prefix of the names of optimizer state; no parameter's does, for it begins with a layer's.
 const OPTIMIZER: &str = "optimizer/";
 
 /// A parameter or buffer, as `0.weight`; what the optimizer keeps for one, under PyTorch's names, as
@@ -24,12 +24,12 @@ impl<'a> StateName<'a> {
         StateName { optimizer: false, name, start: None }
     }
 
-    /// What the optimizer keeps.
+    /// Optimizer state.
     pub fn of_optimizer(name: &'a str, start: Option<u64>) -> Self {
         StateName { optimizer: true, name, start }
     }
 
-    /// What a name says.
+    /// The parts of a name.
     pub fn parse(text: &'a str) -> Self {
         let Some(rest) = text.strip_prefix(OPTIMIZER) else { return Self::of_parameter(text) };
         let part = rest.strip_suffix(']').and_then(|rest| rest.rsplit_once('['));

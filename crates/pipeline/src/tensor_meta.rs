@@ -1,4 +1,4 @@
-//! What is known of a tensor without looking at its bytes.
+//! The dtype and the shape of a tensor.
 
 use layerspec::DType;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
-    /// Size in bytes, or nothing where the sizes are too large to be real.
+    /// The size in bytes. `None` if the sizes are too large to be real.
     pub fn byte_len(&self) -> Option<u64> {
         if self.shape.len() > MAX_RANK {
             return None;

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What the layers of a stage borrow of earlier stages.
+/// The copies of parameters of earlier stages that a stage holds.
 pub(crate) fn tied_copies(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Range<usize>) -> Vec<TiedCopy> {
     let mut users: BTreeMap<LayerId, Vec<LayerId>> = BTreeMap::new();
     for layer in graph.layers()[mine.clone()].iter().rev() {
@@ -23,7 +23,7 @@ pub(crate) fn tied_copies(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Ra
     tied_copies.collect()
 }
 
-/// What later stages borrow of the layers of a stage.
+/// The parameters of a stage that later stages copy.
 pub(crate) fn tied_owners(graph: &LayerGraph, ranges: &[Range<usize>], mine: &Range<usize>) -> Vec<TiedOwner> {
     let mut tied_owners: BTreeMap<LayerId, BTreeMap<Reverse<StageId>, Vec<Layer>>> = BTreeMap::new();
     for layer in graph.layers()[mine.end..].iter().rev() {
@@ -72,14 +72,14 @@ impl StageSpec {
         shared(&tied_copies.owner, users)
     }
 
-    /// How many tensors the gradients of the stage `user` for this one are.
+    /// The number of gradient tensors from the stage `user` for this one.
     pub(crate) fn tied_grads_from(&self, user: StageId) -> usize {
         self.owned_for(user)
             .map(|(owner, users)| users.iter().map(|layer| layer.kind.tied_params(&owner.kind).len()).sum::<usize>())
             .sum()
     }
 
-    /// How many tensors the new values of the stage `owner` for this one are.
+    /// The number of new values from the stage `owner` for this one.
     pub(crate) fn tied_values_from(&self, owner: StageId) -> usize {
         self.tied_copies.iter().filter(|b| b.from == owner).map(|b| self.shared(b).len()).sum()
     }

@@ -1,13 +1,13 @@
-//! What workers look out for in a round, so that training does not only look alive.
+//! The checks of workers in a round, so that training does not fail silently.
 
 use layerspec::LayerId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What is looked at in a round. It changes none of its results.
+/// The checks of a round. It changes none of its results.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Watch {
-    /// Where numbers must be finite.
+    /// The numbers that must be finite.
     pub finite: Finite,
     /// Whether workers tell with [`Head::Health`](crate::message::Head::Health) how the layers fare that they update.
     pub health: bool,

@@ -39,7 +39,7 @@ pub struct Use {
     pub layer: usize,
     /// The parameter's place among the layer's parameters and buffers.
     pub number: usize,
-    /// How many elements it has.
+    /// The number of its elements.
     pub elements: u64,
 }
 
@@ -62,12 +62,12 @@ pub struct Slice {
 }
 
 impl Bucket {
-    /// How many numbers it has.
+    /// The number of its elements.
     pub fn elements(&self) -> u64 {
         self.uses.iter().fold(0u64, |sum, used| sum.saturating_add(used.elements))
     }
 
-    /// How many bytes it has, in float32.
+    /// Its bytes, in float32.
     pub fn bytes(&self) -> u64 {
         self.elements().saturating_mul(4)
     }
@@ -95,7 +95,7 @@ pub fn buckets(stage: &StageSpec, bytes: BucketBytes, sharding: Option<Sharding>
     buckets
 }
 
-/// What a layer has gradients for, by its own name.
+/// The parameters of a layer with gradients, by their names.
 fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Iterator<Item = (&'static str, Use)> + 'a {
     let owner = layer.share.and_then(|owner| stage.owner(owner));
     let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
@@ -111,7 +111,7 @@ fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Ite
     })
 }
 
-/// The part of a bucket that one of so many replicas sums for all.
+/// The part of a bucket that one of `replicas` replicas sums for all.
 pub fn shard(bucket: &Bucket, replica: u16, replicas: u16) -> Vec<Slice> {
     let all = bucket.elements();
     let begin = |replica: u16| {

@@ -1,13 +1,13 @@
-//! By what replicas come to the sum of their gradients.
+//! How replicas sum their gradients.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// By what the gradients of replicas are summed.
+/// How the gradients of replicas are summed.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum Collective {
-    /// By NCCL where that stays on one machine and all replicas have it, else by frames.
+    /// By NCCL if all replicas are on one machine and have it, else by frames.
     #[default]
     Auto,
     /// By frames between workers, as everything else.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// What a replica takes for its share of a batch, in any unit.
+/// The time of a replica for its share of a batch, in any unit.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Speed {
     /// For each microbatch.
@@ -58,13 +58,13 @@ impl Speed {
 pub struct MicrobatchAssignment(Vec<Vec<u16>>);
 
 impl MicrobatchAssignment {
-    /// Every replica takes as many, or one more.
+    /// Assigns equal numbers of microbatches, or one more to the first replicas.
     pub fn even(stage_placement: &StagePlacement, microbatches: u32) -> Self {
         Self::by_speed(stage_placement, microbatches, |_, _| 1u64)
     }
 
-    /// Each replica takes as many as lets the slowest be done soonest. `speed` is what a worker takes for a stage, of which a
-    /// number is the time for one microbatch.
+    /// Assigns microbatches so that the slowest replica finishes as early as possible. `speed` is
+    /// what a worker takes for a stage, of which a number is the time for one microbatch.
     ///
     /// Where all stages have as many replicas, replica `r` of each takes the same microbatches, so that they form
     /// pipelines of their own.
@@ -150,7 +150,8 @@ impl MicrobatchAssignment {
         (0..microbatches).filter(move |m| self.worker(stage_placement, stage, *m) == Some(worker))
     }
 
-    /// How long the slowest worker takes with its share, by `speed` as for [`MicrobatchAssignment::by_speed`].
+    /// The time of the slowest worker with its share, by `speed` as for
+    /// [`MicrobatchAssignment::by_speed`].
     pub fn longest<P: Into<Speed>>(
         &self,
         stage_placement: &StagePlacement,
@@ -176,8 +177,8 @@ impl MicrobatchAssignment {
     }
 }
 
-/// How many microbatches each replica takes: each goes to who would be done with it first, and to all at `least` so many,
-/// where there are enough.
+/// The number of microbatches of each replica: each goes to who would be done with it first, and to
+/// all at `least` so many, where there are enough.
 fn shares(microbatches: u32, least: u32, speeds: &[Speed]) -> Vec<u32> {
     let least = if microbatches as usize >= speeds.len() { least } else { 0 };
     let mut shares = vec![least; speeds.len()];

@@ -1,8 +1,9 @@
 //! Replicas: several workers with the same stage, each of which takes some of a batch's microbatches.
 //!
-//! Who has a stage is said by [`StagePlacement`], who takes which microbatch by [`MicrobatchAssignment`]. The gradients of all microbatches are
-//! summed along one [`tree`](Tree) that depends on nothing but their number, so the sum is the same to the bit whoever
-//! took which; and they travel in [`buckets`], each of which is cut into one shard a replica.
+//! [`StagePlacement`] names the workers of a stage, [`MicrobatchAssignment`] the replica of a
+//! microbatch. The gradients of all microbatches are summed along one [`tree`](Tree) that depends
+//! on nothing but their number, so the sum is the same to the bit whoever took which; and they
+//! travel in [`buckets`], each of which is cut into one shard a replica.
 
 mod bucket;
 mod collective;

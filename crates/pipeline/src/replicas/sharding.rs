@@ -1,4 +1,4 @@
-//! What the replicas of a stage share out rather than each keep.
+//! What the replicas of a stage shard instead of each storing all of it (ZeRO).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -47,6 +47,6 @@ impl fmt::Display for Sharding {
 pub struct ShardId {
     /// Which replica of the stage it is.
     pub replica: u16,
-    /// How many there are.
+    /// The number of shards.
     pub replicas: u16,
 }

@@ -23,12 +23,12 @@ impl StagePlacement {
         StagePlacement(stage_placement)
     }
 
-    /// How many stages there are.
+    /// The number of stages.
     pub fn stages(&self) -> usize {
         self.0.len()
     }
 
-    /// How many workers there are: one more than the highest number.
+    /// The number of workers: one more than the highest number.
     pub fn workers(&self) -> usize {
         self.0.iter().flatten().map(|w| w.0 as usize + 1).max().unwrap_or(0)
     }

@@ -1,10 +1,11 @@
-//! What the ranks of a communicator find each other by.
+//! The id by which the ranks of a communicator find each other.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The unique id of a communicator, which one rank makes and all others get. Whoever knows it can take a rank's place, so it
-/// goes over authenticated connections only, and is not printed.
+/// The unique id of a communicator, which one rank makes and all others get. A process that knows
+/// it can take a rank's place, so it travels over authenticated connections only, and is not
+/// printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct UniqueId(Box<[u8; UniqueId::BYTES]>);

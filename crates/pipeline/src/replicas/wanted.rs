@@ -1,11 +1,11 @@
-//! How many replicas are asked for.
+//! The requested number of replicas.
 
 use super::WorkerGroups;
 
-/// How many workers get the same stages.
+/// The number of workers that get the same stages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Replicas {
-    /// As many at each place of the pipeline.
+    /// The same number at each place of the pipeline.
     Each(u16),
     /// For each place of the pipeline, from its beginning.
     Of(Vec<u16>),
@@ -39,7 +39,8 @@ impl Replicas {
     }
 }
 
-/// Every way to write a number as a sum of so many positive ones; for many numbers, only those that may be simple.
+/// All compositions of a number into `parts` positive numbers; for many numbers, only those that
+/// may be simple.
 fn sums(total: usize, parts: usize) -> Vec<Vec<u16>> {
     if total > MOST_TRIED && parts > 2 {
         return if total.is_multiple_of(parts) { vec![vec![(total / parts) as u16; parts]] } else { Vec::new() };

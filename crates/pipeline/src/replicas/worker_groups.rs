@@ -8,8 +8,8 @@ use crate::ids::WorkerId;
 pub struct WorkerGroups(Vec<Vec<WorkerId>>);
 
 impl WorkerGroups {
-    /// So many replicas at each place. Workers are numbered replica by replica: the first ones make a whole pipeline, and
-    /// each further one makes some place of it wider.
+    /// Groups with this number of replicas at each place. Workers are numbered replica by replica:
+    /// the first ones make a whole pipeline, and each further one makes some place of it wider.
     pub fn of(replicas: &[u16]) -> Self {
         let mut worker_groups = vec![Vec::new(); replicas.len()];
         let widest = replicas.iter().copied().max().unwrap_or(0);
@@ -20,22 +20,22 @@ impl WorkerGroups {
         WorkerGroups(worker_groups)
     }
 
-    /// How many places there are.
+    /// The number of places.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no place.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many workers there are in all.
+    /// The number of workers in all.
     pub fn workers(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
     }
 
-    /// How many replicas each place has.
+    /// The number of replicas at each place.
     pub fn replicas(&self) -> Vec<u16> {
         self.0.iter().map(|workers| workers.len() as u16).collect()
     }

@@ -19,7 +19,7 @@ pub enum ScheduleError {
         kind: ScheduleKind,
         /// How it wants stages placed.
         wanted: Placement,
-        /// How many stages there are.
+        /// The number of stages.
         stages: usize,
         /// On how many workers.
         workers: usize,
@@ -45,7 +45,7 @@ pub enum ScheduleError {
         "replicas of {0} do not take their stages in the same order, in which they gather parameters; take `schedule: gpipe`"
     )]
     Visits(StageId),
-    /// Parameters cannot be gathered where the order of passes is left open.
+    /// Parameters cannot be gathered if the order of passes is open.
     #[error(
         "schedule {0} leaves the order of passes open, and parameters are gathered in an order; take `schedule: gpipe`"
     )]

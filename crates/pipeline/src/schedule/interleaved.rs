@@ -40,7 +40,8 @@ pub(super) fn of_unequal(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
     shortest(work, costs, false, 2 * work.layout.stages() as u32).0
 }
 
-/// How many microbatches a worker takes forward before its first backward pass, and so holds at most.
+/// The number of forward passes of a worker before its first backward pass, which is also the most
+/// microbatches that it holds.
 fn most(layout: &Layout, worker: WorkerId) -> u32 {
     let (workers, chunks) = (layout.workers() as u32, layout.stages_of(worker).count() as u32);
     2 * (workers - 1 - u32::from(worker.0)) + (chunks - 1) * workers + 1

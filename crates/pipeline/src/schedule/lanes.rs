@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 pub(super) struct Lane {
     pub(super) layout: Layout,
     pub(super) costs: Costs,
-    /// What its workers are called outside.
+    /// The outer numbers of its workers.
     pub(super) workers: Vec<WorkerId>,
-    /// What its microbatches are called outside.
+    /// The outer numbers of its microbatches.
     pub(super) microbatches: Vec<u32>,
 }
 

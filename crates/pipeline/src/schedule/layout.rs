@@ -1,4 +1,4 @@
-//! What schedules depend on of a plan, and what every training step ends with.
+//! The part of a plan on which schedules depend, and the end of every training step.
 
 use super::Action;
 use crate::ids::{StageId, WorkerId};
@@ -18,7 +18,7 @@ pub struct Layout {
     pub trained: Vec<bool>,
     /// The pairs of stages (owner, user) that share parameters.
     pub ties: Vec<(StageId, StageId)>,
-    /// What replicas of a stage share out.
+    /// What replicas of a stage shard.
     pub sharding: Option<Sharding>,
 }
 
@@ -51,12 +51,12 @@ impl Layout {
         }
     }
 
-    /// How many stages there are.
+    /// The number of stages.
     pub fn stages(&self) -> usize {
         self.stage_placement.stages()
     }
 
-    /// How many workers there are.
+    /// The number of workers.
     pub fn workers(&self) -> usize {
         self.stage_placement.workers()
     }

@@ -10,7 +10,7 @@ pub(super) struct Limits {
     pub(super) in_flight: Vec<u32>,
     /// For every stage, as in [`Order::Ready`].
     pub(super) held: Vec<u32>,
-    /// How many microbatches all stages of a worker may hold together.
+    /// The most microbatches that all stages of a worker hold together.
     pub(super) worker: Option<u32>,
 }
 

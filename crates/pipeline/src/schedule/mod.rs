@@ -39,12 +39,12 @@ pub use picture::picture;
 pub use placement::Placement;
 pub use timeline::{timeline, Deadlock, Interval, Timeline};
 
-/// What each worker does in one training step.
+/// The actions of each worker in one training step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Schedule {
     /// Which kind made it.
     pub kind: ScheduleKind,
-    /// How many microbatches the batch is cut into.
+    /// The number of microbatches of the batch.
     pub microbatches: u32,
     /// The stages it is for.
     pub layout: Layout,
@@ -60,12 +60,12 @@ pub struct Schedule {
     pub workers: Vec<Vec<Action>>,
 }
 
-/// What a schedule is made for.
+/// The inputs of a schedule.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// Which kind.
     pub kind: ScheduleKind,
-    /// How many microbatches the batch is cut into, at least one.
+    /// The number of microbatches of the batch, at least one.
     pub microbatches: u32,
     /// How it ends.
     pub ending: Ending,
@@ -75,7 +75,7 @@ pub struct Terms {
     pub microbatch_assignment: Option<MicrobatchAssignment>,
     /// What things take, where that is known: the split kinds are made for these costs, else for equal ones.
     pub costs: Option<Costs>,
-    /// For every stage how many microbatches its memory can hold, where that is known.
+    /// The number of microbatches that fit each stage's memory, if known.
     pub room: Option<Vec<u32>>,
 }
 

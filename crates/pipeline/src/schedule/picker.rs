@@ -1,4 +1,5 @@
-//! What a worker does next: one rule for the session, which runs it, and the timeline, which predicts it.
+//! The choice of a worker's next action: one rule for the session, which runs it, and the timeline,
+//! which predicts it.
 
 use super::{Action, Order};
 use crate::ids::StageId;
@@ -27,7 +28,7 @@ pub struct Picker {
     stages: BTreeMap<StageId, Stage>,
     /// In listed order everything, else what comes after all passes.
     rest: VecDeque<Action>,
-    /// How many microbatches all stages of the worker may hold together.
+    /// The most microbatches that all stages of the worker hold together.
     most: Option<u32>,
 }
 
@@ -143,12 +144,12 @@ impl Picker {
         })
     }
 
-    /// How many of the actions give norms.
+    /// The number of actions that compute norms.
     pub(super) fn norms(&self) -> u32 {
         self.rest.iter().filter(|a| matches!(a, Action::GradNorm { .. })).count() as u32
     }
 
-    /// The first action that was not started, where a worker is stuck.
+    /// The first action that was not started, if a worker is stuck.
     pub fn first(&self) -> Option<Action> {
         let of_stage = |(stage, s): (&StageId, &Stage)| s.first(*stage);
         let first = self.stages.iter().find_map(of_stage).or_else(|| self.rest.front().copied());

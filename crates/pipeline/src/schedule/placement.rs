@@ -14,7 +14,7 @@ pub enum Placement {
     Plain,
     /// Several each, in turns: of `p` workers, worker `w` has the stages `w`, `w + p`, `w + 2p` and so on.
     Interleaved {
-        /// How many stages each worker has.
+        /// The number of stages on each worker.
         chunks: u16,
     },
     /// Two each, down and up again: of `p` workers, worker `w` has the stages `w` and `2p - 1 - w`.
@@ -81,7 +81,7 @@ impl Placement {
     }
 }
 
-/// How many workers there are, those with the same stages counted once.
+/// The number of workers, with those of the same stages counted once.
 fn places(stage_placement: &StagePlacement) -> usize {
     stage_placement.iter().filter_map(|(_, workers)| workers.first()).collect::<BTreeSet<_>>().len()
 }

@@ -76,7 +76,7 @@ struct Player<'a> {
     backward: Vec<u32>,
     forward_done: Vec<bool>,
     input_done: Vec<bool>,
-    /// How many microbatches are not yet wholly back.
+    /// The number of microbatches whose backward pass is not complete.
     left: Counts,
     /// Sums of gradients that other replicas have still to send, and sums over all of them.
     sums: Counts,

@@ -1,10 +1,10 @@
-//! What there is to do in a round: the passes of every microbatch through every stage, assigned to workers.
+//! The work of a round: the passes of every microbatch through every stage, assigned to workers.
 
 use super::{Action, Layout};
 use crate::ids::{StageId, WorkerId};
 use crate::replicas::{MicrobatchAssignment, MicrobatchOrder};
 
-/// What schedules are made of.
+/// The work from which schedules are built.
 #[derive(Copy, Clone)]
 pub(super) struct Work<'a> {
     pub(super) layout: &'a Layout,
@@ -23,8 +23,8 @@ impl<'a> Work<'a> {
         self.microbatch_assignment.taken(&self.layout.stage_placement, stage, worker, self.microbatches)
     }
 
-    /// How many microbatches a replica of a stage has in flight in 1F1B: one for each stage from it on, and where these have
-    /// more replicas than it has, as many more.
+    /// The number of microbatches that a replica of a stage has in flight in 1F1B: one for each
+    /// stage from it on, and where these have more replicas than it has, as many more.
     pub(super) fn ahead(&self, stage: usize) -> u32 {
         let replicas = |s: usize| self.layout.stage_placement.of(StageId(s as u16)).len().max(1);
         let later = (stage..self.layout.stages()).map(|s| replicas(s).div_ceil(replicas(stage)));

@@ -1,6 +1,7 @@
-//! What other replicas sent for rounds that have not begun here.
+//! Tensors of other replicas for rounds that have not begun here.
 //!
-//! Who may send what depends on who has the stages in that round, so it is looked at once the round begins.
+//! The allowed senders depend on the placement in that round, so they are checked when the round
+//! begins.
 
 use super::inbox::Item;
 use super::{Job, StageSession};
@@ -36,7 +37,7 @@ impl Early {
         Ok(())
     }
 
-    /// What came for a batch: of each worker in the order in which it did.
+    /// The arrivals for a batch: of each worker in the order in which it did.
     pub(super) fn take(&mut self, batch: u64) -> Vec<Came> {
         let mut all = Vec::new();
         for (from, batches) in &mut self.0 {

@@ -6,12 +6,12 @@ use layerspec::ValueId;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::collections::BTreeSet;
 
-/// What an arrived tensor is.
+/// The kind of an arrived tensor.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Item {
     /// A variable the stage uses.
     Value(ValueId),
-    /// What the model's output should have been.
+    /// The target.
     Target,
     /// Gradients of a variable the stage made, from a stage that used it or from the boss.
     Gradient { value: ValueId, from: Option<StageId> },
@@ -25,7 +25,7 @@ pub(super) enum Item {
     Reduced { bucket: u32, replica: usize },
     /// The values of a replica's shard of a bucket; what stands for the microbatch is which visit they are for.
     Updated { bucket: u32, replica: usize },
-    /// What a replica's batch norms saw.
+    /// The statistics of a replica's batch norms.
     Statistics { replica: usize },
 }
 
@@ -33,10 +33,10 @@ pub(super) enum Item {
 const BATCHES: usize = 64;
 /// More tensors of a batch at a time are refused.
 const TENSORS: usize = 1 << 16;
-/// How many cancelled batches are remembered, so that their late tensors are let go.
+/// The number of cancelled batches to remember, so that their late tensors are dropped.
 const REMEMBERED: usize = 256;
 
-/// What has arrived of a batch, by microbatch, stage and kind.
+/// The arrived tensors of a batch, by microbatch, stage and kind.
 type Arrived = BTreeMap<(u32, StageId, Item), Vec<Slot>>;
 
 /// Arrived tensors by batch; none is empty.

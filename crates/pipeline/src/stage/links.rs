@@ -7,7 +7,7 @@ use crate::message::{Head, LinkReport, PeerAddress};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-/// How long a direct connection may take before the boss relays instead.
+/// The time that a direct connection may take before the boss relays instead.
 const DIAL_SECONDS: u64 = 3;
 
 /// The way that tensors for a worker take.
@@ -34,11 +34,11 @@ pub(super) struct Links {
     told: BTreeSet<WorkerId>,
     /// Connections of which it is being found out what they are like.
     measuring: BTreeSet<Peer>,
-    /// What they are like.
+    /// Their figures.
     reports: BTreeMap<Peer, LinkReport>,
 }
 
-/// What is to be done for the links of a new assignment.
+/// The actions for the links of a new assignment.
 pub(super) struct Opening {
     pub(super) dial: Vec<(WorkerId, SocketAddr)>,
     pub(super) unreachable: Vec<WorkerId>,
@@ -84,7 +84,7 @@ impl Links {
         self.reports.extend(report.map(|report| (peer, report)));
     }
 
-    /// What is known of the connections, as the boss is told.
+    /// The known figures of the connections, as reported to the boss.
     pub(super) fn reports(&self) -> Vec<Head> {
         let head = |(peer, report): (&Peer, &LinkReport)| {
             let peer = match peer {

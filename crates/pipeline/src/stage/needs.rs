@@ -1,4 +1,5 @@
-//! What an action waits for, and whether the plan has a sender give a stage a tensor.
+//! The tensors that an action waits for, and whether the plan lets a sender send a tensor to a
+//! stage.
 
 use super::inbox::Item;
 use super::StageSession;
@@ -8,7 +9,7 @@ use crate::message::Round;
 use crate::plan::{StageOutput, StageSpec};
 use crate::schedule::Action;
 
-/// What an action of a round takes from the inbox.
+/// The tensors that an action of a round takes from the inbox.
 pub(super) fn needs(round: &Round, spec: &StageSpec, action: &Action) -> Vec<Item> {
     match action {
         Action::Forward { .. } => {
@@ -18,7 +19,7 @@ pub(super) fn needs(round: &Round, spec: &StageSpec, action: &Action) -> Vec<Ite
         Action::Backward { .. } | Action::BackwardInput { .. } => {
             spec.outputs.iter().flat_map(|output| gradients(round, output)).collect()
         }
-        // What replicas exchange is seen to by `reducing`.
+        // `reducing` handles the exchange between replicas.
         Action::Reduce { .. } | Action::AllGather { .. } | Action::Share { .. } | Action::Reshard { .. } => Vec::new(),
         Action::GradNorm { .. } => tied_grads(spec),
         // Where this worker found the norm, the gradients were added then.
@@ -47,7 +48,7 @@ pub(super) fn loss_output(spec: &StageSpec) -> Option<usize> {
     spec.outputs.iter().position(|o| o.model_output == Some(0))
 }
 
-/// The limit of the gradients' norm, where there is one.
+/// The limit of the gradients' norm, if there is one.
 pub(super) fn max_norm(round: &Round) -> Option<f64> {
     round.update.and_then(|update| update.max_norm)
 }

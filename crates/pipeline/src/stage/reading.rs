@@ -1,4 +1,4 @@
-//! What the stages here take of samples that this worker reads by itself.
+//! The samples that this worker reads from its own files for its stages.
 
 use super::inbox::Item;
 use super::needs::loss_output;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What was asked for.
+/// The requested reading.
 pub(super) struct Asked {
     /// By which command.
     id: u64,
@@ -27,7 +27,7 @@ enum What {
 }
 
 impl StageSpec {
-    /// What it takes of a sample, where the round computes a loss.
+    /// The columns of a sample that it takes, and whether the round computes a loss.
     fn columns(&self, loss: bool) -> Vec<Column> {
         let inputs = self.inputs.iter().filter(|input| input.from.is_none()).map(|input| Column::Input(input.value));
         let target = loss_output(self).filter(|_| loss).map(|_| Column::Target);

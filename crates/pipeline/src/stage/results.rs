@@ -1,4 +1,4 @@
-//! What becomes of a task's result: tensors go to whoever uses them, the rest to the boss.
+//! Handles a task's result: tensors go to whoever uses them, the rest to the boss.
 
 use super::{Job, StageSession};
 use crate::effect::{Destination, Peer, StageEffect};

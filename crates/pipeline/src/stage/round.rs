@@ -26,7 +26,7 @@ pub(super) struct Running {
     /// Something failed; nothing more is started.
     pub(super) failed: bool,
     squares: Vec<Square>,
-    /// How many stages have still to give their norms.
+    /// The number of stages that have not computed their norms.
     unmeasured: usize,
     /// The norm over all stages, once the boss has told it.
     pub(super) norm: Option<f64>,
@@ -34,7 +34,7 @@ pub(super) struct Running {
     unadded: BTreeMap<StageId, u32>,
     /// For every stage how often its parameters were shared, and gathered, in this round.
     visits: BTreeMap<StageId, (u32, u32)>,
-    /// How far the gradients of stages with replicas have come.
+    /// The progress of the gradients of stages with replicas.
     pub(super) reducing: BTreeMap<StageId, Reducing>,
 }
 
@@ -206,7 +206,7 @@ impl Running {
         groups: &BTreeMap<StageId, ReplicaGroup>,
         inbox: &mut Inbox,
     ) -> Option<Task<Slot>> {
-        // Where nothing is trained there is nothing to sum, and nothing ends the sum.
+        // Without training there is nothing to sum, and nothing ends the sum.
         let branch = self.branch(action, groups).filter(|_| spec.is_trained());
         let (key, stage) = (self.key(&action), action.stage());
         let mut tied = |items: Vec<Item>| -> Vec<(StageId, Vec<Slot>)> {
