@@ -78,7 +78,7 @@ impl Recovery {
         }
     }
 
-    /// Reports that the run resumes with `workers` of `initial_workers`, and from which state.
+    /// Reports that the run resumes with `workers` workers of `at_first`, and from which state.
     pub(crate) fn goes_on(&mut self, workers: usize, at_first: usize, from: Option<(u64, &str)>) {
         let Some(lost) = &mut self.lost else { return };
         lost.from = from.map_or(0, |(step, _)| step);

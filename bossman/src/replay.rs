@@ -145,7 +145,7 @@ impl BossMan {
     /// depend on the placement differ in the last bits: [`crate::Builder::compress`],
     /// [`crate::Builder::fast_reduction`], NCCL.
     ///
-    /// After every `updates` updates the boss copies the whole training state to its own memory.
+    /// After every `every` updates the boss copies the whole training state to its own memory.
     /// Between copies it logs the arguments of calls. It copies only when no batch waits for its
     /// backward pass. It cannot repeat calls until the next copy after 1024 calls or 1 GiB of
     /// arguments, after a call that failed or whose future was dropped, and after weights or an

@@ -58,7 +58,7 @@ impl Speed {
 pub struct MicrobatchAssignment(Vec<Vec<u16>>);
 
 impl MicrobatchAssignment {
-    /// Assigns equal numbers of microbatches, or one more to the first replicas.
+    /// Assigns equal numbers of microbatches to replicas, or one more to some.
     pub fn even(stage_placement: &StagePlacement, microbatches: u32) -> Self {
         Self::by_speed(stage_placement, microbatches, |_, _| 1u64)
     }

@@ -39,8 +39,8 @@ impl Replicas {
     }
 }
 
-/// All compositions of a number into `parts` positive numbers; for many numbers, only those that
-/// may be simple.
+/// All compositions of a number into `parts` positive numbers; for a large number, only the simple
+/// ones.
 fn sums(total: usize, parts: usize) -> Vec<Vec<u16>> {
     if total > MOST_TRIED && parts > 2 {
         return if total.is_multiple_of(parts) { vec![vec![(total / parts) as u16; parts]] } else { Vec::new() };

@@ -27,7 +27,7 @@ enum What {
 }
 
 impl StageSpec {
-    /// The columns of a sample that it takes, and whether the round computes a loss.
+    /// The columns of a sample that it takes. `loss`: the round computes a loss.
     fn columns(&self, loss: bool) -> Vec<Column> {
         let inputs = self.inputs.iter().filter(|input| input.from.is_none()).map(|input| Column::Input(input.value));
         let target = loss_output(self).filter(|_| loss).map(|_| Column::Target);
