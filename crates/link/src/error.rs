@@ -1,4 +1,4 @@
-//! What can go wrong between processes, in words for the person who reads them.
+//! Errors between processes, in words for the user.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub enum LinkError {
     File {
         /// Which file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's message.
         reason: String,
     },
     /// A file of the identity is not what it should be.
@@ -20,7 +20,7 @@ pub enum LinkError {
     Damaged {
         /// Which file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// No home folder to keep the identity in.
@@ -40,7 +40,7 @@ pub enum LinkError {
     Socket {
         /// Where.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's message.
         reason: String,
     },
     /// The name cannot be looked up.
@@ -48,7 +48,7 @@ pub enum LinkError {
     Host {
         /// The name.
         host: String,
-        /// What the system says.
+        /// The system's message.
         reason: String,
     },
     /// Nobody answers there.
@@ -56,7 +56,7 @@ pub enum LinkError {
     NoAnswer {
         /// Where.
         address: SocketAddr,
-        /// What was seen.
+        /// The observation.
         reason: String,
     },
     /// The other end does not accept our ticket.
@@ -92,7 +92,7 @@ pub enum LinkError {
     Protocol {
         /// Who.
         peer: String,
-        /// What it did.
+        /// Its violation.
         reason: String,
     },
     /// The boss does without this worker.
@@ -115,7 +115,7 @@ pub enum LinkError {
     Lost {
         /// Who.
         peer: String,
-        /// What was seen.
+        /// The observation.
         reason: String,
     },
 }

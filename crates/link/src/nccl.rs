@@ -1,8 +1,8 @@
-//! What a worker has for sums of gradients among GPUs.
+//! A worker's support for sums of gradients among GPUs.
 
 use serde::{Deserialize, Serialize};
 
-/// Whether a worker can sum gradients with NCCL, as it says of itself.
+/// Whether a worker can sum gradients with NCCL, by its own statement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Nccl {
     /// The library is loaded.
@@ -16,7 +16,7 @@ pub enum Nccl {
 pub struct NcclInfo {
     /// As NCCL numbers its versions: 22703 for 2.27.3.
     pub version: u32,
-    /// Processes with the same loopback interface have the same; empty where that is not known.
+    /// Processes with the same loopback interface have the same; empty if unknown.
     pub machine: String,
     /// The GPU, by a name that no other of the machine has.
     pub gpu: String,

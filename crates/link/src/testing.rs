@@ -71,7 +71,7 @@ pub async fn next_frame(recv: &mut RecvStream) -> Result<Envelope, String> {
     }
 }
 
-/// What asks the other end to say that it is there.
+/// The bytes of a ping.
 pub fn ping(number: u32) -> Vec<u8> {
     LinkMessage::Ping(number).encode()
 }

@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot};
 /// Workers close their connections when told to stop; who has not done so after this long is left.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// So many workers may come in one run, those that have left counted.
+/// The most workers of one run, those that have left included.
 const MAX_WORKERS: usize = u16::MAX as usize;
 
 type ReplySender = oneshot::Sender<Result<Answer, Failure>>;
@@ -45,16 +45,16 @@ enum Input {
     Stop(oneshot::Sender<()>),
 }
 
-/// Who comes and goes in a run that is open.
+/// A worker joined or left an open run.
 #[derive(Debug)]
 pub enum MembershipEvent {
     /// A worker is here. It has no stages yet.
     Joined {
         /// Its number.
         worker: WorkerId,
-        /// What it says of itself.
+        /// Its description of itself.
         info: WorkerInfo,
-        /// Where it calls from.
+        /// Its address.
         address: SocketAddr,
     },
     /// A worker is gone.
@@ -70,7 +70,7 @@ pub enum MembershipEvent {
 #[derive(Clone)]
 pub struct Handle {
     inputs: mpsc::UnboundedSender<Input>,
-    /// Where tensors of requests and answers are kept.
+    /// The slots of tensors of requests and answers.
     pub slots: Slots,
     workers: Vec<WorkerInfo>,
     status: Arc<Mutex<String>>,
@@ -118,12 +118,12 @@ impl Handle {
         self.inputs.send(Input::Disconnect(worker, reason.to_string(), EVICTED)).ok();
     }
 
-    /// Closes all connections, as where the last clone of this is dropped.
+    /// Closes all connections, as when the last clone of the handle is dropped.
     pub fn disconnect_all(&self) {
         self.inputs.send(Input::DisconnectAll).ok();
     }
 
-    /// What whoever holds the ticket is shown who asks how the run stands; JSON.
+    /// Sets the JSON status shown to ticket holders.
     pub fn set_status(&self, status: String) {
         *self.status.lock() = status;
     }
@@ -137,7 +137,7 @@ impl Handle {
         }
     }
 
-    /// What the workers said of themselves, by number.
+    /// The workers' descriptions of themselves, by number.
     pub fn workers(&self) -> &[WorkerInfo] {
         &self.workers
     }
@@ -192,7 +192,7 @@ struct Driver {
     next_request: u64,
     notice: Box<dyn FnMut(String) + Send>,
     admission: Admission,
-    /// Who is told of those who come and go, where they may.
+    /// The receiver of joins and leaves, if the run is open.
     pool: Option<mpsc::UnboundedSender<MembershipEvent>>,
     status: Arc<Mutex<String>>,
 }

@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc as results;
 
-/// What carries out tasks; the worker crate does it with libtorch.
+/// An executor of tasks; the worker crate does it with libtorch.
 pub trait Compute {
-    /// One task, to its end. What others wait for may be handed out before.
+    /// One task, to its end. Results that other workers wait for may be handed out earlier.
     fn run(
         &mut self,
         task: Task<Payload>,
@@ -22,7 +22,7 @@ pub trait Compute {
     ) -> Result<Outcome<Payload>, Failure>;
 }
 
-/// What comes of tasks, in this order.
+/// The results of tasks, in order.
 pub(crate) enum ComputeEvent {
     HandedOut(HandedOut<Payload>),
     Done(FinishedTask),
@@ -74,7 +74,7 @@ impl ComputeThread {
                 let start = Instant::now();
                 working.begin(task.waits_for_others());
                 // A panic is a defect of ours; it must reach the boss as an error all the same.
-                // Where nobody listens any more, the thread ends below.
+                // Without a receiver, the thread ends below.
                 let mut hand_out = |handed| drop(done.send(ComputeEvent::HandedOut(handed)));
                 let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut hand_out)));
                 working.end();
@@ -98,12 +98,12 @@ impl ComputeThread {
         self
     }
 
-    /// How long a task may take.
+    /// The time limit of a task.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Ends where a task takes longer.
+    /// Ends if a task takes longer.
     pub(crate) fn watchdog(&self) -> impl Future<Output = ()> + Send + 'static {
         let (at_work, limit) = (self.at_work.clone(), self.limit);
         async move { at_work.stuck_for(limit).await }
@@ -126,7 +126,7 @@ impl ComputeThread {
         self.interrupt.raise();
     }
 
-    /// What comes next. Cancel safe.
+    /// The next result. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<ComputeEvent> {
         self.results.recv().await
     }

@@ -14,7 +14,7 @@ impl Interrupt {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whoever waits may do so again.
+    /// Tasks may wait again.
     pub fn lower(&self) {
         self.0.store(false, Ordering::Release);
     }

@@ -7,7 +7,7 @@ use pipeline::samples::{DataSpec, DataTask, Reading};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use tokio::sync::mpsc as results;
 
-/// What reads samples; the worker crate does it with the crate `data`.
+/// A reader of samples; the worker crate does it with the crate `data`.
 pub trait SampleReader: Send {
     /// Opens a data set, and sees that it is the one that is meant.
     fn open(&mut self, spec: DataSpec) -> Result<(), Failure>;
@@ -111,7 +111,7 @@ impl PrefetchingReader {
     fn prefetch(&mut self, readings: Vec<Reading>) {
         self.kept.clear();
         for reading in readings {
-            // What fails here fails again once it is asked for, and is told then.
+            // A failure here repeats when the samples are requested, and is reported then.
             if let Ok(payloads) = catch_panic(|| self.reader.read(&reading)) {
                 self.kept.push((reading, payloads));
             }

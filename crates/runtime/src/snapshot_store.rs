@@ -1,4 +1,5 @@
-//! What a worker keeps of runs' states beyond the runs: the tensors that `pipeline`'s [`kept`](pipeline::kept) names.
+//! The peer snapshots that a worker stores beyond its runs: the tensors that `pipeline`'s
+//! [`kept`](pipeline::kept) names.
 
 use link::Payload;
 use parking_lot::Mutex;
@@ -19,7 +20,7 @@ struct Snapshot {
 }
 
 impl SnapshotStore {
-    /// What is there.
+    /// The stored snapshots.
     pub fn list(&self) -> Vec<PeerSnapshot> {
         self.with(|copies| {
             let names =

@@ -28,7 +28,7 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use tokio::sync::mpsc;
 
-/// A connection to another worker, whoever dialled, with its control stream.
+/// A connection to another worker, dialled by either end, with its control stream.
 type Dialled = Result<(quinn::Connection, SendStream, RecvStream), LinkError>;
 
 /// Works for a boss until it ends the run (`Ok`) or the connection to it is lost (`Err`).
@@ -346,7 +346,7 @@ impl Driver {
     }
 }
 
-/// One line for whoever looks at a worker of a pool.
+/// Prints one line for the user of a worker in a pool.
 fn print_progress(progress: &Progress) {
     let Progress { step, loss, steps, samples, share, bytes_per_second } = progress;
     let link = bytes_per_second.map_or(String::new(), |rate| format!(", link {:.1} MB/s", rate as f64 / 1e6));

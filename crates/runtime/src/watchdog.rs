@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
-/// So many looks at one and the same task make the time that it may take. Looks are counted and not time, for this process may
-/// have stood still itself.
+/// The number of checks of the same task that make up its time limit. Looks are counted and not
+/// time, for this process may have stood still itself.
 const CHECKS: u32 = 20;
 
-/// What the compute thread tells who watches it: a number that grows where a task begins, and where it ends. It is odd between.
-/// And whether the task waits for other workers, which has twice the time: the one that they wait for is found first.
+/// The compute thread's report to its watchdog: a number that grows when a task begins, and when it
+/// ends. It is odd between. And whether the task waits for other workers, which has twice the time:
+/// the one that they wait for is found first.
 #[derive(Clone, Default)]
 pub(crate) struct TaskWatch(Arc<(AtomicU64, AtomicBool)>);
 
@@ -24,7 +25,7 @@ impl TaskWatch {
         self.0 .0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns where one task has been at work for so long.
+    /// Returns when one task has run for the time limit.
     pub(crate) async fn stuck_for(&self, limit: Duration) {
         let mut looks = tokio::time::interval((limit / CHECKS).max(Duration::from_millis(1)));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,5 @@
-//! What the two ends of a connection say to each other below their sessions: about the connection itself.
+//! Messages between the two ends of a connection, below their sessions: about the connection
+//! itself.
 
 use serde::{Deserialize, Serialize};
 use shm::{FileAddress, Nonce};

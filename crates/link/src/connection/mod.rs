@@ -48,7 +48,7 @@ const MEMORY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often is looked whether something has come: twice for each time that the other end says that it is there.
 const CHECK_INTERVAL: Duration = Duration::from_millis(KEEP_ALIVE.as_millis() as u64 / 2);
-/// After so many looks in vain a connection is taken for dead.
+/// The number of checks without a sign of life after which a connection counts as dead.
 pub struct SilenceLimit(u32);
 
 impl SilenceLimit {
@@ -69,7 +69,7 @@ pub const PROTOCOL_VIOLATION: VarInt = VarInt::from_u32(1);
 /// The boss does without this worker, which is not to come again.
 pub const EVICTED: VarInt = VarInt::from_u32(2);
 
-/// What a connection reports to its driver.
+/// An event that a connection reports to its driver.
 #[derive(Debug)]
 pub enum ConnectionEvent {
     /// A frame arrived.
@@ -122,7 +122,7 @@ impl Connection {
         transport: Transport,
         patience: SilenceLimit,
     ) -> Self {
-        // What is small goes before large tensors when both wait for the network.
+        // Small frames precede large tensors when both wait for the network.
         send.set_priority(1).ok();
         let progress = Arc::new(SendProgress::default());
         let shared = Arc::new(ConnectionShared {
@@ -188,7 +188,7 @@ impl Connection {
         self.shared.quic.stable_id()
     }
 
-    /// Where the other end is.
+    /// The address of the other end.
     pub fn address(&self) -> SocketAddr {
         self.shared.quic.remote_address()
     }
@@ -325,7 +325,7 @@ async fn deliver_frame(
     };
     match done {
         Ok(()) => true,
-        // Where the connection itself is gone, `read` says why.
+        // If the connection itself ended, `read_streams` reports why.
         Err(_) if shared.quic.close_reason().is_some() => false,
         Err(reason) => {
             let reason_here = format!("it broke the protocol: {reason}");

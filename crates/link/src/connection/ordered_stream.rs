@@ -63,7 +63,7 @@ impl OrderedStream {
         self.0.more.notify_one();
     }
 
-    /// How many frames wait for the network.
+    /// The number of frames that wait for the network.
     pub(crate) fn waiting(&self) -> usize {
         self.0.lock().waiting.len()
     }

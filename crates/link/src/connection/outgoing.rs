@@ -16,7 +16,7 @@ pub fn take_payloads(slots: &Slots, numbers: &[Slot]) -> Result<Vec<Payload>, St
 pub enum Channel {
     /// On the ordered stream.
     Control,
-    /// On a stream of its own where it is large.
+    /// On a stream of its own if it is large.
     Data,
     /// The same, when nothing else wants to go.
     Background,

@@ -5,10 +5,10 @@ use bytes::Bytes;
 use quinn::{SendStream, WriteError};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// After so many looks in which nothing was taken of what waits, a connection is of no use.
+/// The number of checks without progress of a waiting write after which a connection is useless.
 const MAX_STALLED_CHECKS: u32 = 40;
 
-/// What the writers of a connection tell those who look.
+/// The progress of a connection's writers, for its checks.
 #[derive(Default)]
 pub(crate) struct SendProgress {
     waiting: AtomicUsize,
@@ -47,7 +47,8 @@ impl Drop for PendingWrite<'_> {
     }
 }
 
-/// Looks now and then. What is counted is looks and not time, for this process may have stood still itself.
+/// Looks now and then. Checks are counted instead of time, because this process may have stood
+/// still itself.
 #[derive(Default)]
 pub(crate) struct StallDetector {
     taken: u64,

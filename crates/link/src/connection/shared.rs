@@ -1,4 +1,4 @@
-//! What the tasks of a connection share, and how they tell the other end something about it.
+//! The state that the tasks of a connection share, and their messages to the other end.
 
 use crate::connection::link_message::LinkMessage;
 use crate::connection::ordered_stream::OrderedStream;
@@ -12,7 +12,7 @@ use pipeline::effect::Peer;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 
-/// What the tasks of a connection share.
+/// The state that the tasks of a connection share.
 pub(crate) struct ConnectionShared {
     pub(crate) peer: Peer,
     pub(crate) quic: quinn::Connection,

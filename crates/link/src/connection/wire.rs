@@ -26,7 +26,7 @@ const LOCATION_BYTES: usize = 20;
 /// claims to be large costs little.
 const STEP: usize = 64 << 20;
 
-/// What comes on a stream.
+/// An item of a stream.
 pub(crate) enum Incoming {
     Frame(Envelope, Vec<Payload>),
     LinkMessage(LinkMessage),

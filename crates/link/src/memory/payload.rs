@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct Payload {
     /// Element type and sizes.
     pub meta: TensorMeta,
-    /// As many bytes as `meta` says.
+    /// The bytes, as many as `meta` states.
     pub bytes: Bytes,
 }
 
@@ -44,7 +44,7 @@ impl Slots {
         held.payloads.remove(&slot)
     }
 
-    /// How many tensors are held.
+    /// The number of tensors held.
     pub fn len(&self) -> usize {
         self.inner.lock().payloads.len()
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 /// Kept for later, at most, and where memory is short.
 const MAX_POOLED: usize = 64 << 20;
 const MAX_POOLED_WHEN_SCARCE: usize = 8 << 20;
-/// What holds now.
+/// The current limit.
 static LIMIT: AtomicUsize = AtomicUsize::new(MAX_POOLED);
 
 /// Whether memory that tensors came in is kept for those that come later, 64 MiB at most, or all but 8 MiB of it given back.
@@ -29,7 +29,7 @@ impl BufferPool {
         POOL.clone()
     }
 
-    /// Room for so many bytes. What is in it is of no meaning.
+    /// Room for `len` bytes. Its content is undefined.
     pub fn get(&self, len: usize) -> Buffer {
         let mut kept = self.0.lock();
         let fits = |memory: &Vec<u8>| memory.len() >= len + ALIGNMENT && memory.len() / 2 <= len + ALIGNMENT;

@@ -7,9 +7,9 @@
 //! caller -> MemoryNonce { the nonce in that }
 //! ```
 //!
-//! The nonces are in the files only, so who says one has read the file. Whoever has both opened the
-//! other's file and heard its own nonce back sends tensors through memory from then on. Every failure
-//! on the way only means that tensors keep going over QUIC.
+//! The nonces are in the files only, so who says one has read the file. An end that has opened the
+//! other's file and received its own nonce back sends tensors through memory from then on. Every
+//! failure on the way only means that tensors keep going over QUIC.
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use shm::{BlockLocation, FileAddress, LocalFile, Nonce, PeerFile, ReleaseTable, ALIGNMENT};
 use std::sync::Arc;
 
-/// Tensors on their way, or still in use at the other end, take at most so much memory on each side.
+/// The most memory on each side for tensors in flight or still in use at the other end.
 const LIMIT: usize = 512 << 20;
 
 /// Whether a worker's connections use more than the network.
@@ -71,7 +71,7 @@ struct State {
 }
 
 impl SharedMemory {
-    /// Makes our file, the first time, and says where it is.
+    /// Creates our file, the first time, and returns where it is.
     pub(crate) fn offer(&self) -> Option<FileAddress> {
         let mut nonce = [0; 32];
         SystemRandom::new().fill(&mut nonce).ok()?;
@@ -138,7 +138,8 @@ impl SharedMemory {
     }
 }
 
-/// Where each tensor lies, and the end of the last: each at a multiple of [`ALIGNMENT`], as `shm` puts them.
+/// The place of each tensor, and the end of the last one: each at a multiple of [`ALIGNMENT`], as
+/// `shm` puts them.
 fn layout(metas: &[TensorMeta]) -> Option<(Vec<(usize, usize)>, usize)> {
     let mut end = 0usize;
     let mut parts = Vec::with_capacity(metas.len());

@@ -55,7 +55,7 @@ impl AcceptPolicy {
         Ok(AcceptPolicy { config: tls::worker_server_config(ticket)?, idle: IDLE_BETWEEN_WORKERS })
     }
 
-    /// What a caller from there is answered with.
+    /// The configuration for a caller from there.
     pub fn config(&self, caller: SocketAddr) -> Arc<quinn::ServerConfig> {
         let mut config = self.config.clone();
         config.transport_config(transport(self.idle, NetworkPath::to(caller)));
@@ -63,7 +63,7 @@ impl AcceptPolicy {
     }
 }
 
-/// Where the boss listens.
+/// The boss's address.
 pub fn listen(identity: &Identity, address: SocketAddr) -> Result<(Endpoint, Option<SmallBuffers>), LinkError> {
     endpoint(address, AcceptPolicy::of_boss(identity)?.config)
 }
@@ -106,7 +106,7 @@ fn endpoint(address: SocketAddr, server: quinn::ServerConfig) -> Result<(Endpoin
     };
     let (socket, small) = socket::bind(address).map_err(failed)?;
     let mut config = EndpointConfig::default();
-    // What the kernel can hand over at once.
+    // The most that the kernel hands over at once.
     config.max_udp_payload_size(LARGEST_PAYLOAD).map_err(LinkError::tls)?;
     let endpoint = Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime));
     Ok((endpoint.map_err(failed)?, small))
@@ -140,7 +140,7 @@ fn transport(idle: Duration, path: NetworkPath) -> Arc<TransportConfig> {
     congestion.initial_window(FIRST_WINDOW);
     config.congestion_controller_factory(Arc::new(congestion));
     if path.same_machine {
-        // How long the first packets are waited for before they are sent again.
+        // The time after which the first packets are sent again.
         config.initial_rtt(INITIAL_RTT_LOCAL);
     }
     Arc::new(config)
@@ -155,7 +155,7 @@ pub fn own_address() -> Option<IpAddr> {
     socket.local_addr().ok().map(|address| address.ip())
 }
 
-/// The end of all connections of an endpoint, so that whoever is at their other ends knows at once.
+/// Closes all connections of an endpoint, so that the other ends know at once.
 #[derive(Clone)]
 pub struct EndpointCloser(Endpoint);
 

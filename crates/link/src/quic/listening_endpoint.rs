@@ -1,4 +1,4 @@
-//! Where a boss listens, also from one run to the next.
+//! The endpoint of a boss, kept from one run to the next.
 //!
 //! quinn lets go of a UDP socket only once the last connection on it has drained. That takes three times as long as an answer
 //! may take, which are many seconds where a machine or a line has stood still for a while. So a run that ends because workers
@@ -17,7 +17,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// A run that goes on does so by then. Whoever else wants the port waits a little longer for it.
+/// The time within which a run that continues takes the endpoint over. Another process that wants
+/// the port waits a little longer for it.
 const RETAIN_FOR: Duration = Duration::from_secs(3);
 
 /// What was left behind, as long as the tasks are there that have it: they end with their runtime, and so do its endpoints.
@@ -27,7 +28,7 @@ static RETAINED: Mutex<Vec<Weak<RetainedEndpoint>>> = Mutex::new(Vec::new());
 pub struct ListeningEndpoint {
     /// The QUIC endpoint.
     pub endpoint: Endpoint,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     /// Set if the system gave smaller socket buffers than asked for.
     pub small_buffers: Option<SmallBuffers>,
@@ -42,7 +43,7 @@ struct RetainedEndpoint {
 }
 
 impl ListeningEndpoint {
-    /// Listens at this address, where it can with what a run has left behind.
+    /// Listens at this address, if possible with the endpoint of an earlier run.
     pub fn open(identity: &Identity, address: SocketAddr) -> Result<Self, LinkError> {
         if let Some(listening) = take_retained(identity, address) {
             return Ok(listening);

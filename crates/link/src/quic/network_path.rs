@@ -1,5 +1,5 @@
-//! What is known of the way to another process before the first packet: whether it stays on this
-//! machine, and how large packets may be.
+//! The known figures of the path to another process before the first packet: whether it stays on
+//! this machine, and how large packets may be.
 //!
 //! | way | packets up to | segmentation offload |
 //! | --- | --- | --- |
@@ -15,13 +15,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Packets beyond this are not tried: a little below the 65,507 bytes of the largest UDP payload.
 pub(crate) const LARGEST_PACKET: u16 = 65_000;
-/// Tried where the system says nothing about the route: Ethernet's 1500 bytes less IPv6 and UDP headers.
+/// Tried if the system has no figures of the route: Ethernet's 1500 bytes less IPv6 and UDP
+/// headers.
 const USUAL_PACKET: u16 = 1_452;
 /// QUIC asks this much of every path.
 const SMALLEST_PACKET: u16 = 1_200;
 /// The most that the kernel takes in one call with segmentation offload.
 const LARGEST_BATCH: u16 = 65_507;
-/// So many packets quinn puts into one call.
+/// The number of packets that quinn puts into one call.
 const BATCH: u16 = 10;
 
 /// The way to another process.
@@ -34,7 +35,7 @@ pub(crate) struct NetworkPath {
 }
 
 impl NetworkPath {
-    /// Asks the kernel for its route; sends nothing. Where it says nothing, a path is taken for a usual one.
+    /// Asks the kernel for its route; sends nothing. Without figures, a path counts as a usual one.
     pub(crate) fn to(remote: SocketAddr) -> Self {
         // A socket for both IPv4 and IPv6 writes an IPv4 address as an IPv6 one.
         let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());

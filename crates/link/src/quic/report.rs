@@ -1,10 +1,10 @@
-//! What a connection is like, as far as a schedule's prediction needs it.
+//! The figures of a connection that the prediction of a schedule needs.
 
 use pipeline::effect::Micros;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What carries tensors over a connection.
+/// The carrier of tensors over a connection.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Carrier {
     /// Encrypted packets.
@@ -32,7 +32,7 @@ pub struct PathReport {
     pub bytes_per_second: u64,
     /// The largest packet that arrives, so far.
     pub packet_bytes: u16,
-    /// What carries tensors.
+    /// The carrier of tensors.
     pub carrier: Carrier,
     /// Whether both ends have the same network address.
     pub same_machine: bool,

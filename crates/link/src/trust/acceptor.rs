@@ -1,5 +1,5 @@
-//! Who comes in: finishes handshakes and reads greetings, each in a task of its own, so that a slow
-//! or silent caller holds nobody up.
+//! Accepts callers: finishes handshakes and reads greetings, each in a task of its own, so that a
+//! slow or silent caller holds nobody up.
 
 use crate::error::LinkError;
 use crate::quic::endpoint::AcceptPolicy;
@@ -29,7 +29,7 @@ pub struct Caller {
     pub send: SendStream,
     /// Its half of the control stream.
     pub recv: RecvStream,
-    /// What it said of itself.
+    /// Its own statement.
     pub handshake: Handshake,
 }
 
@@ -39,7 +39,7 @@ pub enum Accept {
     Authenticated(Caller),
     /// The caller was refused.
     Rejected {
-        /// Where it calls from.
+        /// Its address.
         address: SocketAddr,
         /// Why it was refused.
         reason: String,
@@ -88,7 +88,7 @@ impl Acceptor {
         let by_address = HandshakesByAddress::default();
         let task = tokio::spawn(async move {
             while let Some(incoming) = endpoint.accept().await {
-                // Whoever names a false address never hears of this, and so takes no place.
+                // A caller with a false address never receives the retry, and so takes no place.
                 if !incoming.remote_address_validated() {
                     incoming.retry().ok();
                     continue;
@@ -121,14 +121,14 @@ impl Acceptor {
     }
 }
 
-/// How many handshakes there are of each address.
+/// The number of handshakes from each address.
 type HandshakesByAddress = Arc<Mutex<HashMap<IpAddr, usize>>>;
 
 /// One of the handshakes of an address, until it is dropped.
 struct AddressPermit(HandshakesByAddress, IpAddr);
 
 impl AddressPermit {
-    /// Nothing where there are as many as may be.
+    /// `None` if the limit is reached.
     fn acquire(all: &HandshakesByAddress, address: IpAddr) -> Option<Self> {
         let mut counts = all.lock();
         let count = counts.entry(address).or_default();

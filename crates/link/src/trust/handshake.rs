@@ -18,7 +18,7 @@ use serde::{de::DeserializeOwned, Deserialize, Serialize};
 const MAGIC: &[u8; 8] = b"BOSSMAN\n";
 const MAX_BYTES: usize = 64 << 10;
 
-/// What a caller says of itself.
+/// A caller's statement of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Handshake {
     /// A worker to the boss: it wants a place.
@@ -34,10 +34,10 @@ pub enum Handshake {
     Status,
 }
 
-/// What a worker says of its machine.
+/// A worker's description of its machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerInfo {
-    /// Where it computes, as `cpu` or `cuda:0`.
+    /// The device on which it computes, such as `cpu` or `cuda:0`.
     pub device: String,
     /// Compute threads.
     pub threads: u32,
@@ -71,7 +71,7 @@ impl Default for WorkerInfo {
     }
 }
 
-/// What the callee answers.
+/// The callee's answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum HandshakeReply {
     /// To a worker: it has a place.
@@ -80,7 +80,7 @@ pub enum HandshakeReply {
         worker: WorkerId,
         /// Names the run to other workers.
         run: u64,
-        /// What the run's connections use.
+        /// The transport of the run's connections.
         transport: Transport,
     },
     /// To a peer: go ahead.

@@ -15,7 +15,7 @@ pub const CONFIG_DIR: &str = "BOSSMAN_CONFIG_DIR";
 const KEY_FILE: &str = "boss.key";
 const TICKET_FILE: &str = "ticket";
 
-/// Who the boss is: its private key, and the ticket that lets workers in.
+/// The boss's identity: its private key, and the ticket that lets workers in.
 pub struct Identity {
     pub(crate) key: KeyPair,
     ticket: Ticket,
@@ -97,7 +97,7 @@ fn make_private_folder(folder: &Path) -> std::io::Result<()> {
     builder.create(folder)
 }
 
-/// Writes the file where there is none yet, and gives what it holds. Two processes that start at once
+/// Creates the file if it does not exist, and returns its content. Two processes that start at once
 /// end with the same content: the file appears whole under its name, once.
 fn create_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
     let error = |e: &std::io::Error| LinkError::file(path, e);

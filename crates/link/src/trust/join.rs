@@ -24,18 +24,19 @@ pub struct JoinedRun {
     pub run: u64,
     /// The connection to the boss.
     pub boss: Connection,
-    /// Where the boss listens.
+    /// The boss's address.
     pub boss_address: SocketAddr,
-    /// Where further connections report to.
+    /// The sender to which further connections report.
     pub sender: mpsc::Sender<ConnectionEvent>,
-    /// What happens on this worker's connections.
+    /// The events of this worker's connections.
     pub events: mpsc::Receiver<ConnectionEvent>,
-    /// What the run's connections use.
+    /// The transport of the run's connections.
     pub transport: Transport,
 }
 
 impl JoinedRun {
-    /// What this worker's connections use. Shared memory is not used where the boss or the worker says so.
+    /// Sets the transport of this worker's connections. Shared memory is off if the boss or the
+    /// worker turns it off.
     pub fn transport(self, transport: Transport) -> Self {
         match transport {
             Transport::Auto => self,

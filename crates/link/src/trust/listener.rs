@@ -29,16 +29,16 @@ pub struct Listener {
     transport: Transport,
 }
 
-/// What happens while the boss waits.
+/// An event while the boss waits.
 #[derive(Debug)]
 pub enum ListenerEvent {
     /// A worker took a place.
     Joined {
         /// Its number.
         worker: WorkerId,
-        /// What it says of itself.
+        /// Its description of itself.
         info: WorkerInfo,
-        /// Where it calls from.
+        /// Its address.
         address: SocketAddr,
     },
     /// A worker left before the run began; its place is free again.
@@ -77,22 +77,23 @@ impl Listener {
         })
     }
 
-    /// What the run's connections use, its workers' among each other too.
+    /// Sets the transport of the run's connections, between workers, too.
     pub fn transport(self, transport: Transport) -> Self {
         Listener { transport, ..self }
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many workers are still missing.
+    /// The number of missing workers.
     pub fn missing(&self) -> usize {
         self.places.iter().filter(|place| place.is_none()).count()
     }
 
-    /// Whether the run could begin with the workers that are here, and no others: no place before theirs is free.
+    /// Whether the run could begin with the joined workers and no others: no place before theirs is
+    /// free.
     pub fn is_contiguous(&self) -> bool {
         self.places.iter().skip_while(|place| place.is_some()).all(Option::is_none)
     }
@@ -193,21 +194,21 @@ pub struct Admitted {
     pub acceptor: Acceptor,
     /// Welcomes those that may join.
     pub admission: Admission,
-    /// What happens on the members' connections.
+    /// The events of the members' connections.
     pub events: mpsc::Receiver<ConnectionEvent>,
 }
 
 /// A worker with its place.
 pub struct JoinedWorker {
-    /// What it says of itself.
+    /// Its description of itself.
     pub info: WorkerInfo,
-    /// Where it calls from.
+    /// Its address.
     pub address: SocketAddr,
     /// The connection to it.
     pub connection: Connection,
 }
 
-/// What a worker is let in with, before the run and during it.
+/// Admits workers, before the run and during it.
 pub struct Admission {
     run: u64,
     transport: Transport,

@@ -1,4 +1,4 @@
-//! Who is let in: the join ticket, keys derived from it, TLS, and the handshake on top.
+//! Admission: the join ticket, keys derived from it, TLS, and the handshake on top.
 //!
 //! ```text
 //! ticket -> identity -> tls -> handshake

@@ -27,24 +27,24 @@ const ALPN: &[u8] = b"bossman";
 /// The name in certificates; keys are pinned, so it says nothing.
 pub(crate) const SERVER_NAME: &str = "bossman";
 
-/// What a boss listens with.
+/// The server configuration of a boss.
 pub(crate) fn boss_server_config(identity: &Identity) -> Result<quinn::ServerConfig, LinkError> {
     let join = join_key(identity.ticket())?;
     server(&identity.key, fingerprint(&join.subject_public_key_info()))
 }
 
-/// What a worker listens with, for other workers.
+/// The server configuration of a worker, for other workers.
 pub(crate) fn worker_server_config(ticket: &Ticket) -> Result<quinn::ServerConfig, LinkError> {
     let join = join_key(ticket)?;
     server(&join, fingerprint(&join.subject_public_key_info()))
 }
 
-/// What a worker dials the boss with.
+/// The client configuration of a worker that dials the boss.
 pub(crate) fn boss_client_config(ticket: &Ticket) -> Result<quinn::ClientConfig, LinkError> {
     client(&join_key(ticket)?, ticket.boss)
 }
 
-/// What a worker dials another worker with.
+/// The client configuration of a worker that dials another worker.
 pub(crate) fn worker_client_config(ticket: &Ticket) -> Result<quinn::ClientConfig, LinkError> {
     let join = join_key(ticket)?;
     client(&join, fingerprint(&join.subject_public_key_info()))

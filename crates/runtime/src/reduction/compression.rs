@@ -93,7 +93,7 @@ impl<'a> EncodedSlice<'a> {
         Ok((len > 0).then_some(EncodedSlice { form, bytes, len }))
     }
 
-    /// How many numbers it has.
+    /// The count of its numbers.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -134,7 +134,7 @@ impl<'a> EncodedSlice<'a> {
     }
 }
 
-/// How so many numbers are told of in this form, and in how many bytes.
+/// The metadata and the size in bytes of `count` numbers in this form.
 pub(crate) fn encoded_meta(compress: Compress, len: usize) -> (TensorMeta, usize) {
     let bytes = compress.bytes(len as u64);
     let (dtype, shape) = match compress {
@@ -270,7 +270,8 @@ impl Quantizer {
     }
 }
 
-/// What the largest number is so many times; rounded up, that product could be an infinity.
+/// The factor between the scale and the largest number; rounded up, that product could be an
+/// infinity.
 fn scale(most: f32, largest: f32) -> f32 {
     let nearest = most / largest;
     match (nearest * largest).is_finite() {

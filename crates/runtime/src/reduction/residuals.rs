@@ -1,4 +1,4 @@
-//! What was lost when gradients were compressed, to be added the next time.
+//! Error feedback: the rounding errors of compressed gradients, added the next time.
 //!
 //! It goes with the optimizer's steps: where a step is void, so is what was lost on the way to it, and the step done again
 //! sends the same bytes. For that it is kept twice from the first exchange of a step to its end.
@@ -6,7 +6,7 @@
 use pipeline::effect::{Part, Residuals as ResidualUpdate};
 use std::collections::HashMap;
 
-/// By what was compressed, one for each slice.
+/// The residuals of each compressed part, one for each slice.
 #[derive(Default)]
 pub(crate) struct ErrorFeedback(HashMap<Part, Vec<Residual>>);
 
@@ -44,7 +44,7 @@ impl ErrorFeedback {
 }
 
 impl Residual {
-    /// What was lost of so many numbers, to be replaced by what is lost now.
+    /// The residual of `count` numbers, which the new rounding errors replace.
     pub(crate) fn begin_send(&mut self, len: usize) -> &mut [f32] {
         if !self.sent {
             self.committed.resize(len, 0.0);

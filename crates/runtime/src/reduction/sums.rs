@@ -1,4 +1,4 @@
-//! What the sum thread is asked for, and what it remembers from one time to the next.
+//! The work of the reduction thread, and its state between sums.
 
 use crate::reduction::compressed::{reduce_compressed, reduce_in_order};
 use crate::reduction::residuals::ErrorFeedback;

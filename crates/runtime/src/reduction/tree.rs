@@ -118,7 +118,7 @@ fn fill(order: &SumTree, terms: &[&[u8]], sum: &mut [u8]) {
 }
 
 impl SumTree {
-    /// How many blocks it needs beside that of the sum.
+    /// The number of blocks it needs beside the one of the sum.
     fn scratch(&self) -> usize {
         match self {
             SumTree::Term(_) => 0,
