@@ -134,7 +134,7 @@ impl<'a> EncodedSlice<'a> {
     }
 }
 
-/// The metadata and the size in bytes of `count` numbers in this form.
+/// The metadata and the size in bytes of `len` numbers in this form.
 pub(crate) fn encoded_meta(compress: Compress, len: usize) -> (TensorMeta, usize) {
     let bytes = compress.bytes(len as u64);
     let (dtype, shape) = match compress {

@@ -44,7 +44,7 @@ impl ErrorFeedback {
 }
 
 impl Residual {
-    /// The residual of `count` numbers, which the new rounding errors replace.
+    /// The residual of `len` numbers, which the new rounding errors replace.
     pub(crate) fn begin_send(&mut self, len: usize) -> &mut [f32] {
         if !self.sent {
             self.committed.resize(len, 0.0);
