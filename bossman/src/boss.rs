@@ -349,13 +349,15 @@ impl Builder {
 
     /// The requested schedule, or the one that the other settings imply.
     fn asked(&self) -> Option<ScheduleKind> {
-        let gathers = self.settings.sharding.is_some_and(Sharding::gathers_first);
+        let gathers = self.settings.sharding.is_some_and(Sharding::shards_parameters);
         self.schedule.or(gathers.then_some(ScheduleKind::GPipe))
     }
 
     /// Refuses settings that exclude sharded parameters.
     fn check_gathering(&self) -> Result<(), BossManError> {
-        let Some(sharding) = self.settings.sharding.filter(|sharding| sharding.gathers_first()) else { return Ok(()) };
+        let Some(sharding) = self.settings.sharding.filter(|sharding| sharding.shards_parameters()) else {
+            return Ok(());
+        };
         if self.settings.replicas == Some(Replicas::Auto) {
             return Err(BossManError::Usage(format!(
                 "shard({sharding}): who has which stage is not chosen with it; give `replicas` a number"
@@ -373,7 +375,7 @@ impl Builder {
     /// The possible placements of stages on `places` places, the best first.
     fn placements(&self, places: usize) -> Vec<Placement> {
         let (kind, small) = (self.asked().unwrap_or_default(), |n: usize| u16::try_from(n).unwrap_or(u16::MAX));
-        let gathers = self.settings.sharding.is_some_and(Sharding::gathers_first);
+        let gathers = self.settings.sharding.is_some_and(Sharding::shards_parameters);
         if kind != ScheduleKind::GPipe || !gathers || self.chunks.is_some() {
             return vec![Placement::of(kind, self.chunks.map(small))];
         }
@@ -404,7 +406,7 @@ impl Builder {
             )));
         }
         let adds_up_first = self.settings.fast || self.settings.compress.is_some();
-        if let Some(sharding) = self.settings.sharding.filter(|sharding| adds_up_first && sharding.scatters()) {
+        if let Some(sharding) = self.settings.sharding.filter(|sharding| adds_up_first && sharding.shards_gradients()) {
             return Err(BossManError::Usage(format!(
                 "shard({sharding}) goes neither with compress nor with fast_reduction, for which a replica adds up its \
                  gradients before any leave; take shard(optimizer)"

@@ -39,7 +39,7 @@ impl FleetSettings {
             (Some(workers), ..) => Ok(workers),
             (None, local, _) if local > 0 => Ok(local),
             (None, _, Cuts::At(names)) => {
-                let gathers = file.sharding.is_some_and(Sharding::gathers_first);
+                let gathers = file.sharding.is_some_and(Sharding::shards_parameters);
                 let kind = file.schedule.or(gathers.then_some(ScheduleKind::GPipe));
                 let chunks = file.chunks.map(|chunks| u16::try_from(chunks).unwrap_or(u16::MAX));
                 let stages_a_worker = kind.map_or(1, |kind| Placement::of(kind, chunks).chunks());

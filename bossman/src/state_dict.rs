@@ -59,7 +59,7 @@ impl BossMan {
         let mut tensors = BTreeMap::new();
         let layout = self.plan.layout();
         let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
-        if stages.iter().all(|stage| !layout.gathers_first(*stage)) {
+        if stages.iter().all(|stage| !layout.shards_parameters(*stage)) {
             self.take_state(None, &mut tensors).await?;
             return Ok(StateDict(tensors));
         }

@@ -2,7 +2,7 @@
 //!
 //! The layer learns a slope for each feature, and adds noise in training.
 
-use worker::{Args, CustomLayer, Forward, Tensor, TensorError, Worker};
+use worker::{Args, CustomLayer, ForwardContext, Tensor, TensorError, Worker};
 
 /// Computes `x * sigmoid(beta * x)`. In training, noise is added to `x`.
 struct Swish {
@@ -17,14 +17,14 @@ impl Swish {
 }
 
 impl CustomLayer for Swish {
-    fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError> {
-        let mut x = call.input(0)?.shallow_clone();
-        if call.training() {
+    fn forward(&self, ctx: &ForwardContext<'_>) -> Result<Vec<Tensor>, TensorError> {
+        let mut x = ctx.input(0)?.shallow_clone();
+        if ctx.training() {
             // Numbers from this stream are the same wherever the layer is placed.
-            let noise = call.random("swish noise")?.normal(&x.size(), x.f_kind()?, 0.0, self.noise)?;
+            let noise = ctx.random("swish noise")?.normal(&x.size(), x.f_kind()?, 0.0, self.noise)?;
             x = x.f_add(&noise)?;
         }
-        Ok(vec![x.f_mul(&x.f_mul(call.param("beta")?)?.f_sigmoid()?)?])
+        Ok(vec![x.f_mul(&x.f_mul(ctx.param("beta")?)?.f_sigmoid()?)?])
     }
 }
 

@@ -78,7 +78,7 @@ async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Connectivity, nccl:
     };
     let compute = ComputeThread::start_interruptible(|called_off| {
         tensor::threads::set_count(1);
-        StageCompute::new(Device::Cpu).summing_with(nccl, called_off)
+        StageCompute::new(Device::Cpu).with_nccl(nccl, called_off)
     });
     runtime::serve(membership, &endpoint, &ticket, compute.unwrap(), None, runtime::SnapshotStore::default())
         .await

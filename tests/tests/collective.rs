@@ -307,7 +307,7 @@ async fn work(port: u16, gpu: &'static str, role: Role) {
     let its_role = role.clone();
     let compute = ComputeThread::start_interruptible(move |called_off| {
         tensor::threads::set_count(1);
-        let compute = StageCompute::new(Device::Cpu).summing_with(Some(NCCL.clone()), called_off);
+        let compute = StageCompute::new(Device::Cpu).with_nccl(Some(NCCL.clone()), called_off);
         Acting { compute, sums: 0, role: its_role, dead }
     });
     let dead = async move {

@@ -17,7 +17,7 @@ use pipeline::replicas::{buckets, BucketBytes};
 use pipeline::task::{Branch, Update};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
-use worker::engine::{Along, Engine, LossTask, Mode, Pass, StageInput, StageModel};
+use worker::engine::{Engine, LossInputs, Mode, Pass, StageConfig, StageInput, TreeTarget};
 
 const ENCODER: &str = "
 inputs: {x: [batch, 64, 256]}
@@ -66,9 +66,14 @@ fn step(
 ) -> Result<()> {
     let branch = Branch { microbatches: u32::try_from(microbatches)?, hand_out: None, last: false, tells: false };
     for (index, (x, y)) in (0..).zip(x.f_chunk(microbatches, 0)?.into_iter().zip(y.f_chunk(microbatches, 0)?)) {
-        let pass = Pass { key: MicrobatchKey { batch: number, index }, step: number, mode: Mode::Train, apart: false };
+        let pass = Pass {
+            key: MicrobatchKey { batch: number, index },
+            step: number,
+            mode: Mode::Train,
+            defer_statistics: false,
+        };
         let outputs = engine.forward(&pass, vec![x])?;
-        let task = LossTask {
+        let task = LossInputs {
             output: 0,
             prediction: &outputs[0],
             target: &y,
@@ -77,17 +82,17 @@ fn step(
         };
         engine.loss(pass.key, &task, pass.mode)?;
         drop(outputs);
-        let along = Along { stage: StageId(0), branch, hand_out: &mut |_| Ok(()) };
+        let along = TreeTarget { stage: StageId(0), branch, emit: &mut |_| Ok(()) };
         let grads = vec![vec![]];
         if split {
             engine.backward_input(pass.key, grads)?;
             match tree {
-                true => engine.backward_weight_along(pass.key, along)?,
+                true => engine.backward_weight_into_tree(pass.key, along)?,
                 false => engine.backward_weight(pass.key)?,
             }
         } else {
             match tree {
-                true => engine.backward_along(pass.key, grads, along)?,
+                true => engine.backward_into_tree(pass.key, grads, along)?,
                 false => engine.backward(pass.key, grads)?,
             };
         }
@@ -99,7 +104,7 @@ fn step(
     Ok(())
 }
 
-fn whole(graph: &LayerGraph) -> StageModel {
+fn whole(graph: &LayerGraph) -> StageConfig {
     let input = |&value: &layerspec::ValueId| StageInput { value, needs_grad: false, sum_here: true };
     let layers = graph.layers().to_vec();
     let spec = StageSpec {
@@ -110,11 +115,11 @@ fn whole(graph: &LayerGraph) -> StageModel {
         tied_copies: Vec::new(),
         tied_owners: Vec::new(),
     };
-    StageModel {
+    StageConfig {
         buckets: buckets(&spec, BucketBytes::default(), None),
         shard_id: None,
-        scatters: false,
-        gathers_first: false,
+        shards_gradients: false,
+        shards_parameters: false,
         layers: spec.layers,
         inputs: graph.inputs().iter().map(input).collect(),
         outputs: graph.outputs().to_vec(),
@@ -122,7 +127,7 @@ fn whole(graph: &LayerGraph) -> StageModel {
         tied_owners: spec.tied_owners,
         seed: 0,
         device: Device::Cpu,
-        own: worker::engine::OwnLayers::default(),
+        custom_layers: worker::engine::CustomLayers::default(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The communicators of this worker's stages: how its compute thread sums gradients with those of other replicas.
 
-use crate::payloads::plain;
+use crate::payloads::tensor_failure;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::replicas::{ShardId, UniqueId};
@@ -12,7 +12,7 @@ use tch::{Device, Tensor};
 use tensor::nccl::{Communicator, Nccl, NcclError};
 
 /// By then the boss knows that a worker is gone, however it went.
-const KNOWN: Duration = Duration::from_secs(15);
+const INTERRUPT_WAIT: Duration = Duration::from_secs(15);
 
 /// What sums over replicas need.
 #[derive(Default)]
@@ -33,76 +33,77 @@ impl Communicators {
     }
 
     /// An id for a communicator of each stage.
-    pub(crate) fn ids(&self, stages: &[StageId]) -> Result<Vec<(StageId, UniqueId)>, Failure> {
+    pub(crate) fn unique_ids(&self, stages: &[StageId]) -> Result<Vec<(StageId, UniqueId)>, Failure> {
         let nccl = self.nccl()?;
-        stages.iter().map(|stage| Ok((*stage, nccl.unique_id().map_err(|e| failed(&e))?.into()))).collect()
+        stages.iter().map(|stage| Ok((*stage, nccl.unique_id().map_err(|e| nccl_failure(&e))?.into()))).collect()
     }
 
     /// Finds the other replicas of these stages, in place of any that were found before.
-    pub(crate) fn find(&mut self, stages: &[(StageId, ShardId, UniqueId)], device: Device) -> Result<(), Failure> {
-        self.forget();
+    pub(crate) fn connect(&mut self, stages: &[(StageId, ShardId, UniqueId)], device: Device) -> Result<(), Failure> {
+        self.clear();
         for (stage, rank, id) in stages {
-            let called_off = || self.interrupt.is_raised();
+            let is_interrupted = || self.interrupt.is_raised();
             let rank = (rank.replica, rank.replicas);
-            let found = Communicator::new(self.nccl()?, id.bytes(), rank, device, &called_off);
-            let found = heard(&self.interrupt, found).map_err(|e| Failure { stage: Some(*stage), ..failed(&e) })?;
+            let found = Communicator::new(self.nccl()?, id.bytes(), rank, device, &is_interrupted);
+            let found = wait_for_interrupt(&self.interrupt, found)
+                .map_err(|e| Failure { stage: Some(*stage), ..nccl_failure(&e) })?;
             self.of_stages.insert(*stage, found);
         }
         Ok(())
     }
 
     /// Ends all communicators, without the other replicas.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.of_stages.clear();
     }
 
     /// Whoever waits may do so again: what was called off is over.
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn clear_interrupt(&self) {
         self.interrupt.lower();
     }
 
     /// What a stage's replicas sum with.
-    pub(crate) fn of(&mut self, stage: StageId) -> Result<Rank<'_>, Failure> {
+    pub(crate) fn for_stage(&mut self, stage: StageId) -> Result<StageCommunicator<'_>, Failure> {
         let missing = || Failure::new("there is no communicator among its replicas");
         let communicator = self.of_stages.get_mut(&stage).ok_or_else(missing)?;
-        Ok(Rank { communicator, interrupt: &self.interrupt })
+        Ok(StageCommunicator { communicator, interrupt: &self.interrupt })
     }
 }
 
 /// This worker's end of one communicator.
-pub(crate) struct Rank<'a> {
+pub(crate) struct StageCommunicator<'a> {
     communicator: &'a mut Communicator,
     interrupt: &'a Interrupt,
 }
 
-impl crate::engine::AllReduce for Rank<'_> {
+impl crate::engine::AllReduce for StageCommunicator<'_> {
     fn all_reduce(&mut self, tensor: &mut Tensor) -> Result<(), NcclError> {
         let result = self.communicator.all_reduce(tensor, &|| self.interrupt.is_raised());
-        heard(self.interrupt, result)
+        wait_for_interrupt(self.interrupt, result)
     }
 
     fn finish(&mut self) -> Result<(), NcclError> {
         let result = self.communicator.finish(&|| self.interrupt.is_raised());
-        heard(self.interrupt, result)
+        wait_for_interrupt(self.interrupt, result)
     }
 }
 
 /// NCCL may know sooner than the boss that another replica is gone, which is then not this one's failure: the boss calls off
 /// what waits for it.
-fn heard<T>(interrupt: &Interrupt, result: Result<T, NcclError>) -> Result<T, NcclError> {
+fn wait_for_interrupt<T>(interrupt: &Interrupt, result: Result<T, NcclError>) -> Result<T, NcclError> {
     let begun = Instant::now();
     while matches!(result, Err(NcclError::Remote { .. } | NcclError::Call { .. }))
         && !interrupt.is_raised()
-        && begun.elapsed() < KNOWN
+        && begun.elapsed() < INTERRUPT_WAIT
     {
         std::thread::sleep(Duration::from_millis(1));
     }
     result
 }
 
-fn failed(error: &NcclError) -> Failure {
+fn nccl_failure(error: &NcclError) -> Failure {
     match error {
-        NcclError::Device(error) => plain(error.clone()),
+        NcclError::Device(error) => tensor_failure(error.clone()),
         other => Failure::new(other.to_string()),
     }
 }

@@ -15,7 +15,7 @@ mod samples;
 mod worker;
 
 pub use compute::StageCompute;
-pub use engine::{CustomLayer, Forward};
+pub use engine::{CustomLayer, ForwardContext};
 pub use layerspec::layers::{Arg, Args};
 pub use options::Options;
 pub use tch::Tensor;

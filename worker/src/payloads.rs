@@ -1,6 +1,6 @@
 //! Tensors as they travel, and errors as they are told.
 
-use crate::engine::{ByStage, EngineError};
+use crate::engine::{EngineError, TensorsByStage};
 use bytes::Bytes;
 use layerspec::DType;
 use link::Payload;
@@ -11,7 +11,7 @@ use pipeline::TensorMeta;
 use tch::Tensor;
 use tensor::{payload, TensorError};
 
-pub(crate) fn tensor(payload: &Payload) -> Result<Tensor, TensorError> {
+pub(crate) fn to_tensor(payload: &Payload) -> Result<Tensor, TensorError> {
     let size = |d: &u64| i64::try_from(*d).map_err(|_| TensorError::invalid("receive", format!("a size of {d}")));
     let shape = payload.meta.shape.iter().map(size).collect::<Result<Vec<_>, _>>()?;
     payload::from_bytes(payload.meta.dtype, &shape, payload.bytes.clone())
@@ -23,22 +23,22 @@ pub(crate) fn to_payload(tensor: &Tensor) -> Result<Payload, TensorError> {
     Ok(Payload { meta: TensorMeta { dtype, shape }, bytes: payload::to_bytes(tensor)? })
 }
 
-pub(crate) fn tensors(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
-    payloads.iter().map(tensor).collect::<Result<_, _>>().map_err(plain)
+pub(crate) fn to_tensors(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
+    payloads.iter().map(to_tensor).collect::<Result<_, _>>().map_err(tensor_failure)
 }
 
-pub(crate) fn payloads(tensors: &[Tensor]) -> Result<Vec<Payload>, Failure> {
-    tensors.iter().map(to_payload).collect::<Result<_, _>>().map_err(plain)
+pub(crate) fn to_payloads(tensors: &[Tensor]) -> Result<Vec<Payload>, Failure> {
+    tensors.iter().map(to_payload).collect::<Result<_, _>>().map_err(tensor_failure)
 }
 
 /// Sums of gradients, which may have come compressed.
-pub(crate) fn sums(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
-    let sum = |payload| tensor(&runtime::decompress(payload).map_err(Failure::new)?).map_err(plain);
+pub(crate) fn decompressed_sums(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
+    let sum = |payload| to_tensor(&runtime::decompress(payload).map_err(Failure::new)?).map_err(tensor_failure);
     payloads.iter().map(sum).collect()
 }
 
 /// What an engine hands out, as it travels.
-pub(crate) fn handed(out: HandedOut<Tensor>) -> Result<HandedOut<Payload>, TensorError> {
+pub(crate) fn to_payload_output(out: HandedOut<Tensor>) -> Result<HandedOut<Payload>, TensorError> {
     let mut problem = None;
     let empty = || Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: Bytes::new() };
     let out = out.map(|tensor| {
@@ -50,28 +50,28 @@ pub(crate) fn handed(out: HandedOut<Tensor>) -> Result<HandedOut<Payload>, Tenso
     problem.map_or(Ok(out), Err)
 }
 
-pub(crate) fn by_stage(payloads: &[(StageId, Vec<Payload>)]) -> Result<ByStage, Failure> {
-    payloads.iter().map(|(stage, list)| Ok((*stage, tensors(list)?))).collect()
+pub(crate) fn to_tensors_by_stage(payloads: &[(StageId, Vec<Payload>)]) -> Result<TensorsByStage, Failure> {
+    payloads.iter().map(|(stage, list)| Ok((*stage, to_tensors(list)?))).collect()
 }
 
-pub(crate) fn tied(tensors: &ByStage) -> Result<Outcome<Payload>, Failure> {
-    let each = tensors.iter().map(|(stage, list)| Ok((*stage, payloads(list)?)));
+pub(crate) fn tied_outcome(tensors: &TensorsByStage) -> Result<Outcome<Payload>, Failure> {
+    let each = tensors.iter().map(|(stage, list)| Ok((*stage, to_payloads(list)?)));
     Ok(Outcome::Tied { tensors: each.collect::<Result<_, Failure>>()? })
 }
 
-pub(crate) fn plain(e: TensorError) -> Failure {
+pub(crate) fn tensor_failure(e: TensorError) -> Failure {
     Failure { unfit: e.is_out_of_memory(), ..Failure::new(e.to_string()) }
 }
 
-pub(crate) fn explain(e: EngineError) -> Failure {
+pub(crate) fn engine_failure(e: EngineError) -> Failure {
     match e {
         EngineError::Layer { layer, kind, source, .. } => {
-            Failure { layer: Some(format!("{layer} ({kind})")), ..plain(source) }
+            Failure { layer: Some(format!("{layer} ({kind})")), ..tensor_failure(source) }
         }
         EngineError::NotFinite { layer, kind, what } => {
             Failure { layer: Some(format!("{layer} ({kind})")), not_finite: true, ..Failure::new(what) }
         }
-        EngineError::Tensor(source) => plain(source),
+        EngineError::Tensor(source) => tensor_failure(source),
         EngineError::Loss { ref source, .. } => {
             Failure { unfit: source.is_out_of_memory(), ..Failure::new(e.to_string()) }
         }

@@ -6,15 +6,15 @@ use pipeline::message::Failure;
 use pipeline::task::Task;
 
 /// The stage, microbatch and action, as many as there are.
-pub(crate) struct Place {
+pub(crate) struct TaskLocation {
     stage: Option<StageId>,
     microbatch: Option<u32>,
     action: &'static str,
 }
 
-impl Place {
+impl TaskLocation {
     pub(crate) fn of(task: &Task<Payload>) -> Self {
-        let place = |stage, microbatch, action| Place { stage, microbatch, action };
+        let place = |stage, microbatch, action| TaskLocation { stage, microbatch, action };
         match task {
             Task::Forward { stage, key, .. } => place(Some(*stage), Some(key.index), "forward"),
             Task::Backward { stage, key, input_only: false, .. } => place(Some(*stage), Some(key.index), "backward"),
@@ -41,7 +41,7 @@ impl Place {
         }
     }
 
-    pub(crate) fn add_to(&self, failure: Failure) -> Failure {
+    pub(crate) fn annotate(&self, failure: Failure) -> Failure {
         Failure {
             stage: self.stage.or(failure.stage),
             microbatch: self.microbatch,

@@ -1,6 +1,6 @@
 //! Samples from files of this worker's own.
 
-use crate::payloads::{plain, to_payload};
+use crate::payloads::{tensor_failure, to_payload};
 use data::Dataset;
 use layerspec::ValueId;
 use link::Payload;
@@ -11,29 +11,29 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A run has data to train on, to validate with and to test on.
-const MOST_OPEN: usize = 16;
+const MAX_OPEN_DATASETS: usize = 16;
 
 /// Data sets below the folder that the worker's owner named: nothing else is read, whatever the boss says.
-pub(crate) struct OwnSamples {
+pub(crate) struct LocalSamples {
     folder: Option<PathBuf>,
-    open: BTreeMap<DataId, Open>,
+    open: BTreeMap<DataId, OpenDataset>,
 }
 
-struct Open {
+struct OpenDataset {
     data: Dataset,
     /// The model's inputs, in the order of the data's.
     inputs: Vec<ValueId>,
 }
 
-impl OwnSamples {
-    pub(crate) fn below(folder: Option<PathBuf>) -> Self {
-        OwnSamples { folder, open: BTreeMap::new() }
+impl LocalSamples {
+    pub(crate) fn in_folder(folder: Option<PathBuf>) -> Self {
+        LocalSamples { folder, open: BTreeMap::new() }
     }
 
     fn column(&self, reading: &Reading, column: Column) -> Result<Payload, Failure> {
         let Reading { batch, part, .. } = reading;
         let unknown = || Failure::new(format!("{} is not open here", reading.data));
-        let Open { data, inputs } = self.open.get(&reading.data).ok_or_else(unknown)?;
+        let OpenDataset { data, inputs } = self.open.get(&reading.data).ok_or_else(unknown)?;
         let tensor = match column {
             Column::Target => data.target(batch, part.clone()),
             Column::Input(value) => {
@@ -42,11 +42,11 @@ impl OwnSamples {
                 data.input(place, batch, part.clone())
             }
         };
-        to_payload(&tensor.map_err(|e| Failure::new(e.to_string()))?).map_err(plain)
+        to_payload(&tensor.map_err(|e| Failure::new(e.to_string()))?).map_err(tensor_failure)
     }
 }
 
-impl SampleReader for OwnSamples {
+impl SampleReader for LocalSamples {
     fn open(&mut self, spec: DataSpec) -> Result<(), Failure> {
         let Some(folder) = &self.folder else {
             return Err(Failure::new(
@@ -58,11 +58,11 @@ impl SampleReader for OwnSamples {
         if self.open.contains_key(&id) {
             return Ok(());
         }
-        if self.open.len() >= MOST_OPEN {
-            return Err(Failure::new(format!("{MOST_OPEN} data sets are open already")));
+        if self.open.len() >= MAX_OPEN_DATASETS {
+            return Err(Failure::new(format!("{MAX_OPEN_DATASETS} data sets are open already")));
         }
         let data = Dataset::from_description(&description, id, folder).map_err(|e| Failure::new(e.to_string()))?;
-        self.open.insert(id, Open { data, inputs });
+        self.open.insert(id, OpenDataset { data, inputs });
         Ok(())
     }
 

@@ -1,21 +1,21 @@
 //! A worker program with layers of its own.
 
-use crate::engine::{CustomLayer, OwnLayers};
+use crate::engine::{CustomLayer, CustomLayers};
 use crate::program;
 use layerspec::layers::Args;
 
 /// A worker program, to which layers in Rust can be added:
 ///
 /// ```no_run
-/// use worker::{Args, CustomLayer, Forward, Tensor, TensorError, Worker};
+/// use worker::{Args, CustomLayer, ForwardContext, Tensor, TensorError, Worker};
 ///
 /// /// `x * sigmoid(beta * x)`.
 /// struct Swish;
 ///
 /// impl CustomLayer for Swish {
-///     fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError> {
-///         let x = call.input(0)?;
-///         Ok(vec![x.f_mul(&x.f_mul(call.param("beta")?)?.f_sigmoid()?)?])
+///     fn forward(&self, ctx: &ForwardContext<'_>) -> Result<Vec<Tensor>, TensorError> {
+///         let x = ctx.input(0)?;
+///         Ok(vec![x.f_mul(&x.f_mul(ctx.param("beta")?)?.f_sigmoid()?)?])
 ///     }
 /// }
 ///
@@ -28,7 +28,7 @@ use layerspec::layers::Args;
 /// the boss needs nothing but the model file, which says `Custom: {layer: Swish, params: {beta: [512]}}`.
 #[derive(Debug, Clone, Default)]
 pub struct Worker {
-    layers: OwnLayers,
+    layers: CustomLayers,
 }
 
 impl Worker {

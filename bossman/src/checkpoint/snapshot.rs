@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use tch::Tensor;
-use tensor::parts::joined;
+use tensor::parts::concat_shards;
 
 /// All of a run's state that is not in its files.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl BossMan {
     /// Whether workers copy one stage after the other.
     pub(crate) fn copies_stage_by_stage(&self) -> bool {
         let layout = self.plan.layout();
-        self.plan.stages.iter().any(|spec| layout.gathers_first(spec.stage))
+        self.plan.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
     }
 
     /// Where training stands.
@@ -233,7 +233,7 @@ impl Snapshot {
             let wrong = |problem: String| BossManError::StateDict(vec![format!("`{name}`: {problem}")]);
             let of = name.rsplit_once('.').and_then(|(parameter, _)| sizes.get(parameter));
             let sizes = of.ok_or_else(|| wrong("the model has no such parameter".into()))?;
-            let whole = joined(parts, sizes).map_err(|problem| wrong(problem.to_string()))?;
+            let whole = concat_shards(parts, sizes).map_err(|problem| wrong(problem.to_string()))?;
             optimizer.insert(name, whole);
         }
         Ok(State { weights, optimizer, counters })

@@ -257,7 +257,7 @@ fn schedule(run: &Mapping<'_>) -> Result<Option<ScheduleKind>, Fault> {
 /// Only these leave it open how many stages a worker has.
 fn chunks(run: &Mapping<'_>) -> Result<Option<u32>, Fault> {
     let Some(chunks) = small_count(run, "chunks")? else { return Ok(None) };
-    let gathers = sharding(run)?.is_some_and(Sharding::gathers_first);
+    let gathers = sharding(run)?.is_some_and(Sharding::shards_parameters);
     match (chunks, schedule(run)?) {
         (1, None | Some(ScheduleKind::GPipe)) if gathers => Ok(Some(chunks)),
         (2.., None) if gathers => Ok(Some(chunks)),
@@ -330,14 +330,14 @@ fn sharding(run: &Mapping<'_>) -> Result<Option<Sharding>, Fault> {
         (None, Some("none"), _) => Ok(None),
         (None, ..) => Err(node.unexpected("`shard`", "`none`, `optimizer`, `gradients` or `parameters`")),
         (Some(_), _, None) => Err(Fault::new(node.place, "`shard` goes with `replicas` only")),
-        (Some(way), ..) if way.scatters() && (fast_reduction(run)? || compress(run)?.is_some()) => {
+        (Some(way), ..) if way.shards_gradients() && (fast_reduction(run)? || compress(run)?.is_some()) => {
             let problem = format!(
                 "`shard: {way}` goes neither with `compress` nor with `reduction: fast`, for which a replica adds up its \
                  gradients before any leave; take `shard: optimizer`"
             );
             Err(Fault::new(node.place, problem))
         }
-        (Some(way), ..) if way.gathers_first() => match (schedule(run)?, replicas(run)?) {
+        (Some(way), ..) if way.shards_parameters() => match (schedule(run)?, replicas(run)?) {
             (_, Some(Replicas::Auto)) => {
                 let problem = format!("`shard: {way}` does not go with `replicas: auto`; give `replicas` a number");
                 Err(Fault::new(node.place, problem))

@@ -188,7 +188,8 @@ fn parts(plan: &Plan, stage: StageId) -> u64 {
 
 fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
     let parts = parts(plan, stage.stage);
-    let (scatters, gathers) = plan.sharding.map_or((false, false), |s| (s.scatters(), s.gathers_first()));
+    let (shards_gradients, gathers) =
+        plan.sharding.map_or((false, false), |s| (s.shards_gradients(), s.shards_parameters()));
     let of_layer = |layer: &Layer| {
         let owner = layer.share.and_then(|owner| stage.owner(owner));
         let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
@@ -198,7 +199,7 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
             let (bytes, parts) = (param.bytes().unwrap_or(0), if kept.contains(&param.name) { 1 } else { parts });
             match (param.role, layer.frozen) {
                 (Role::Parameter, false) => {
-                    let gradient = if scatters { bytes / parts } else { bytes };
+                    let gradient = if shards_gradients { bytes / parts } else { bytes };
                     let state = bytes.saturating_mul(optimizer.state_copies()) / parts;
                     let value = if gathers { bytes / parts } else { bytes };
                     value.saturating_add(gradient).saturating_add(state)
@@ -215,7 +216,7 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
 
 /// The bytes of a stage's parameters that are gathered only while it works.
 fn gathered(stage: &StageSpec, plan: &Plan) -> u64 {
-    if parts(plan, stage.stage) < 2 || !plan.sharding.is_some_and(Sharding::gathers_first) {
+    if parts(plan, stage.stage) < 2 || !plan.sharding.is_some_and(Sharding::shards_parameters) {
         return 0;
     }
     let buckets = buckets(stage, BucketBytes::default(), plan.sharding);

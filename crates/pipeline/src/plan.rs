@@ -122,7 +122,7 @@ impl Plan {
 
     /// Assigns microbatches to replicas, in the order that suits what replicas share out.
     pub fn ordered(&self, microbatch_assignment: MicrobatchAssignment) -> MicrobatchAssignment {
-        if self.sharding.is_some_and(Sharding::scatters) {
+        if self.sharding.is_some_and(Sharding::shards_gradients) {
             microbatch_assignment.in_turn()
         } else {
             microbatch_assignment

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// What [`load`] found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cuda {
+pub enum CudaStatus {
     /// The libraries are loaded; this many GPUs can be used.
     Loaded {
         /// GPUs that libtorch sees; 0 where the driver hides them all.
@@ -32,15 +32,15 @@ pub enum Cuda {
     },
 }
 
-impl fmt::Display for Cuda {
+impl fmt::Display for CudaStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Cuda::Loaded { gpus } => write!(f, "CUDA loaded, {gpus} GPU(s)"),
-            Cuda::NoLibrary { folder } => {
+            CudaStatus::Loaded { gpus } => write!(f, "CUDA loaded, {gpus} GPU(s)"),
+            CudaStatus::NoLibrary { folder } => {
                 write!(f, "no CUDA: {} holds no libtorch_cuda.so", folder.display())
             }
-            Cuda::NoDriver => f.write_str("no CUDA: this machine has no NVIDIA driver (libcuda.so.1)"),
-            Cuda::Failed { reason } => {
+            CudaStatus::NoDriver => f.write_str("no CUDA: this machine has no NVIDIA driver (libcuda.so.1)"),
+            CudaStatus::Failed { reason } => {
                 write!(f, "no CUDA: libtorch_cuda.so does not load: {reason}")
             }
         }
@@ -50,24 +50,24 @@ impl fmt::Display for Cuda {
 /// Loads libtorch_cuda where it lies beside the libtorch_cpu of this process and a driver is there.
 ///
 /// Call it first thing in `main`. Harmless where there is no CUDA, and when called again.
-pub fn load() -> Cuda {
+pub fn load() -> CudaStatus {
     let Some(folder) = libtorch_folder() else {
-        return Cuda::Failed { reason: "cannot tell where libtorch_cpu was loaded from".into() };
+        return CudaStatus::Failed { reason: "cannot tell where libtorch_cpu was loaded from".into() };
     };
     let libraries = [folder.join("libc10_cuda.so"), folder.join("libtorch_cuda.so")];
     if libraries.iter().any(|library| !library.exists()) {
-        return Cuda::NoLibrary { folder };
+        return CudaStatus::NoLibrary { folder };
     }
     // Half a gigabyte of libtorch_cuda is not worth loading for nothing.
     if open(Path::new("libcuda.so.1")).is_err() {
-        return Cuda::NoDriver;
+        return CudaStatus::NoDriver;
     }
     for library in &libraries {
         if let Err(reason) = open(library) {
-            return Cuda::Failed { reason };
+            return CudaStatus::Failed { reason };
         }
     }
-    Cuda::Loaded { gpus: usize::try_from(tch::Cuda::device_count()).unwrap_or(0) }
+    CudaStatus::Loaded { gpus: usize::try_from(tch::Cuda::device_count()).unwrap_or(0) }
 }
 
 /// The folder that holds the libtorch this process runs on.
@@ -126,7 +126,7 @@ mod tests {
     fn loading_is_harmless_and_repeatable() {
         let first = load();
         assert_eq!(first, load());
-        if !matches!(first, Cuda::Loaded { .. }) {
+        if !matches!(first, CudaStatus::Loaded { .. }) {
             assert!(first.to_string().starts_with("no CUDA: "), "{first}");
         }
         let sum = tch::Tensor::from_slice(&[1.0f32, 2.0]).sum(None);

@@ -5,7 +5,7 @@ use tch::Device;
 
 /// Memory of a device in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct DeviceMemory {
     /// Not in use by anybody now.
     pub free: u64,
     /// All there is.
@@ -49,7 +49,7 @@ pub fn all() -> Vec<Device> {
 }
 
 /// The memory of a device, where it can be told.
-pub fn memory(device: Device) -> Option<Memory> {
+pub fn memory(device: Device) -> Option<DeviceMemory> {
     if device == Device::Cpu {
         return host_memory(&std::fs::read_to_string("/proc/meminfo").ok()?);
     }
@@ -57,19 +57,19 @@ pub fn memory(device: Device) -> Option<Memory> {
         return None;
     }
     let (kind, index) = ffi::device_code(device);
-    let mut memory = Memory { free: 0, total: 0 };
+    let mut memory = DeviceMemory { free: 0, total: 0 };
     // SAFETY: both pointers are to live integers.
     let status = unsafe { ffi::bm_device_memory(kind, index, &mut memory.free, &mut memory.total) };
     ffi::check("device memory", status).ok().map(|()| memory)
 }
 
 /// Reads the text of Linux's `/proc/meminfo`, which counts in KiB.
-fn host_memory(meminfo: &str) -> Option<Memory> {
+fn host_memory(meminfo: &str) -> Option<DeviceMemory> {
     let bytes_of = |field: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
         line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
     };
-    Some(Memory { free: bytes_of("MemAvailable")?, total: bytes_of("MemTotal")? })
+    Some(DeviceMemory { free: bytes_of("MemAvailable")?, total: bytes_of("MemTotal")? })
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn host_memory_is_read_from_meminfo() {
         let text = "MemTotal:  2048 kB\nMemFree:  10 kB\nMemAvailable:   1024 kB\n";
-        assert_eq!(host_memory(text), Some(Memory { free: 1 << 20, total: 2 << 20 }));
+        assert_eq!(host_memory(text), Some(DeviceMemory { free: 1 << 20, total: 2 << 20 }));
         assert_eq!(host_memory("nonsense"), None);
     }
 

@@ -6,7 +6,7 @@ use torch_sys::C_tensor;
 
 /// Which gradients a backward function is to compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct GradMask {
     /// Of the input.
     pub input: bool,
     /// Of the weight.
@@ -17,7 +17,7 @@ pub struct Wanted {
 
 /// What a backward function gives: what was wanted.
 #[derive(Debug, Default)]
-pub struct Gradients {
+pub struct KernelGrads {
     /// Of the input.
     pub input: Option<Tensor>,
     /// Of the weight.
@@ -45,7 +45,7 @@ pub struct LayerNorm<'a> {
 
 impl LayerNorm<'_> {
     /// The gradients, given that of the output.
-    pub fn backward(&self, grad: &Tensor, wanted: Wanted) -> Result<Gradients, TensorError> {
+    pub fn backward(&self, grad: &Tensor, wanted: GradMask) -> Result<KernelGrads, TensorError> {
         let mut out = [std::ptr::null_mut(); 3];
         // SAFETY: all tensors are borrowed for the call, `shape` is as long as said, `out` has three places.
         let status = unsafe {
@@ -64,7 +64,7 @@ impl LayerNorm<'_> {
         };
         ffi::check("backward of a layer norm", status)?;
         // SAFETY: the shim has filled the three places.
-        Ok(unsafe { Gradients::from_raw(out) })
+        Ok(unsafe { KernelGrads::from_raw(out) })
     }
 }
 
@@ -89,7 +89,7 @@ pub struct Conv<'a> {
 
 impl Conv<'_> {
     /// The gradients, given that of the output.
-    pub fn backward(&self, grad: &Tensor, wanted: Wanted) -> Result<Gradients, TensorError> {
+    pub fn backward(&self, grad: &Tensor, wanted: GradMask) -> Result<KernelGrads, TensorError> {
         let dims = self.stride.len();
         let none = vec![0; dims];
         let sizes = [self.stride, self.padding, self.dilation, self.transposed.unwrap_or(&none)];
@@ -115,24 +115,24 @@ impl Conv<'_> {
         };
         ffi::check("backward of a convolution", status)?;
         // SAFETY: the shim has filled the three places.
-        Ok(unsafe { Gradients::from_raw(out) })
+        Ok(unsafe { KernelGrads::from_raw(out) })
     }
 }
 
-impl Wanted {
+impl GradMask {
     fn bits(self) -> u8 {
         u8::from(self.input) | u8::from(self.weight) << 1 | u8::from(self.bias) << 2
     }
 }
 
-impl Gradients {
+impl KernelGrads {
     /// # Safety
     /// Each pointer is null or a new C++ tensor that nobody else owns.
     unsafe fn from_raw(pointers: [*mut C_tensor; 3]) -> Self {
         let [input, weight, bias] =
             // SAFETY: the caller's promise.
             pointers.map(|pointer| (!pointer.is_null()).then(|| unsafe { Tensor::from_ptr(pointer) }));
-        Gradients { input, weight, bias }
+        KernelGrads { input, weight, bias }
     }
 }
 
@@ -146,13 +146,13 @@ mod tests {
     use crate::grad;
     use tch::{Device, Kind};
 
-    const ALL: Wanted = Wanted { input: true, weight: true, bias: true };
+    const ALL: GradMask = GradMask { input: true, weight: true, bias: true };
 
     fn leaf(shape: &[i64]) -> Tensor {
         Tensor::randn(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true)
     }
 
-    fn same(ours: &Gradients, theirs: &[Option<Tensor>]) {
+    fn same(ours: &KernelGrads, theirs: &[Option<Tensor>]) {
         for (ours, theirs) in [&ours.input, &ours.weight, &ours.bias].into_iter().zip(theirs) {
             assert!(ours.as_ref().unwrap().equal(theirs.as_ref().unwrap()));
         }
@@ -168,7 +168,7 @@ mod tests {
         let (weight, bias) = (Some(&weight), Some(&bias));
         let norm = LayerNorm { input: &x, shape: &[5], mean: &mean, rstd: &rstd, weight, bias };
         same(&norm.backward(&g, ALL).unwrap(), &theirs);
-        let input_only = norm.backward(&g, Wanted { input: true, ..Wanted::default() }).unwrap();
+        let input_only = norm.backward(&g, GradMask { input: true, ..GradMask::default() }).unwrap();
         assert!(input_only.input.unwrap().equal(theirs[0].as_ref().unwrap()) && input_only.weight.is_none());
     }
 
@@ -181,10 +181,10 @@ mod tests {
         let (input, weight) = (&x.detach(), &weight.detach());
         let (stride, padding, dilation) = (&[2, 1][..], &[1, 0][..], &[1, 2][..]);
         let conv = Conv { input, weight, stride, padding, dilation, transposed: None, groups: 2 };
-        let half = conv.backward(&g, Wanted { input: true, ..Wanted::default() }).unwrap();
-        let other = conv.backward(&g, Wanted { input: false, ..ALL }).unwrap();
+        let half = conv.backward(&g, GradMask { input: true, ..GradMask::default() }).unwrap();
+        let other = conv.backward(&g, GradMask { input: false, ..ALL }).unwrap();
         assert!(half.weight.is_none() && other.input.is_none());
-        same(&Gradients { input: half.input, ..other }, &theirs);
+        same(&KernelGrads { input: half.input, ..other }, &theirs);
     }
 
     #[test]

@@ -7,25 +7,25 @@ use tch::Tensor;
 /// Whether this is the only reference to the tensor and its memory, so that nobody notices when it is written to.
 ///
 /// False for memory that was made elsewhere ([`crate::payload::from_bytes`]): who else reads it cannot be told.
-pub fn is_alone(tensor: &Tensor) -> bool {
+pub fn is_uniquely_owned(tensor: &Tensor) -> bool {
     // SAFETY: the tensor is borrowed for the call.
     unsafe { ffi::bm_is_alone(tensor.as_ptr()) }
 }
 
 /// Whether the tensor's strides are those that fresh memory would have: row-major, also where sizes are 1.
-pub fn is_plain(tensor: &Tensor) -> bool {
+pub fn has_canonical_strides(tensor: &Tensor) -> bool {
     // SAFETY: the tensor is borrowed for the call.
     unsafe { ffi::bm_is_plain(tensor.as_ptr()) }
 }
 
 /// Bytes of memory that tensors keep; memory that several of them share counts once.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct StorageCounter {
     seen: HashSet<usize>,
     bytes: u64,
 }
 
-impl Held {
+impl StorageCounter {
     /// Counts the memory behind a tensor, all of it, though the tensor may be a view of a part.
     pub fn count(&mut self, tensor: &Tensor) {
         let (mut data, mut bytes) = (std::ptr::null(), 0);
@@ -73,7 +73,7 @@ pub fn keep_freed_memory() {
 
 /// The reverse, for a process that is short of memory: blocks from 4 MiB on go back to the kernel once they are free, and
 /// so does what is free at the heap's end beyond 16 MiB.
-pub fn give_back_freed_memory() {
+pub fn return_freed_memory() {
     const LARGEST_BLOCK: usize = 4 << 20;
     const KEEP: usize = 16 << 20;
     // SAFETY: as above; `malloc_trim`, too, may be called at any time.
@@ -93,34 +93,34 @@ mod tests {
     #[test]
     fn a_tensor_is_alone_until_somebody_else_refers_to_it_or_its_memory() {
         let tensor = numbers();
-        assert!(is_alone(&tensor));
+        assert!(is_uniquely_owned(&tensor));
         let clone = tensor.shallow_clone();
-        assert!(!is_alone(&tensor) && !is_alone(&clone));
+        assert!(!is_uniquely_owned(&tensor) && !is_uniquely_owned(&clone));
         drop(clone);
-        assert!(is_alone(&tensor));
+        assert!(is_uniquely_owned(&tensor));
         let view = tensor.select(0, 1);
-        assert!(!is_alone(&tensor) && !is_alone(&view));
+        assert!(!is_uniquely_owned(&tensor) && !is_uniquely_owned(&view));
         drop(view);
         let bytes = payload::to_bytes(&tensor).unwrap();
-        assert!(!is_alone(&tensor));
+        assert!(!is_uniquely_owned(&tensor));
         drop(bytes);
-        assert!(is_alone(&tensor));
+        assert!(is_uniquely_owned(&tensor));
     }
 
     #[test]
     fn foreign_memory_is_never_alone() {
         let bytes = payload::to_bytes(&numbers()).unwrap();
         let tensor = payload::from_bytes(layerspec::DType::Float32, &[12], bytes).unwrap();
-        assert!(!is_alone(&tensor));
+        assert!(!is_uniquely_owned(&tensor));
     }
 
     #[test]
     fn fresh_memory_is_plain_and_other_strides_are_not() {
         let tensor = numbers();
-        assert!(is_plain(&tensor) && is_plain(&Tensor::from(1.0f32)));
-        assert!(!is_plain(&tensor.transpose(0, 2)));
-        assert!(!is_plain(&tensor.transpose(0, 1)), "sizes of 1 count");
-        assert!(is_plain(&Tensor::zeros([2, 0, 3], (Kind::Float, Device::Cpu))));
+        assert!(has_canonical_strides(&tensor) && has_canonical_strides(&Tensor::from(1.0f32)));
+        assert!(!has_canonical_strides(&tensor.transpose(0, 2)));
+        assert!(!has_canonical_strides(&tensor.transpose(0, 1)), "sizes of 1 count");
+        assert!(has_canonical_strides(&Tensor::zeros([2, 0, 3], (Kind::Float, Device::Cpu))));
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn shared_memory_counts_once() {
         let tensor = numbers();
-        let mut held = Held::default();
+        let mut held = StorageCounter::default();
         for tensor in [&tensor, &tensor.select(0, 2), &numbers()] {
             held.count(tensor);
         }

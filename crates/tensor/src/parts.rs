@@ -7,7 +7,7 @@ use thiserror::Error;
 
 /// The parts do not make a whole.
 #[derive(Debug, Error)]
-pub enum PartsError {
+pub enum ShardError {
     /// Something between two parts, or before the first, is nowhere.
     #[error("elements {from} to {to} are with no replica")]
     Gap {
@@ -34,7 +34,7 @@ pub enum PartsError {
 ///
 /// # Errors
 /// The parts do not follow each other, or are not of these sizes.
-pub fn joined(parts: BTreeMap<u64, Tensor>, sizes: &[i64]) -> Result<Tensor, PartsError> {
+pub fn concat_shards(parts: BTreeMap<u64, Tensor>, sizes: &[i64]) -> Result<Tensor, ShardError> {
     let mut flat: Vec<Tensor> = Vec::new();
     let mut next = 0;
     for (start, part) in parts {
@@ -42,14 +42,14 @@ pub fn joined(parts: BTreeMap<u64, Tensor>, sizes: &[i64]) -> Result<Tensor, Par
             return Ok(part);
         }
         if start != next {
-            return Err(PartsError::Gap { from: next, to: start });
+            return Err(ShardError::Gap { from: next, to: start });
         }
         next = start + part.numel() as u64;
         flat.push(part);
     }
     let expected = sizes.iter().product::<i64>().unsigned_abs();
     if next != expected {
-        return Err(PartsError::Length { came: next, expected });
+        return Err(ShardError::Length { came: next, expected });
     }
     let whole = Tensor::f_cat(&flat, 0).and_then(|flat| flat.f_reshape(sizes));
     Ok(whole.map_err(TensorError::from)?)
@@ -65,15 +65,15 @@ mod tests {
 
     #[test]
     fn parts_make_a_whole() {
-        let whole = joined(parts([(0, &[1.0, 2.0, 3.0]), (3, &[4.0])]), &[2, 2]).unwrap();
+        let whole = concat_shards(parts([(0, &[1.0, 2.0, 3.0]), (3, &[4.0])]), &[2, 2]).unwrap();
         assert_eq!((whole.size(), whole.double_value(&[1, 1])), (vec![2, 2], 4.0));
         let step = BTreeMap::from([(0, Tensor::from(7.0f32)), (3, Tensor::from(7.0f32))]);
-        assert_eq!(joined(step, &[2, 2]).unwrap().double_value(&[]), 7.0);
+        assert_eq!(concat_shards(step, &[2, 2]).unwrap().double_value(&[]), 7.0);
     }
 
     #[test]
     fn what_makes_none_says_why() {
-        let of = |parts, sizes: &[i64]| joined(parts, sizes).unwrap_err().to_string();
+        let of = |parts, sizes: &[i64]| concat_shards(parts, sizes).unwrap_err().to_string();
         assert_eq!(of(parts([(1, &[1.0])]), &[2]), "elements 0 to 1 are with no replica");
         assert_eq!(of(parts([(0, &[1.0, 2.0]), (1, &[3.0])]), &[3]), "elements 2 to 1 are with no replica");
         assert_eq!(of(parts([(0, &[1.0])]), &[2]), "1 of 2 elements came");

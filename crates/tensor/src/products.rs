@@ -10,7 +10,7 @@ const SIZES: [(i64, i64); 4] = [(17, 3), (17, 16), (64, 32), (96, 200)];
 ///
 /// The library that libtorch computes with on CPUs does so on Intel's processors. On others, as AMD's, it begins with what is
 /// added to. That is found out once, by trying. GPUs' libraries add last, too.
-pub fn add_last(device: Device) -> bool {
+pub fn addmm_adds_last(device: Device) -> bool {
     static ON_CPU: OnceLock<bool> = OnceLock::new();
     device != Device::Cpu || *ON_CPU.get_or_init(|| SIZES.into_iter().all(|(outer, inner)| adds_last(outer, inner)))
 }
@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn what_is_found_holds_for_other_sizes() {
         let shown = [(5, 7), (33, 65), (128, 256)].into_iter().all(|(outer, inner)| adds_last(outer, inner));
-        println!("products add last: {}", add_last(Device::Cpu));
-        assert!(shown || !add_last(Device::Cpu));
+        println!("products add last: {}", addmm_adds_last(Device::Cpu));
+        assert!(shown || !addmm_adds_last(Device::Cpu));
     }
 }

@@ -97,7 +97,7 @@ impl Script {
         }
         let mut outputs: Vec<Tensor> = Vec::new();
         let seed = random.seed();
-        // SAFETY: both lists are as long as said and borrowed for the call; `take` gets the `outputs` it is for, which
+        // SAFETY: both lists are as long as said and borrowed for the call; `push_output` gets the `outputs` it is for, which
         // nobody else uses meanwhile.
         let status = unsafe {
             bm_script_run(
@@ -107,7 +107,7 @@ impl Script {
                 inputs.len(),
                 training,
                 &seed,
-                take,
+                push_output,
                 std::ptr::from_mut(&mut outputs).cast(),
             )
         };
@@ -116,7 +116,7 @@ impl Script {
     }
 }
 
-extern "C" fn take(taker: *mut c_void, tensor: *mut C_tensor) {
+extern "C" fn push_output(taker: *mut c_void, tensor: *mut C_tensor) {
     // SAFETY: `taker` is the list that `Script::run` gave, `tensor` a new C++ tensor that is ours.
     unsafe { (*taker.cast::<Vec<Tensor>>()).push(Tensor::from_ptr(tensor)) }
 }

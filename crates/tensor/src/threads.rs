@@ -11,7 +11,7 @@ pub fn count() -> usize {
 ///
 /// OpenMP has a number for each thread. libtorch sets it where it first splits an operation there itself; until then matrix
 /// products, which MKL splits, would go over all cores, and on some processors round in another way than later ones.
-pub fn set_here() {
+pub fn apply_to_this_thread() {
     set_count(count());
 }
 

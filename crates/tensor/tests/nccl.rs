@@ -80,7 +80,7 @@ fn who_waits_for_a_rank_that_does_not_come_can_be_called_off() {
     });
     let attempted = "a sum over replicas";
     for result in &results[..2] {
-        assert_eq!(*result, (Err(NcclError::Interrupted { attempted }), Err(NcclError::Broken)));
+        assert_eq!(*result, (Err(NcclError::Interrupted { attempted }), Err(NcclError::CommunicatorFailed)));
     }
     // The others never come at all.
     let (id, begun) = (nccl.unique_id().unwrap(), Instant::now());
@@ -124,7 +124,7 @@ fn a_library_that_will_not_do_is_an_error_that_names_it() {
     assert!(error.starts_with("/nowhere/nccl.so cannot be loaded: "), "{error}");
     // As a worker loads it, it is for GPUs, and no tensor of the host is given to it.
     let nccl = Nccl::load(Some(&fake_nccl::library(&[]))).unwrap();
-    assert!(nccl.is_for(Device::Cuda(0)) && !nccl.is_for(Device::Cpu));
+    assert!(nccl.supports(Device::Cuda(0)) && !nccl.supports(Device::Cpu));
     let error = Communicator::new(&nccl, &[0; 128], (0, 1), Device::Cpu, &never).unwrap_err();
     assert_eq!(error.to_string(), "NCCL sums on GPUs with CUDA, and this worker computes on cpu");
 }
@@ -134,7 +134,7 @@ fn a_library_that_will_not_do_is_an_error_that_names_it() {
 #[test]
 #[ignore = "needs the library, which is large"]
 fn the_library_itself() {
-    let beyond = tensor::nccl::keep_to_this_machine();
+    let beyond = tensor::nccl::restrict_to_loopback();
     let cuda = tensor::cuda::load();
     let file = std::env::var_os("BOSSMAN_NCCL").map(std::path::PathBuf::from);
     let nccl = Nccl::load(file.as_deref()).unwrap();

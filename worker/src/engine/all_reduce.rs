@@ -36,15 +36,15 @@ impl Engine {
         replicas: &mut impl AllReduce,
     ) -> Result<(), EngineError> {
         tch::no_grad(|| {
-            self.sum_over(replicas)?;
-            self.learn_statistics(batch, statistics)
+            self.all_reduce_buckets(replicas)?;
+            self.apply_statistics(batch, statistics)
         })
     }
 
-    fn sum_over(&mut self, replicas: &mut impl AllReduce) -> Result<(), EngineError> {
+    fn all_reduce_buckets(&mut self, replicas: &mut impl AllReduce) -> Result<(), EngineError> {
         let buckets = self.trees.buckets()?.to_vec();
         let device = self.stage.device;
-        let own = self.own_sums(buckets.len())?;
+        let own = self.local_sums(buckets.len())?;
         // Every replica has to know where a gradient came on any.
         let came: Vec<f32> = own.iter().flatten().map(|sum| if sum.is_some() { 1.0 } else { 0.0 }).collect();
         let mut came = on(device, &came)?;
@@ -80,10 +80,10 @@ impl Engine {
     }
 
     /// For every bucket and use what this replica's microbatches came to, flat.
-    fn own_sums(&mut self, buckets: usize) -> Result<Vec<Vec<Option<Tensor>>>, EngineError> {
+    fn local_sums(&mut self, buckets: usize) -> Result<Vec<Vec<Option<Tensor>>>, EngineError> {
         let mut own = Vec::with_capacity(buckets);
         for bucket in 0..buckets {
-            let nodes: BTreeMap<_, Vec<Option<Tensor>>> = self.trees.take_sums(bucket)?;
+            let nodes: BTreeMap<_, Vec<Option<Tensor>>> = self.trees.drain_nodes(bucket)?;
             let mut sums: Vec<Option<Tensor>> = Vec::new();
             sums.resize_with(self.trees.buckets()?[bucket].uses.len(), || None);
             for (place, term) in nodes.into_values().flat_map(|node| node.into_iter().enumerate()) {
@@ -95,7 +95,7 @@ impl Engine {
             }
             own.push(sums);
         }
-        self.trees.end();
+        self.trees.finish_round();
         Ok(own)
     }
 }

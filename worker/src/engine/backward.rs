@@ -1,14 +1,14 @@
 //! The backward pass: layer by layer and op by op, from the last to the first, in two halves. The first gives the
 //! gradients of the stage's inputs, which others wait for; the second those of the parameters (`weights.rs`).
 
-use super::branch::Along;
-use super::call::Purpose;
-use super::error::{in_layer, Doing, EngineError};
-use super::forward::{KeptLayer, Saved};
-use super::layout::plain;
+use super::branch::TreeTarget;
+use super::call::PassPurpose;
+use super::error::{in_layer, EngineError, LayerPhase};
+use super::forward::{SavedLayer, SavedMicrobatch};
+use super::layout::canonical_layout;
 use super::stage::Pass;
-use super::sum::Sum;
-use super::weights::{Halfway, Rest, Sums};
+use super::sum::OrderedSum;
+use super::weights::{GradientTarget, OpWeightInputs, PendingWeightGrads};
 use super::Engine;
 use layerspec::ValueId;
 use pipeline::ids::MicrobatchKey;
@@ -18,18 +18,18 @@ use tensor::{Attempt, TensorError};
 
 /// Gradients on their way through the stage.
 #[derive(Default)]
-struct Flows {
+struct ActivationGrads {
     /// Of values made in the stage: the sum so far.
-    made: HashMap<ValueId, Sum>,
+    layer_outputs: HashMap<ValueId, OrderedSum>,
     /// Of values from outside: one for each use, in descending order of layer and port.
-    entered: HashMap<ValueId, Vec<Tensor>>,
+    stage_inputs: HashMap<ValueId, Vec<Tensor>>,
 }
 
 /// When the second half of the backward pass is done.
-enum Weights<'a, 'b> {
+enum WeightPass<'a, 'b> {
     /// After the first half of each op.
-    AtOnce(&'a mut Sums<'b>),
-    Later(&'a mut Vec<Rest>),
+    Immediate(&'a mut GradientTarget<'b>),
+    Deferred(&'a mut Vec<OpWeightInputs>),
 }
 
 impl Engine {
@@ -49,27 +49,29 @@ impl Engine {
         key: MicrobatchKey,
         output_grads: Vec<Vec<Tensor>>,
     ) -> Result<Vec<Vec<Tensor>>, EngineError> {
-        self.both_halves(key, output_grads, None)
+        self.full_backward(key, output_grads, None)
     }
 
     /// The same, while the parameters' gradients are summed along a tree: [`Engine::reduce`] adds them to those so far.
-    pub fn backward_along(
+    pub fn backward_into_tree(
         &mut self,
         key: MicrobatchKey,
         output_grads: Vec<Vec<Tensor>>,
-        along: Along<'_>,
+        target: TreeTarget<'_>,
     ) -> Result<Vec<Vec<Tensor>>, EngineError> {
-        self.both_halves(key, output_grads, Some(along))
+        self.full_backward(key, output_grads, Some(target))
     }
 
-    fn both_halves(
+    fn full_backward(
         &mut self,
         key: MicrobatchKey,
         output_grads: Vec<Vec<Tensor>>,
-        along: Option<Along<'_>>,
+        target: Option<TreeTarget<'_>>,
     ) -> Result<Vec<Vec<Tensor>>, EngineError> {
-        let saved = self.take_saved(key, output_grads.len())?;
-        self.summing(key, along, |engine, sums| engine.go_back(saved, output_grads, &mut Weights::AtOnce(sums)))
+        let saved = self.remove_saved(key, output_grads.len())?;
+        self.with_gradient_target(key, target, |engine, sums| {
+            engine.run_backward(saved, output_grads, &mut WeightPass::Immediate(sums))
+        })
     }
 
     /// The first half of [`Engine::backward`]: the same result, while the parameters' gradients are left for
@@ -79,17 +81,17 @@ impl Engine {
         key: MicrobatchKey,
         output_grads: Vec<Vec<Tensor>>,
     ) -> Result<Vec<Vec<Tensor>>, EngineError> {
-        let saved = self.take_saved(key, output_grads.len())?;
-        let (pass, version, mut rests) = (saved.pass, saved.version, Vec::new());
-        let result = self.go_back(saved, output_grads, &mut Weights::Later(&mut rests))?;
-        self.halfway.insert(key, Halfway { pass, version, rests });
+        let saved = self.remove_saved(key, output_grads.len())?;
+        let (pass, version, mut op_weight_inputs) = (saved.pass, saved.version, Vec::new());
+        let result = self.run_backward(saved, output_grads, &mut WeightPass::Deferred(&mut op_weight_inputs))?;
+        self.pending_weight_grads.insert(key, PendingWeightGrads { pass, version, op_weight_inputs });
         Ok(result)
     }
 
-    fn take_saved(&mut self, key: MicrobatchKey, outputs: usize) -> Result<Saved, EngineError> {
+    fn remove_saved(&mut self, key: MicrobatchKey, outputs: usize) -> Result<SavedMicrobatch, EngineError> {
         let expected = self.stage.outputs.len();
         if expected != outputs {
-            return Err(EngineError::Count { what: "outputs", expected, got: outputs });
+            return Err(EngineError::CountMismatch { what: "outputs", expected, got: outputs });
         }
         let saved = self.saved.remove(&key).ok_or(EngineError::UnknownMicrobatch { key })?;
         self.check_version(key, saved.version)?;
@@ -105,36 +107,36 @@ impl Engine {
         }
     }
 
-    fn go_back(
+    fn run_backward(
         &self,
-        mut saved: Saved,
+        mut saved: SavedMicrobatch,
         output_grads: Vec<Vec<Tensor>>,
-        weights: &mut Weights<'_, '_>,
+        weights: &mut WeightPass<'_, '_>,
     ) -> Result<Vec<Vec<Tensor>>, EngineError> {
-        let mut flows = Flows::default();
+        let mut flows = ActivationGrads::default();
         for input in self.stage.inputs.iter().filter(|input| input.needs_grad) {
-            flows.entered.insert(input.value, Vec::new());
+            flows.stage_inputs.insert(input.value, Vec::new());
         }
         tch::no_grad(|| {
-            self.take_output_grads(&mut saved, output_grads, &mut flows)?;
+            self.seed_output_grads(&mut saved, output_grads, &mut flows)?;
             // A layer's activations are freed as soon as it is done.
             while let Some(kept) = saved.layers.pop() {
                 if let Some(kept) = kept {
                     self.layer_backward(saved.layers.len(), kept, &saved.pass, &mut flows, weights)?;
                 }
-                if let Weights::AtOnce(sums) = weights {
-                    sums.done_with(saved.layers.len())?;
+                if let WeightPass::Immediate(sums) = weights {
+                    sums.finish_layers_from(saved.layers.len())?;
                 }
             }
-            self.input_grads(flows.entered)
+            self.input_grads(flows.stage_inputs)
         })
     }
 
-    fn take_output_grads(
+    fn seed_output_grads(
         &self,
-        saved: &mut Saved,
+        saved: &mut SavedMicrobatch,
         output_grads: Vec<Vec<Tensor>>,
-        flows: &mut Flows,
+        flows: &mut ActivationGrads,
     ) -> Result<(), EngineError> {
         for (output, others) in output_grads.into_iter().enumerate() {
             let value = self.stage.outputs[output];
@@ -143,7 +145,7 @@ impl Engine {
                 continue;
             }
             let shape = &saved.output_sizes[output];
-            let sum = flows.made.entry(value).or_default();
+            let sum = flows.layer_outputs.entry(value).or_default();
             if let Some(grad) = saved.loss_grads.remove(&output) {
                 sum.add(grad)?;
             }
@@ -156,7 +158,7 @@ impl Engine {
                 } else {
                     grad.f_to_device(self.stage.device).attempt("moving a gradient to the device")?
                 };
-                sum.add(plain(grad)?)?;
+                sum.add(canonical_layout(grad)?)?;
             }
         }
         Ok(())
@@ -165,18 +167,18 @@ impl Engine {
     fn layer_backward(
         &self,
         place: usize,
-        kept: KeptLayer,
+        kept: SavedLayer,
         pass: &Pass,
-        flows: &mut Flows,
-        weights: &mut Weights<'_, '_>,
+        flows: &mut ActivationGrads,
+        weights: &mut WeightPass<'_, '_>,
     ) -> Result<(), EngineError> {
         let (spec, layer) = (&self.stage.layers[place], &self.layers[place]);
-        let failed = || in_layer(spec, Doing::Backward);
-        let mut slots: Vec<Sum> = Vec::new();
-        slots.resize_with(layer.slots, Sum::default);
+        let failed = || in_layer(spec, LayerPhase::Backward);
+        let mut slots: Vec<OrderedSum> = Vec::new();
+        slots.resize_with(layer.slots, OrderedSum::default);
         let mut reached = false;
         for (value, &slot) in spec.outputs.iter().zip(&layer.outputs) {
-            if let Some(grad) = flows.made.remove(value).and_then(Sum::into_tensor) {
+            if let Some(grad) = flows.layer_outputs.remove(value).and_then(OrderedSum::into_tensor) {
                 slots[slot].add(grad)?;
                 reached = true;
             }
@@ -185,8 +187,8 @@ impl Engine {
             return Ok(());
         }
         let mut kept = match kept {
-            KeptLayer::Ops(kept) => kept,
-            KeptLayer::Slots(slots) => self.run_again(place, pass, slots).map_err(failed())?,
+            SavedLayer::Ops(kept) => kept,
+            SavedLayer::Slots(slots) => self.recompute_saved(place, pass, slots).map_err(failed())?,
         };
         while let Some(kept_of_op) = kept.pop() {
             let index = kept.len();
@@ -196,24 +198,24 @@ impl Engine {
             if !node.is_active() || grads.iter().all(Option::is_none) {
                 continue;
             }
-            let call = self.call(place, node, pass, Purpose::Backward);
-            let back = node.op.backward(&call, kept_of_op, grads).map_err(failed())?;
+            let ctx = self.op_context(place, node, pass, PassPurpose::Backward);
+            let back = node.op.backward(&ctx, kept_of_op, grads).map_err(failed())?;
             for (&slot, grad) in node.inputs.iter().zip(back.inputs).rev() {
                 if let Some(grad) = grad {
                     slots[slot].add(grad).map_err(failed())?;
                 }
             }
-            if !back.rest.is_empty() {
-                let rest = Rest { layer: place, node: index, tensors: back.rest };
+            if !back.weight_inputs.is_empty() {
+                let rest = OpWeightInputs { layer: place, node: index, tensors: back.weight_inputs };
                 match weights {
-                    Weights::AtOnce(sums) => self.weight_half(rest, pass, sums)?,
-                    Weights::Later(rests) => rests.push(rest),
+                    WeightPass::Immediate(sums) => self.op_weight_pass(rest, pass, sums)?,
+                    WeightPass::Deferred(op_weight_inputs) => op_weight_inputs.push(rest),
                 }
             }
         }
         for (value, sum) in spec.inputs.iter().zip(slots).rev() {
             if let Some(grad) = sum.into_tensor() {
-                flows.add(*value, plain(grad).map_err(failed())?)?;
+                flows.add(*value, canonical_layout(grad).map_err(failed())?)?;
             }
         }
         Ok(())
@@ -227,7 +229,7 @@ impl Engine {
                 if !input.sum_here {
                     return Ok(uses);
                 }
-                let mut sum = Sum::default();
+                let mut sum = OrderedSum::default();
                 for grad in uses {
                     sum.add(grad)?;
                 }
@@ -237,11 +239,11 @@ impl Engine {
     }
 }
 
-impl Flows {
+impl ActivationGrads {
     fn add(&mut self, value: ValueId, grad: Tensor) -> Result<(), TensorError> {
-        match self.entered.get_mut(&value) {
+        match self.stage_inputs.get_mut(&value) {
             Some(uses) => uses.push(grad),
-            None => self.made.entry(value).or_default().add(grad)?,
+            None => self.layer_outputs.entry(value).or_default().add(grad)?,
         }
         Ok(())
     }

@@ -1,54 +1,54 @@
 //! One call of one op: its parameters and circumstances.
 
-use super::layer::Node;
-use super::memory::Remembered;
+use super::layer::OpNode;
+use super::memory::OpCache;
 use super::params::Param;
 use super::stage::{Mode, Pass};
-use super::statistics::Seen;
+use super::statistics::BatchStatistics;
 use tch::{Device, Tensor};
 use tensor::random::{Key, Stream};
 use tensor::TensorError;
 
 /// What an op can ask for.
 #[derive(Clone, Copy)]
-pub(super) struct Call<'a> {
+pub(super) struct OpContext<'a> {
     pub(super) params: &'a [Param],
-    pub(super) node: &'a Node,
+    pub(super) node: &'a OpNode,
     pub(super) pass: &'a Pass,
     /// The layer's name.
     pub(super) layer: &'a str,
     pub(super) seed: u64,
     pub(super) device: Device,
     /// What the forward pass is for.
-    pub(super) purpose: Purpose,
+    pub(super) purpose: PassPurpose,
     /// Stand-ins for parameters, by the op's names.
-    pub(super) leaves: &'a [(&'static str, Tensor)],
+    pub(super) substitute_params: &'a [(&'static str, Tensor)],
     /// What it remembers of earlier positions, where it is given new ones only.
-    pub(super) remembered: Option<Remembered<'a>>,
+    pub(super) kv_cache: Option<OpCache<'a>>,
     /// Where a norm leaves the statistics of its input, rather than in its buffers.
-    pub(super) apart: Option<&'a Seen>,
+    pub(super) batch_statistics: Option<&'a BatchStatistics>,
 }
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum PassPurpose {
     /// The outputs alone.
-    Outputs,
+    OutputsOnly,
     /// The outputs, and a backward pass after it.
     Backward,
     /// What backward needs: the outputs were made before.
-    Again,
+    Recompute,
 }
 
-impl<'a> Call<'a> {
+impl<'a> OpContext<'a> {
     /// The same call with other tensors in the place of parameters.
-    pub(super) fn with_leaves<'b>(&'b self, leaves: &'b [(&'static str, Tensor)]) -> Call<'b> {
-        Call { leaves, ..*self }
+    pub(super) fn with_substitute_params<'b>(&'b self, leaves: &'b [(&'static str, Tensor)]) -> OpContext<'b> {
+        OpContext { substitute_params: leaves, ..*self }
     }
 
     /// A parameter or buffer that the op has under this name, if the layer's arguments give it one.
-    pub(super) fn optional(&self, role: &str) -> Option<&'a Tensor> {
-        if let Some((_, leaf)) = self.leaves.iter().find(|(name, _)| *name == role) {
+    pub(super) fn optional_param(&self, role: &str) -> Option<&'a Tensor> {
+        if let Some((_, leaf)) = self.substitute_params.iter().find(|(name, _)| *name == role) {
             return Some(leaf);
         }
         let param = self.node.params.iter().find(|param| param.role == role)?;
@@ -57,7 +57,7 @@ impl<'a> Call<'a> {
 
     /// A parameter that the op always has.
     pub(super) fn param(&self, role: &str) -> Result<&'a Tensor, TensorError> {
-        self.optional(role).ok_or_else(|| TensorError::invalid("the layer", format!("has no parameter {role}")))
+        self.optional_param(role).ok_or_else(|| TensorError::invalid("the layer", format!("has no parameter {role}")))
     }
 
     /// All parameters and buffers of the op, with its names for them, in its order.
@@ -68,9 +68,9 @@ impl<'a> Call<'a> {
 
     /// The op's parameters that are trained, with its names for them, in its order.
     pub(super) fn trained(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
-        let call = *self;
+        let ctx = *self;
         let trained = self.node.params.iter().filter(|param| param.trained);
-        trained.filter_map(move |param| Some((param.role, call.optional(param.role)?)))
+        trained.filter_map(move |param| Some((param.role, ctx.optional_param(param.role)?)))
     }
 
     /// Whether any of its parameters is trained.
@@ -79,33 +79,33 @@ impl<'a> Call<'a> {
     }
 
     /// How many inputs it has.
-    pub(super) fn ports(&self) -> usize {
+    pub(super) fn input_count(&self) -> usize {
         self.node.inputs.len()
     }
 
     /// Whether the gradient of this input is wanted.
-    pub(super) fn wants(&self, port: usize) -> bool {
-        self.node.wants.get(port).copied().unwrap_or(false)
+    pub(super) fn needs_input_grad(&self, port: usize) -> bool {
+        self.node.needs_input_grad.get(port).copied().unwrap_or(false)
     }
 
     /// Whether a backward pass follows that needs what is kept.
-    pub(super) fn keeps(&self) -> bool {
-        self.purpose != Purpose::Outputs && self.node.is_active()
+    pub(super) fn saves_for_backward(&self) -> bool {
+        self.purpose != PassPurpose::OutputsOnly && self.node.is_active()
     }
 
     /// Whether a backward pass follows, for which all may be computed again.
-    pub(super) fn goes_back(&self) -> bool {
+    pub(super) fn has_backward(&self) -> bool {
         self.training() && self.node.is_active()
     }
 
     /// Whether this forward pass was done before, and is done again for what backward needs.
-    pub(super) fn is_again(&self) -> bool {
-        self.purpose == Purpose::Again
+    pub(super) fn is_recompute(&self) -> bool {
+        self.purpose == PassPurpose::Recompute
     }
 
     /// How many positions came before those of its input.
     pub(super) fn past(&self) -> i64 {
-        self.remembered.map_or(0, |remembered| remembered.past())
+        self.kv_cache.map_or(0, |kv_cache| kv_cache.past())
     }
 
     pub(super) fn training(&self) -> bool {

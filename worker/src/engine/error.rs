@@ -8,14 +8,14 @@ use tensor::TensorError;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum EngineError {
     /// A layer could not do its work.
-    #[error("layer {layer} ({kind}), {doing}: {source}")]
+    #[error("layer {layer} ({kind}), {phase}: {source}")]
     Layer {
         /// The layer's full name.
         layer: String,
         /// Its kind: `Linear`.
         kind: &'static str,
         /// What it was doing.
-        doing: Doing,
+        phase: LayerPhase,
         /// What libtorch or the layer said.
         source: TensorError,
     },
@@ -45,7 +45,7 @@ pub enum EngineError {
     Tensor(#[from] TensorError),
     /// A list is not as long as the stage's border.
     #[error("the stage has {expected} {what}, but {got} were given")]
-    Count {
+    CountMismatch {
         /// What the list holds.
         what: &'static str,
         /// How many there should be.
@@ -69,7 +69,7 @@ pub enum EngineError {
          stage nor copied from another",
         owner.0
     )]
-    SharedElsewhere {
+    UnknownOwner {
         /// The layer that shares.
         layer: String,
         /// The layer that owns the parameters.
@@ -77,7 +77,7 @@ pub enum EngineError {
     },
     /// A value is used or asked for, but neither comes in nor is made before.
     #[error("value number {} is needed by {by}, but no layer above makes it and it is no input of the stage", value.0)]
-    Unconnected {
+    MissingValue {
         /// The value.
         value: ValueId,
         /// Who needs it: a layer's name, or the stage's outputs.
@@ -91,7 +91,7 @@ pub enum EngineError {
     },
     /// The second half of a backward pass whose first half has not been.
     #[error("{key}: there is no backward pass whose gradients of parameters were left for later")]
-    NoFirstHalf {
+    NoBackwardInput {
         /// The microbatch.
         key: MicrobatchKey,
     },
@@ -103,19 +103,19 @@ pub enum EngineError {
     },
     /// Gradients or values of shared parameters that are not those which the stages share.
     #[error("{stage}: the tensors of shared parameters that it sent are not those that this stage shares with it")]
-    Tied {
+    TiedMismatch {
         /// The stage at the other end.
         stage: StageId,
     },
     /// A stage whose gradients were to be summed along a tree, but are not all in its buckets.
     #[error("the stage's buckets are not the gradients that it has; please report it")]
-    Buckets,
+    IncompleteBuckets,
     /// A microbatch that has no place in the tree.
     #[error(
         "{key}: its gradients are no leaf of the tree of {microbatches} microbatches: it is no such tree, or they are in it \
          already"
     )]
-    OtherTree {
+    NotALeaf {
         /// The microbatch.
         key: MicrobatchKey,
         /// How many the tree was said to have.
@@ -123,7 +123,7 @@ pub enum EngineError {
     },
     /// Gradients are to be used before those of all microbatches are there.
     #[error("the gradients of {summed} microbatches are summed, of {microbatches}")]
-    Unfinished {
+    IncompleteSum {
         /// How many there are.
         summed: usize,
         /// How many there should be.
@@ -139,19 +139,19 @@ pub enum EngineError {
     },
     /// Sums of gradients that are not those of the stage.
     #[error("the sums of gradients that replicas sent do not fit the stage: {problem}")]
-    Reduced {
+    ReducedMismatch {
         /// What is wrong.
         problem: String,
     },
     /// New values of parameters that are not the stage's.
     #[error("the parameters that replicas sent do not fit the stage: {problem}")]
-    Gathered {
+    GatheredMismatch {
         /// What is wrong.
         problem: String,
     },
     /// Statistics that are not those of the stage's norms.
     #[error("what the norms of replicas saw does not fit the stage: {problem}")]
-    Statistics {
+    StatisticsMismatch {
         /// What is wrong.
         problem: String,
     },
@@ -166,7 +166,7 @@ pub enum EngineError {
     NoOptimizer,
     /// Weights or optimizer state that do not fit; every problem is listed.
     #[error("the given state does not fit the stage:\n  {}", problems.join("\n  "))]
-    State {
+    StateMismatch {
         /// One line for each tensor that is missing, unexpected or misshapen.
         problems: Vec<String>,
     },
@@ -174,7 +174,7 @@ pub enum EngineError {
 
 /// What a layer was doing when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doing {
+pub enum LayerPhase {
     /// Making its parameters.
     Initialisation,
     /// The forward pass.
@@ -183,17 +183,17 @@ pub enum Doing {
     Backward,
 }
 
-impl std::fmt::Display for Doing {
+impl std::fmt::Display for LayerPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Doing::Initialisation => "initialisation",
-            Doing::Forward => "forward",
-            Doing::Backward => "backward",
+            LayerPhase::Initialisation => "initialisation",
+            LayerPhase::Forward => "forward",
+            LayerPhase::Backward => "backward",
         })
     }
 }
 
 /// Names the layer in an error of a tensor operation.
-pub(super) fn in_layer(layer: &layerspec::Layer, doing: Doing) -> impl FnOnce(TensorError) -> EngineError + '_ {
-    move |source| EngineError::Layer { layer: layer.name.clone(), kind: layer.kind.name(), doing, source }
+pub(super) fn in_layer(layer: &layerspec::Layer, phase: LayerPhase) -> impl FnOnce(TensorError) -> EngineError + '_ {
+    move |source| EngineError::Layer { layer: layer.name.clone(), kind: layer.kind.name(), phase, source }
 }

@@ -1,25 +1,25 @@
 //! The gradients of parameters: one for each layer that uses one, summed over microbatches.
 
-use super::layer::Node;
+use super::layer::OpNode;
 use tch::Tensor;
 use tensor::{memory, products, TensorError};
 
 /// The sum over the microbatches so far, in the order of the calls. Its memory stays from step to step.
 #[derive(Debug, Default)]
-pub(super) struct Gradient {
+pub(super) struct GradientBuffer {
     memory: Option<Tensor>,
     /// Whether the memory holds a sum; else it is only kept.
     filled: bool,
     /// Whether it is of one microbatch only: a term that can stand for the sum need not be copied to the memory.
-    of_one: bool,
+    single_microbatch: bool,
     /// Whether a term has come to stand for the sum.
-    brought: bool,
+    adopted: bool,
 }
 
-impl Gradient {
+impl GradientBuffer {
     /// The gradient of one microbatch, in this memory if it needs some.
-    pub(super) fn of_one(memory: Option<Tensor>) -> Self {
-        Gradient { memory, of_one: true, ..Gradient::default() }
+    pub(super) fn single_microbatch(memory: Option<Tensor>) -> Self {
+        GradientBuffer { memory, single_microbatch: true, ..GradientBuffer::default() }
     }
 
     /// The sum, if there is one, and memory that was not needed.
@@ -31,8 +31,8 @@ impl Gradient {
     }
 
     /// Whether its memory was made by what made the gradient, so that it needs none.
-    pub(super) fn brings_memory(&self) -> bool {
-        self.brought
+    pub(super) fn adopts_memory(&self) -> bool {
+        self.adopted
     }
 
     pub(super) fn get(&self) -> Option<&Tensor> {
@@ -51,13 +51,13 @@ impl Gradient {
 
     /// Adds a term. After an error the sum is void.
     pub(super) fn add(&mut self, term: Tensor) -> Result<(), TensorError> {
-        let can_stand_for_it = || memory::is_alone(&term) && memory::is_plain(&term);
+        let can_stand_for_it = || memory::is_uniquely_owned(&term) && memory::has_canonical_strides(&term);
         match (&mut self.memory, self.filled) {
             (Some(sum), true) => drop(sum.f_add_(&term)?),
-            (Some(memory), false) if !(self.of_one && can_stand_for_it()) => memory.f_copy_(&term)?,
+            (Some(memory), false) if !(self.single_microbatch && can_stand_for_it()) => memory.f_copy_(&term)?,
             (memory, _) => {
-                self.brought = can_stand_for_it();
-                *memory = Some(if self.brought { term } else { copied(&term)? });
+                self.adopted = can_stand_for_it();
+                *memory = Some(if self.adopted { term } else { copied(&term)? });
             }
         }
         self.filled = true;
@@ -65,7 +65,7 @@ impl Gradient {
     }
 
     /// Adds a sum that nobody else refers to, and gives back memory that is free then.
-    pub(super) fn add_sum(&mut self, term: Tensor) -> Result<Option<Tensor>, TensorError> {
+    pub(super) fn add_owned(&mut self, term: Tensor) -> Result<Option<Tensor>, TensorError> {
         if let (Some(sum), true) = (&mut self.memory, self.filled) {
             let _same = sum.f_add_(&term)?;
             return Ok(Some(term));
@@ -99,7 +99,7 @@ impl Gradient {
     }
 
     /// Adds `leftᵀ · right`, without a temporary of its size where this processor's product
-    /// [adds last](tensor::products::add_last).
+    /// [adds last](tensor::products::addmm_adds_last).
     ///
     /// That is to the bit the product and then the sum, as autograd does it, for inner dimensions up to 256; where they are
     /// longer libtorch's product adds in several rounds. Vectors and single rows have kernels of their own, which round
@@ -108,7 +108,7 @@ impl Gradient {
         let is_narrow = |tensor: &Tensor| tensor.size().contains(&1);
         let left_is_narrow = is_narrow(left);
         let left = left.f_tr()?;
-        if self.filled && (left_is_narrow || is_narrow(right) || !products::add_last(left.device())) {
+        if self.filled && (left_is_narrow || is_narrow(right) || !products::addmm_adds_last(left.device())) {
             return self.add(left.f_mm(right)?);
         }
         match (&mut self.memory, self.filled) {
@@ -141,25 +141,25 @@ fn copied(term: &Tensor) -> Result<Tensor, TensorError> {
 }
 
 /// The gradients of one op's parameters.
-pub(super) struct Gradients<'a> {
-    node: &'a Node,
+pub(super) struct OpGradients<'a> {
+    node: &'a OpNode,
     /// By the layer's own order of parameters.
-    layer: &'a mut [Gradient],
+    layer: &'a mut [GradientBuffer],
 }
 
-impl<'a> Gradients<'a> {
-    pub(super) fn new(node: &'a Node, layer: &'a mut [Gradient]) -> Self {
-        Gradients { node, layer }
+impl<'a> OpGradients<'a> {
+    pub(super) fn new(node: &'a OpNode, layer: &'a mut [GradientBuffer]) -> Self {
+        OpGradients { node, layer }
     }
 
     /// Has sums made apart, and adds what they come to, as another type, to these.
-    pub(super) fn add_apart(
+    pub(super) fn add_converted(
         &mut self,
-        work: impl FnOnce(&mut Gradients<'_>) -> Result<(), TensorError>,
+        work: impl FnOnce(&mut OpGradients<'_>) -> Result<(), TensorError>,
         convert: impl Fn(Tensor) -> Result<Tensor, TensorError>,
     ) -> Result<(), TensorError> {
-        let mut apart: Vec<Gradient> = self.layer.iter().map(|_| Gradient::default()).collect();
-        work(&mut Gradients::new(self.node, &mut apart))?;
+        let mut apart: Vec<GradientBuffer> = self.layer.iter().map(|_| GradientBuffer::default()).collect();
+        work(&mut OpGradients::new(self.node, &mut apart))?;
         for (sum, mut apart) in self.layer.iter_mut().zip(apart) {
             if let Some(term) = apart.take() {
                 sum.add(convert(term)?)?;
@@ -169,7 +169,7 @@ impl<'a> Gradients<'a> {
     }
 
     /// The gradient of the parameter that the op calls so; none where it is not trained.
-    pub(super) fn of(&mut self, role: &str) -> Option<&mut Gradient> {
+    pub(super) fn buffer(&mut self, role: &str) -> Option<&mut GradientBuffer> {
         let param = self.node.params.iter().find(|param| param.role == role && param.trained)?;
         self.layer.get_mut(param.place)
     }

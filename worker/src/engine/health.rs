@@ -1,6 +1,6 @@
 //! How layers fare in an optimizer step: whether there is something to learn from, and whether they learn it.
 
-use super::optimizer::Due;
+use super::optimizer::ParamUpdate;
 use super::params::Params;
 use layerspec::LayerId;
 use pipeline::watch::LayerHealth;
@@ -8,7 +8,7 @@ use tch::Tensor;
 use tensor::TensorError;
 
 /// A parameter before its update. One number of it is watched, that with the largest gradient, so that no copy is needed.
-pub(super) struct Before {
+pub(super) struct ParamProbe {
     layer: LayerId,
     param: Tensor,
     at: i64,
@@ -17,21 +17,21 @@ pub(super) struct Before {
 }
 
 /// What is about to be updated, as it is.
-pub(super) fn before(due: &[Due<'_>], params: &Params) -> Result<Vec<Before>, TensorError> {
+pub(super) fn probe(due: &[ParamUpdate<'_>], params: &Params) -> Result<Vec<ParamProbe>, TensorError> {
     let some = due.iter().filter(|due| due.grad.numel() > 0);
     some.map(|due| {
         let sizes = due.grad.f_abs()?;
         // Of numbers that are none, the first.
         let at = sizes.f_argmax(None, false)?.f_int64_value(&[])?;
         let (param, layer) = (due.tensor.shallow_clone(), params.all[due.index].owner);
-        Ok(Before { layer, at, value: number(&param, at)?, largest: number(&sizes, at)?, param })
+        Ok(ParamProbe { layer, at, value: number(&param, at)?, largest: number(&sizes, at)?, param })
     })
     .collect()
 }
 
 /// How the layers fared, now that they are updated; some have parameters `without` a gradient.
-pub(super) fn after(before: Vec<Before>, without: Vec<LayerId>) -> Result<Vec<LayerHealth>, TensorError> {
-    let seen = before.into_iter().map(|Before { layer, param, at, value, largest }| {
+pub(super) fn layer_health(before: Vec<ParamProbe>, without: Vec<LayerId>) -> Result<Vec<LayerHealth>, TensorError> {
+    let seen = before.into_iter().map(|ParamProbe { layer, param, at, value, largest }| {
         let changed = number(&param, at)?.to_bits() != value.to_bits();
         Ok(LayerHealth { layer, finite: largest.is_finite(), has_gradient: largest != 0.0, changed })
     });

@@ -1,8 +1,8 @@
 //! A layer made ready to run: its ops with their parameters, which of their inputs want gradients, and what of it is
 //! computed again before backward.
 
-use super::modules::{lower, Keeps, Lowered, Op};
-use super::own::OwnLayers;
+use super::modules::{lower, LoweredLayer, Op, SavePolicy};
+use super::own::CustomLayers;
 use super::params::{Binding, Params};
 use layerspec::Recompute;
 use tch::Device;
@@ -10,8 +10,8 @@ use tensor::TensorError;
 
 /// A layer's ops over numbered slots: first the layer's inputs, then what the ops make.
 #[derive(Debug)]
-pub(super) struct Layer {
-    pub(super) nodes: Vec<Node>,
+pub(super) struct CompiledLayer {
+    pub(super) nodes: Vec<OpNode>,
     /// How many slots there are.
     pub(super) slots: usize,
     /// The slots of its outputs.
@@ -19,12 +19,12 @@ pub(super) struct Layer {
     /// Whether the outputs have gradients.
     pub(super) has_grad: bool,
     /// What is kept for computing the rest again; nothing where everything is kept.
-    pub(super) again: Option<Again>,
+    pub(super) recompute_plan: Option<RecomputePlan>,
 }
 
 /// One op with all that it is connected with.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct OpNode {
     pub(super) op: Box<dyn Op>,
     /// Slots.
     pub(super) inputs: Vec<usize>,
@@ -34,16 +34,16 @@ pub(super) struct Node {
     pub(super) first_output: usize,
     /// How many it makes.
     pub(super) outputs: usize,
-    pub(super) params: Vec<NodeParam>,
+    pub(super) params: Vec<OpParam>,
     /// For each input, whether its gradient is wanted.
-    pub(super) wants: Vec<bool>,
+    pub(super) needs_input_grad: Vec<bool>,
     /// Whether any of its parameters is trained.
     pub(super) trains: bool,
 }
 
 /// A parameter or buffer of an op.
 #[derive(Debug)]
-pub(super) struct NodeParam {
+pub(super) struct OpParam {
     /// The op's name for it.
     pub(super) role: &'static str,
     /// Its place among the stage's.
@@ -55,61 +55,68 @@ pub(super) struct NodeParam {
 
 /// What of a layer is kept between forward and backward, and what is computed again.
 #[derive(Debug)]
-pub(super) struct Again {
+pub(super) struct RecomputePlan {
     /// By slot.
-    pub(super) kept: Vec<bool>,
+    pub(super) saved_slots: Vec<bool>,
     /// By op: whether it runs again. What the others need they have from their inputs.
     pub(super) runs: Vec<bool>,
 }
 
-impl Node {
+impl OpNode {
     /// Whether it has a part in the backward pass.
     pub(super) fn is_active(&self) -> bool {
-        self.trains || self.wants.contains(&true)
+        self.trains || self.needs_input_grad.contains(&true)
     }
 }
 
-impl Layer {
-    /// Makes a layer ready. `wants` says for each of its inputs whether the gradient is wanted.
+impl CompiledLayer {
+    /// Makes a layer ready. `needs_input_grad` says for each of its inputs whether the gradient is wanted.
     pub(super) fn new(
         spec: &layerspec::Layer,
         bindings: &[Binding],
         params: &Params,
-        wants: &[bool],
-        (own, device): (&OwnLayers, Device),
+        needs_input_grad: &[bool],
+        (custom_layers, device): (&CustomLayers, Device),
     ) -> Result<Self, TensorError> {
-        let Lowered { nodes: lowered, outputs } =
-            lower(&spec.kind, spec.inputs.len(), spec.outputs.len(), own, device)?.in_precision(spec.precision);
-        let mut wants = wants.to_vec();
+        let LoweredLayer { nodes: lowered, outputs } =
+            lower(&spec.kind, spec.inputs.len(), spec.outputs.len(), custom_layers, device)?
+                .in_precision(spec.precision);
+        let mut slot_needs_grad = needs_input_grad.to_vec();
         let mut nodes = Vec::with_capacity(lowered.len());
         for lower in lowered {
             let param = |&(role, name): &(&'static str, &str)| {
                 let place = bindings.iter().position(|binding| binding.name == name)?;
                 let index = bindings[place].index;
-                Some(NodeParam { role, index, place, trained: params.all[index].trained })
+                Some(OpParam { role, index, place, trained: params.all[index].trained })
             };
-            let params: Vec<NodeParam> = lower.params.iter().filter_map(param).collect();
-            let node = Node {
+            let params: Vec<OpParam> = lower.params.iter().filter_map(param).collect();
+            let node = OpNode {
                 last: vec![false; lower.inputs.len()],
-                wants: lower.inputs.iter().map(|&slot| wants[slot]).collect(),
+                needs_input_grad: lower.inputs.iter().map(|&slot| slot_needs_grad[slot]).collect(),
                 trains: params.iter().any(|param| param.trained),
                 op: lower.op,
                 inputs: lower.inputs,
-                first_output: wants.len(),
+                first_output: slot_needs_grad.len(),
                 outputs: lower.outputs,
                 params,
             };
-            wants.extend(std::iter::repeat_n(node.is_active(), node.outputs));
+            slot_needs_grad.extend(std::iter::repeat_n(node.is_active(), node.outputs));
             nodes.push(node);
         }
-        let slots = wants.len();
+        let slots = slot_needs_grad.len();
         mark_last_uses(&mut nodes, &outputs, slots);
-        let again = again(spec.recompute.unwrap_or_default(), &nodes, slots);
-        Ok(Layer { has_grad: outputs.iter().any(|&slot| wants[slot]), nodes, slots, outputs, again })
+        let recompute_plan = recompute_plan(spec.recompute.unwrap_or_default(), &nodes, slots);
+        Ok(CompiledLayer {
+            has_grad: outputs.iter().any(|&slot| slot_needs_grad[slot]),
+            nodes,
+            slots,
+            outputs,
+            recompute_plan,
+        })
     }
 }
 
-fn mark_last_uses(nodes: &mut [Node], outputs: &[usize], slots: usize) {
+fn mark_last_uses(nodes: &mut [OpNode], outputs: &[usize], slots: usize) {
     let mut used = vec![false; slots];
     outputs.iter().for_each(|&slot| used[slot] = true);
     for node in nodes.iter_mut().rev() {
@@ -120,23 +127,23 @@ fn mark_last_uses(nodes: &mut [Node], outputs: &[usize], slots: usize) {
 }
 
 /// Goes back over the ops and asks of each what it must have for its backward pass.
-fn again(recompute: Recompute, nodes: &[Node], slots: usize) -> Option<Again> {
-    if recompute == Recompute::None || !nodes.iter().any(Node::is_active) {
+fn recompute_plan(recompute: Recompute, nodes: &[OpNode], slots: usize) -> Option<RecomputePlan> {
+    if recompute == Recompute::None || !nodes.iter().any(OpNode::is_active) {
         return None;
     }
     let mut needed = vec![false; slots];
     let mut runs = vec![false; nodes.len()];
     for (node, runs) in nodes.iter().zip(&mut runs).rev() {
-        let keeps = if node.is_active() { node.op.keeps() } else { Keeps::Nothing };
-        let may_run = recompute == Recompute::Full || node.op.is_cheap() || keeps == Keeps::OfItsRun;
+        let policy = if node.is_active() { node.op.save_policy() } else { SavePolicy::Nothing };
+        let may_run = recompute == Recompute::Full || node.op.is_cheap() || policy == SavePolicy::FromForward;
         let made = &mut needed[node.first_output..node.first_output + node.outputs];
-        *runs = may_run && (keeps == Keeps::OfItsRun || made.contains(&true));
+        *runs = may_run && (policy == SavePolicy::FromForward || made.contains(&true));
         if *runs {
             made.fill(false);
         }
-        if *runs || keeps == Keeps::Inputs {
+        if *runs || policy == SavePolicy::FromInputs {
             node.inputs.iter().for_each(|&slot| needed[slot] = true);
         }
     }
-    Some(Again { kept: needed, runs })
+    Some(RecomputePlan { saved_slots: needed, runs })
 }

@@ -9,12 +9,12 @@ use tensor::{memory, TensorError};
 /// A tensor that crosses a cut arrives like that, so one that does not cross has to look the same:
 /// libtorch picks kernels by strides, and other kernels give other bits. A dimension of size 1 may
 /// have any stride and still count as contiguous; those are set right too.
-pub(super) fn plain(tensor: Tensor) -> Result<Tensor, TensorError> {
-    if memory::is_plain(&tensor) {
+pub(super) fn canonical_layout(tensor: Tensor) -> Result<Tensor, TensorError> {
+    if memory::has_canonical_strides(&tensor) {
         return Ok(tensor);
     }
     let tensor = tensor.f_contiguous()?;
-    if memory::is_plain(&tensor) {
+    if memory::has_canonical_strides(&tensor) {
         return Ok(tensor);
     }
     let size = tensor.size();
@@ -38,17 +38,17 @@ mod tests {
         let empty = numbers(&[3, 0, 2]).transpose(0, 2);
         for tensor in [transposed, of_size_one, expanded, empty, Tensor::from(1.0f32)] {
             let fresh = Tensor::empty(tensor.size(), (Kind::Float, Device::Cpu));
-            let plain = plain(tensor.shallow_clone()).unwrap();
-            assert_eq!(plain.stride(), fresh.stride());
-            assert!(plain.equal(&tensor));
+            let canonical = canonical_layout(tensor.shallow_clone()).unwrap();
+            assert_eq!(canonical.stride(), fresh.stride());
+            assert!(canonical.equal(&tensor));
         }
     }
 
     #[test]
     fn a_plain_tensor_is_not_copied() {
         let tensor = numbers(&[3, 4]);
-        assert_eq!(plain(tensor.shallow_clone()).unwrap().data_ptr(), tensor.data_ptr());
+        assert_eq!(canonical_layout(tensor.shallow_clone()).unwrap().data_ptr(), tensor.data_ptr());
         let of_size_one = numbers(&[3, 1, 4]).transpose(0, 1);
-        assert_eq!(plain(of_size_one.shallow_clone()).unwrap().data_ptr(), of_size_one.data_ptr());
+        assert_eq!(canonical_layout(of_size_one.shallow_clone()).unwrap().data_ptr(), of_size_one.data_ptr());
     }
 }

@@ -1,8 +1,8 @@
 //! The loss of one microbatch, and its gradient.
 
 use super::error::EngineError;
-use super::layout::plain;
-use super::stage::{LossTask, Mode};
+use super::layout::canonical_layout;
+use super::stage::{LossInputs, Mode};
 use super::Engine;
 use pipeline::ids::MicrobatchKey;
 use pipeline::loss::LossSpec;
@@ -14,7 +14,7 @@ impl Engine {
     ///
     /// In [`Mode::Train`] the gradient of the prediction is kept for [`Engine::backward`]; forward
     /// must have been done under this key.
-    pub fn loss(&mut self, key: MicrobatchKey, task: &LossTask<'_>, mode: Mode) -> Result<f32, EngineError> {
+    pub fn loss(&mut self, key: MicrobatchKey, task: &LossInputs<'_>, mode: Mode) -> Result<f32, EngineError> {
         let failed = |source| EngineError::Loss { loss: task.loss.name(), source };
         if mode == Mode::Eval {
             let loss = tch::no_grad(|| weighted(task.prediction, task)).map_err(failed)?;
@@ -27,17 +27,17 @@ impl Engine {
     }
 }
 
-fn with_grad(task: &LossTask<'_>) -> Result<(f32, Tensor), TensorError> {
+fn with_grad(task: &LossInputs<'_>) -> Result<(f32, Tensor), TensorError> {
     let leaf = task.prediction.f_detach()?.f_set_requires_grad(true).attempt("asking for the output's gradient")?;
     let loss = tch::with_grad(|| weighted(&leaf, task))?;
     let one = loss.f_ones_like()?;
     match tensor::grad::backward(&[&loss], &[&one], &[&leaf])?.as_slice() {
-        [Some(grad)] => Ok((scalar(&loss)?, plain(grad.shallow_clone())?)),
+        [Some(grad)] => Ok((scalar(&loss)?, canonical_layout(grad.shallow_clone())?)),
         _ => Err(TensorError::invalid("the loss", "does not depend on the output")),
     }
 }
 
-fn weighted(prediction: &Tensor, task: &LossTask<'_>) -> Result<Tensor, TensorError> {
+fn weighted(prediction: &Tensor, task: &LossInputs<'_>) -> Result<Tensor, TensorError> {
     let target = task.target.f_to_device(prediction.device()).attempt("moving the target to the device")?;
     // The mean over nothing is no number; the sum is 0, and so are its gradients.
     let reduction = if task.weight == 0.0 { Reduction::Sum } else { Reduction::Mean };

@@ -1,6 +1,6 @@
 //! How long a layer takes on this machine, by running it alone.
 
-use super::{Engine, EngineError, Mode, OwnLayers, Pass, StageInput, StageModel};
+use super::{CustomLayers, Engine, EngineError, Mode, Pass, StageConfig, StageInput};
 use layerspec::{DType, Layer};
 use pipeline::ids::MicrobatchKey;
 use pipeline::optimizer::OptimizerSpec;
@@ -10,22 +10,22 @@ use tch::{Device, Tensor};
 use tensor::{kind_of, TensorError};
 
 /// Enough for a median.
-const REPETITIONS: usize = 3;
+const MIN_REPETITIONS: usize = 3;
 /// A layer is repeated for about so long, unless it takes longer for the least number of repetitions.
-const TIME: Duration = Duration::from_millis(40);
+const TARGET_TIME: Duration = Duration::from_millis(40);
 /// Against layers so quick that their repetitions would not end.
-const MOST_REPETITIONS: usize = 100;
+const MAX_REPETITIONS: usize = 100;
 
 /// Runs a layer with parameters of its own, and gives the median times of its parts.
-pub fn measure(probe: &LayerProbe, device: Device, own: &OwnLayers) -> Result<LayerTimes, EngineError> {
-    let mut bench = Bench::new(probe, device, own)?;
+pub fn measure(probe: &LayerProbe, device: Device, custom_layers: &CustomLayers) -> Result<LayerTimes, EngineError> {
+    let mut bench = LayerBench::new(probe, device, custom_layers)?;
     // Once for memory that is not yet there and code that is not yet loaded.
-    bench.whole()?;
-    bench.halves()?;
+    bench.time_full_backward()?;
+    bench.time_split_backward()?;
     let begin = Instant::now();
     let mut rounds: Vec<LayerTimes> = Vec::new();
-    while rounds.len() < REPETITIONS || (begin.elapsed() < TIME && rounds.len() < MOST_REPETITIONS) {
-        let (whole, halves) = (bench.whole()?, bench.halves()?);
+    while rounds.len() < MIN_REPETITIONS || (begin.elapsed() < TARGET_TIME && rounds.len() < MAX_REPETITIONS) {
+        let (whole, halves) = (bench.time_full_backward()?, bench.time_split_backward()?);
         rounds.push(LayerTimes { forward: whole.forward, backward: whole.backward, ..halves });
     }
     let median = |of: fn(&LayerTimes) -> u64| {
@@ -45,15 +45,15 @@ pub fn measure(probe: &LayerProbe, device: Device, own: &OwnLayers) -> Result<La
 }
 
 /// One layer as a stage.
-struct Bench {
+struct LayerBench {
     engine: Engine,
     inputs: Vec<Tensor>,
 }
 
 const KEY: MicrobatchKey = MicrobatchKey { batch: 0, index: 0 };
 
-impl Bench {
-    fn new(probe: &LayerProbe, device: Device, own: &OwnLayers) -> Result<Self, EngineError> {
+impl LayerBench {
+    fn new(probe: &LayerProbe, device: Device, custom_layers: &CustomLayers) -> Result<Self, EngineError> {
         // What it shares with other layers is made for it alone here.
         let layer = Layer { share: None, ..probe.layer.clone() };
         let inputs = layer.inputs.iter().zip(&probe.inputs).map(|(value, meta)| StageInput {
@@ -61,28 +61,28 @@ impl Bench {
             needs_grad: probe.input_grads && meta.dtype.is_floating(),
             sum_here: true,
         });
-        let model = StageModel {
+        let model = StageConfig {
             inputs: inputs.collect(),
             outputs: layer.outputs.clone(),
             tied_copies: Vec::new(),
             tied_owners: Vec::new(),
             buckets: Vec::new(),
             shard_id: None,
-            scatters: false,
-            gathers_first: false,
+            shards_gradients: false,
+            shards_parameters: false,
             layers: vec![layer],
             seed: 0,
             device,
-            own: own.clone(),
+            custom_layers: custom_layers.clone(),
         };
         let mut engine = Engine::build(model)?;
         engine.set_optimizer(OptimizerSpec::adam(0.0));
         let inputs = probe.inputs.iter().map(|meta| filled(meta.dtype, &meta.shape, device));
-        Ok(Bench { engine, inputs: inputs.collect::<Result<_, _>>()? })
+        Ok(LayerBench { engine, inputs: inputs.collect::<Result<_, _>>()? })
     }
 
     /// Forward and backward.
-    fn whole(&mut self) -> Result<LayerTimes, EngineError> {
+    fn time_full_backward(&mut self) -> Result<LayerTimes, EngineError> {
         let (forward, outputs) = self.forward()?;
         let grads = grads_like(&outputs)?;
         let (backward, done) = timed(|| self.engine.backward(KEY, grads));
@@ -91,13 +91,13 @@ impl Bench {
     }
 
     /// Forward, backward in halves, and a step.
-    fn halves(&mut self) -> Result<LayerTimes, EngineError> {
+    fn time_split_backward(&mut self) -> Result<LayerTimes, EngineError> {
         let (forward, outputs) = self.forward()?;
         let grads = grads_like(&outputs)?;
-        let held = self.engine.held().forward;
+        let held = self.engine.saved_bytes().forward;
         let (backward_input, done) = timed(|| self.engine.backward_input(KEY, grads));
         drop((done?, outputs));
-        let held_between = self.engine.held().between;
+        let held_between = self.engine.saved_bytes().between;
         let (backward_weight, done) = timed(|| self.engine.backward_weight(KEY));
         done?;
         let update = Update { lr: 0.0, scale: 1.0, clip: 1.0, skip: false };
@@ -115,7 +115,7 @@ impl Bench {
     }
 
     fn forward(&mut self) -> Result<(u64, Vec<Tensor>), EngineError> {
-        let pass = Pass { key: KEY, step: 0, mode: Mode::Train, apart: false };
+        let pass = Pass { key: KEY, step: 0, mode: Mode::Train, defer_statistics: false };
         let inputs = self.inputs.iter().map(Tensor::shallow_clone).collect();
         let (time, outputs) = timed(|| self.engine.forward(&pass, inputs));
         Ok((time, outputs?))

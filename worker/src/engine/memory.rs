@@ -2,7 +2,7 @@
 //! cache).
 
 use super::error::EngineError;
-use super::stage::StageModel;
+use super::stage::StageConfig;
 use layerspec::{Layer, LayerId, ValueId};
 use pipeline::cached::Cached;
 use std::cell::RefCell;
@@ -11,20 +11,20 @@ use tch::{Device, Tensor};
 use tensor::TensorError;
 
 /// Which op of the stage: its layer's place, and its first slot.
-type OpPlace = (usize, usize);
+type OpKey = (usize, usize);
 
 /// What the ops of a stage remember.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
-    kept: RefCell<HashMap<OpPlace, Vec<Tensor>>>,
+pub(super) struct KvCache {
+    kept: RefCell<HashMap<OpKey, Vec<Tensor>>>,
     /// What layers made whose inputs stay the same, as far as others need it.
-    unchanged: RefCell<HashMap<ValueId, Tensor>>,
-    now: Option<Now>,
+    reusable: RefCell<HashMap<ValueId, Tensor>>,
+    now: Option<CachedPass>,
 }
 
 /// The pass at work.
 #[derive(Debug)]
-struct Now {
+struct CachedPass {
     past: i64,
     /// The samples that go on; nothing where all do.
     rows: Option<Tensor>,
@@ -34,13 +34,13 @@ struct Now {
     needed: HashSet<ValueId>,
 }
 
-impl Memory {
+impl KvCache {
     /// A pass begins that goes on with the last one, or does not.
-    pub(super) fn begin(&mut self, cached: Option<&Cached>, stage: &StageModel) -> Result<(), EngineError> {
+    pub(super) fn begin_pass(&mut self, cached: Option<&Cached>, stage: &StageConfig) -> Result<(), EngineError> {
         let begins = cached.is_none_or(|cached| cached.past == 0);
         if begins {
             self.kept.get_mut().clear();
-            self.unchanged.get_mut().clear();
+            self.reusable.get_mut().clear();
         }
         self.now = match cached {
             None => None,
@@ -51,7 +51,7 @@ impl Memory {
                 let layers: HashSet<LayerId> = cached.layers.iter().copied().collect();
                 let growing = stage.layers.iter().filter(|layer| layers.contains(&layer.id));
                 let needed = growing.flat_map(|layer| &layer.inputs).chain(&stage.outputs).copied().collect();
-                Some(Now { past, rows, layers, needed })
+                Some(CachedPass { past, rows, layers, needed })
             }
         };
         Ok(())
@@ -59,14 +59,14 @@ impl Memory {
 
     /// What a layer made in the pass before, where its inputs are the same in this one: those of its outputs that layers which
     /// get new positions need, or other stages.
-    pub(super) fn unchanged(&self, layer: &Layer) -> Result<Option<Vec<(ValueId, Tensor)>>, TensorError> {
+    pub(super) fn reused_outputs(&self, layer: &Layer) -> Result<Option<Vec<(ValueId, Tensor)>>, TensorError> {
         let Some(now) = self.now.as_ref().filter(|now| now.past > 0 && !now.layers.contains(&layer.id)) else {
             return Ok(None);
         };
-        let mut unchanged = self.unchanged.borrow_mut();
+        let mut unchanged = self.reusable.borrow_mut();
         let needed = layer.outputs.iter().filter(|value| now.needed.contains(*value));
         let go_on = |value: &ValueId| {
-            let tensor = unchanged.remove(value).ok_or_else(|| lost(now.past, 0))?;
+            let tensor = unchanged.remove(value).ok_or_else(|| cache_mismatch(now.past, 0))?;
             let tensor = match &now.rows {
                 Some(rows) => tensor.f_index_select(0, rows)?,
                 None => tensor,
@@ -78,19 +78,19 @@ impl Memory {
     }
 
     /// Keeps what a layer made for the pass after this one, where its inputs will be the same.
-    pub(super) fn keep(&self, layer: &Layer, values: &HashMap<ValueId, Tensor>) {
+    pub(super) fn store_outputs(&self, layer: &Layer, values: &HashMap<ValueId, Tensor>) {
         let Some(now) = self.now.as_ref().filter(|now| !now.layers.contains(&layer.id)) else { return };
         for value in layer.outputs.iter().filter(|value| now.needed.contains(*value)) {
             if let Some(tensor) = values.get(value) {
-                self.unchanged.borrow_mut().insert(*value, tensor.shallow_clone());
+                self.reusable.borrow_mut().insert(*value, tensor.shallow_clone());
             }
         }
     }
 
     /// For an op, where its layer is given new positions only.
-    pub(super) fn of(&self, layer: LayerId, place: OpPlace) -> Option<Remembered<'_>> {
+    pub(super) fn for_op(&self, layer: LayerId, place: OpKey) -> Option<OpCache<'_>> {
         let now = self.now.as_ref().filter(|now| now.layers.contains(&layer))?;
-        Some(Remembered { kept: &self.kept, now, place })
+        Some(OpCache { kept: &self.kept, now, place })
     }
 }
 
@@ -101,13 +101,13 @@ fn rows_on(rows: &[i64], device: Device) -> Result<Tensor, EngineError> {
 
 /// What one op remembers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Remembered<'a> {
-    kept: &'a RefCell<HashMap<OpPlace, Vec<Tensor>>>,
-    now: &'a Now,
-    place: OpPlace,
+pub(super) struct OpCache<'a> {
+    kept: &'a RefCell<HashMap<OpKey, Vec<Tensor>>>,
+    now: &'a CachedPass,
+    place: OpKey,
 }
 
-impl Remembered<'_> {
+impl OpCache<'_> {
     /// How many positions came before.
     pub(super) fn past(&self) -> i64 {
         self.now.past
@@ -119,11 +119,11 @@ impl Remembered<'_> {
         let before = self.kept.borrow_mut().remove(&self.place);
         let all = match (before, self.now.past) {
             (_, 0) => new,
-            (None, past) => return Err(lost(past, 0)),
+            (None, past) => return Err(cache_mismatch(past, 0)),
             (Some(before), past) => {
                 let held = before.first().map_or(0, |tensor| size_at(tensor, positions));
                 if held != past || before.len() != new.len() {
-                    return Err(lost(past, held));
+                    return Err(cache_mismatch(past, held));
                 }
                 let join = |(before, new): (Tensor, &Tensor)| -> Result<Tensor, TensorError> {
                     let before = match &self.now.rows {
@@ -145,6 +145,6 @@ fn size_at(tensor: &Tensor, dim: i64) -> i64 {
     usize::try_from(dim).ok().and_then(|dim| tensor.size().get(dim).copied()).unwrap_or(0)
 }
 
-fn lost(past: i64, held: i64) -> TensorError {
+fn cache_mismatch(past: i64, held: i64) -> TensorError {
     TensorError::invalid("the layer", format!("{past} positions came before, but {held} are remembered; begin anew"))
 }

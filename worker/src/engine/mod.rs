@@ -9,7 +9,7 @@
 //! - the gradient of a parameter: for each layer that uses it the microbatches in the order of their backward passes,
 //!   and at the step the layers, descending. The products that make a weight's gradient add straight to the sum. Or each
 //!   microbatch's is made by itself and they are summed along a tree, which replicas of the stage can share
-//!   ([`Engine::backward_along`]).
+//!   ([`Engine::backward_into_tree`]).
 
 mod all_reduce;
 mod backward;
@@ -45,31 +45,31 @@ mod weights;
 mod tests;
 
 pub use all_reduce::AllReduce;
-pub use branch::{Along, HandOut};
+pub use branch::{EmitFn, TreeTarget};
 use error::in_layer;
-pub use error::{Doing, EngineError};
-pub use held::Held;
+pub use error::{EngineError, LayerPhase};
+pub use held::SavedBytes;
 pub use measure::measure;
-pub use own::{CustomLayer, Forward, OwnLayers};
-pub use stage::{LossTask, Mode, Pass, StageInput, StageModel};
-pub use tied::ByStage;
+pub use own::{CustomLayer, CustomLayers, ForwardContext};
+pub use stage::{LossInputs, Mode, Pass, StageConfig, StageInput};
+pub use tied::TensorsByStage;
 
-use branch::Trees;
-use forward::Saved;
-use gradient::Gradient;
-use layer::Layer;
+use branch::GradientTrees;
+use forward::SavedMicrobatch;
+use gradient::GradientBuffer;
+use layer::CompiledLayer;
 use layerspec::ValueId;
-use memory::Memory;
+use memory::KvCache;
 use optimizer::Optimizer;
 use params::Params;
 use pipeline::cached::Cached;
 use pipeline::ids::MicrobatchKey;
 use pipeline::optimizer::OptimizerSpec;
 use shards::Shards;
-use statistics::Statistics;
+use statistics::RunningStatistics;
 use std::collections::{HashMap, HashSet};
-use sum::Sum;
-use weights::Halfway;
+use sum::OrderedSum;
+use weights::PendingWeightGrads;
 
 /// A stage that computes.
 ///
@@ -77,59 +77,60 @@ use weights::Halfway;
 /// [`Engine::discard`], [`Engine::undo_statistics`] and [`Engine::zero_grad`], and the stage is ready for the next.
 #[derive(Debug)]
 pub struct Engine {
-    stage: StageModel,
+    stage: StageConfig,
     params: Params,
-    layers: Vec<Layer>,
+    layers: Vec<CompiledLayer>,
     /// For each layer the values that nobody needs once it is done.
-    last_used: Vec<Vec<ValueId>>,
-    saved: HashMap<MicrobatchKey, Saved>,
-    halfway: HashMap<MicrobatchKey, Halfway>,
+    freed_after: Vec<Vec<ValueId>>,
+    saved: HashMap<MicrobatchKey, SavedMicrobatch>,
+    pending_weight_grads: HashMap<MicrobatchKey, PendingWeightGrads>,
     /// By layer, and place among its parameters.
-    gradients: Vec<Vec<Gradient>>,
+    gradients: Vec<Vec<GradientBuffer>>,
     /// What is not yet added to them.
-    trees: Trees,
+    trees: GradientTrees,
     /// What of them, and of the parameters, is this replica's.
     shards: Shards,
-    statistics: Statistics,
+    statistics: RunningStatistics,
     /// What other stages have added to the gradients of parameters, by place in the stage.
-    from_others: HashMap<usize, Sum>,
+    tied_grad_sums: HashMap<usize, OrderedSum>,
     optimizer: Option<Optimizer>,
     /// How often the parameters have changed.
     version: u64,
-    memory: Memory,
+    kv_cache: KvCache,
     /// Forward passes find out where a number is not finite.
-    checks_numbers: bool,
+    checks_finite: bool,
 }
 
 impl Engine {
     /// Makes the stage, its parameters filled as PyTorch would, from the run's seed and their names.
-    pub fn build(stage: StageModel) -> Result<Self, EngineError> {
+    pub fn build(stage: StageConfig) -> Result<Self, EngineError> {
         check_connected(&stage)?;
         let mut params = Params::new(&stage)?;
-        let layers = made_ready(&stage, &params)?;
-        let gradients = params.bindings.iter().map(|own| own.iter().map(|_| Gradient::default()).collect()).collect();
+        let layers = compile_layers(&stage, &params)?;
+        let gradients =
+            params.bindings.iter().map(|own| own.iter().map(|_| GradientBuffer::default()).collect()).collect();
         let shards = Shards::new(&stage, &mut params)?;
         Ok(Engine {
-            last_used: last_used(&stage),
-            trees: Trees::new(&stage, &params),
+            freed_after: freed_after(&stage),
+            trees: GradientTrees::new(&stage, &params),
             shards,
-            statistics: Statistics::new(&stage, &params),
+            statistics: RunningStatistics::new(&stage, &params),
             stage,
             params,
             layers,
             saved: HashMap::new(),
-            halfway: HashMap::new(),
+            pending_weight_grads: HashMap::new(),
             gradients,
-            from_others: HashMap::new(),
+            tied_grad_sums: HashMap::new(),
             optimizer: None,
             version: 0,
-            memory: Memory::default(),
-            checks_numbers: false,
+            kv_cache: KvCache::default(),
+            checks_finite: false,
         })
     }
 
     /// What the stage was told to be.
-    pub fn stage(&self) -> &StageModel {
+    pub fn stage(&self) -> &StageConfig {
         &self.stage
     }
 
@@ -139,8 +140,8 @@ impl Engine {
     }
 
     /// How many microbatches wait for their backward pass, or half of it.
-    pub fn waiting(&self) -> usize {
-        self.saved.len() + self.halfway.len()
+    pub fn pending_microbatches(&self) -> usize {
+        self.saved.len() + self.pending_weight_grads.len()
     }
 
     /// Sets the optimizer. Its state starts anew.
@@ -152,14 +153,14 @@ impl Engine {
     ///
     /// # Errors
     /// The rows cannot be brought to the device.
-    pub fn go_on(&mut self, cached: Option<&Cached>) -> Result<(), EngineError> {
-        self.memory.begin(cached, &self.stage)
+    pub fn begin_cached_pass(&mut self, cached: Option<&Cached>) -> Result<(), EngineError> {
+        self.kv_cache.begin_pass(cached, &self.stage)
     }
 
     /// Whether the next forward passes look at every number and fail where one is not finite: at what comes in, at parameters
     /// and at what each layer makes.
-    pub fn check_numbers(&mut self, check: bool) {
-        self.checks_numbers = check;
+    pub fn set_check_finite(&mut self, check: bool) {
+        self.checks_finite = check;
     }
 
     /// Has running statistics of norms forget what they learned of a batch, whose step is void, if it was the last.
@@ -173,19 +174,19 @@ impl Engine {
         self.trees.discard(batch);
         self.statistics.discard(batch);
         self.saved.retain(|key, _| key.batch != batch);
-        self.halfway.retain(|key, _| key.batch != batch);
+        self.pending_weight_grads.retain(|key, _| key.batch != batch);
     }
 }
 
 /// Layers with their ops. A value's gradient is wanted where it comes from outside and is asked for, or was made by a layer
 /// with gradients.
-fn made_ready(stage: &StageModel, params: &Params) -> Result<Vec<Layer>, EngineError> {
+fn compile_layers(stage: &StageConfig, params: &Params) -> Result<Vec<CompiledLayer>, EngineError> {
     let mut wanted: HashSet<ValueId> =
         stage.inputs.iter().filter(|input| input.needs_grad).map(|input| input.value).collect();
     let ready = stage.layers.iter().zip(&params.bindings).map(|(spec, bindings)| {
-        let wants: Vec<bool> = spec.inputs.iter().map(|value| wanted.contains(value)).collect();
-        let layer = Layer::new(spec, bindings, params, &wants, (&stage.own, stage.device));
-        let layer = layer.map_err(in_layer(spec, Doing::Initialisation))?;
+        let needs_input_grad: Vec<bool> = spec.inputs.iter().map(|value| wanted.contains(value)).collect();
+        let layer = CompiledLayer::new(spec, bindings, params, &needs_input_grad, (&stage.custom_layers, stage.device));
+        let layer = layer.map_err(in_layer(spec, LayerPhase::Initialisation))?;
         if layer.has_grad {
             wanted.extend(&spec.outputs);
         }
@@ -195,22 +196,22 @@ fn made_ready(stage: &StageModel, params: &Params) -> Result<Vec<Layer>, EngineE
 }
 
 /// Every value that a layer or the outside needs comes in or is made before.
-fn check_connected(stage: &StageModel) -> Result<(), EngineError> {
+fn check_connected(stage: &StageConfig) -> Result<(), EngineError> {
     let mut known: HashSet<ValueId> = stage.inputs.iter().map(|input| input.value).collect();
     for layer in &stage.layers {
         if let Some(&value) = layer.inputs.iter().find(|value| !known.contains(value)) {
-            return Err(EngineError::Unconnected { value, by: format!("layer {}", layer.name) });
+            return Err(EngineError::MissingValue { value, by: format!("layer {}", layer.name) });
         }
         known.extend(&layer.outputs);
     }
     let made: HashSet<ValueId> = stage.layers.iter().flat_map(|layer| layer.outputs.iter().copied()).collect();
     match stage.outputs.iter().find(|value| !made.contains(value)) {
-        Some(&value) => Err(EngineError::Unconnected { value, by: "the stage's outputs".into() }),
+        Some(&value) => Err(EngineError::MissingValue { value, by: "the stage's outputs".into() }),
         None => Ok(()),
     }
 }
 
-fn last_used(stage: &StageModel) -> Vec<Vec<ValueId>> {
+fn freed_after(stage: &StageConfig) -> Vec<Vec<ValueId>> {
     let mut needed: HashSet<ValueId> = stage.outputs.iter().copied().collect();
     let layers = stage.layers.iter().rev();
     let mut freed: Vec<Vec<ValueId>> = layers

@@ -12,19 +12,19 @@ use tensor::TensorError;
 #[derive(Debug)]
 pub(super) enum Optimizer {
     Sgd { args: Sgd, momentum: HashMap<usize, Tensor> },
-    Adam { args: Adam, moments: HashMap<usize, Moments> },
+    Adam { args: Adam, moments: HashMap<usize, AdamMoments> },
 }
 
 /// What Adam keeps for one parameter.
 #[derive(Debug)]
-pub(super) struct Moments {
+pub(super) struct AdamMoments {
     step: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
 }
 
 /// A trained parameter that has a gradient.
-pub(super) struct Due<'a> {
+pub(super) struct ParamUpdate<'a> {
     /// Its place in the stage.
     pub(super) index: usize,
     /// It, or the part of it that is updated here.
@@ -45,7 +45,7 @@ impl Optimizer {
         }
     }
 
-    pub(super) fn step(&mut self, due: Vec<Due<'_>>, lr: f64) -> Result<(), TensorError> {
+    pub(super) fn step(&mut self, due: Vec<ParamUpdate<'_>>, lr: f64) -> Result<(), TensorError> {
         match self {
             Optimizer::Sgd { args, momentum } => sgd_step(&Sgd { lr, ..*args }, momentum, due),
             Optimizer::Adam { args, moments } => adam_step(&Adam { lr, ..*args }, moments, &due),
@@ -72,7 +72,7 @@ impl Optimizer {
             Optimizer::Adam { moments, .. } => {
                 let step = part("step", &[])?;
                 let (exp_avg, exp_avg_sq) = (part("exp_avg", size)?, part("exp_avg_sq", size)?);
-                moments.insert(index, Moments { step, exp_avg, exp_avg_sq });
+                moments.insert(index, AdamMoments { step, exp_avg, exp_avg_sq });
             }
         }
         match parts.into_keys().next() {
@@ -96,7 +96,7 @@ impl Optimizer {
                 momentum.get(&index).map(|buffer| ("momentum_buffer", buffer)).into_iter().collect()
             }
             Optimizer::Adam { moments, .. } => match moments.get(&index) {
-                Some(Moments { step, exp_avg, exp_avg_sq }) => {
+                Some(AdamMoments { step, exp_avg, exp_avg_sq }) => {
                     vec![("step", step), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
                 }
                 None => Vec::new(),
@@ -105,11 +105,11 @@ impl Optimizer {
     }
 }
 
-fn lists<'a>(due: &'a [Due<'_>]) -> (Vec<&'a Tensor>, Vec<&'a Tensor>) {
+fn lists<'a>(due: &'a [ParamUpdate<'_>]) -> (Vec<&'a Tensor>, Vec<&'a Tensor>) {
     due.iter().map(|due| (&due.tensor, due.grad)).unzip()
 }
 
-fn sgd_step(args: &Sgd, momentum: &mut HashMap<usize, Tensor>, due: Vec<Due<'_>>) -> Result<(), TensorError> {
+fn sgd_step(args: &Sgd, momentum: &mut HashMap<usize, Tensor>, due: Vec<ParamUpdate<'_>>) -> Result<(), TensorError> {
     if args.momentum == 0.0 {
         let (params, grads) = lists(&due);
         return optim::sgd(&params, &grads, &[], false, args);
@@ -127,26 +127,30 @@ fn sgd_step(args: &Sgd, momentum: &mut HashMap<usize, Tensor>, due: Vec<Due<'_>>
     Ok(())
 }
 
-fn adam_step(args: &Adam, moments: &mut HashMap<usize, Moments>, due: &[Due<'_>]) -> Result<(), TensorError> {
+fn adam_step(
+    args: &Adam,
+    moments: &mut HashMap<usize, AdamMoments>,
+    due: &[ParamUpdate<'_>],
+) -> Result<(), TensorError> {
     for due in due {
         let moments = match moments.entry(due.index) {
             Entry::Occupied(place) => place.into_mut(),
-            Entry::Vacant(place) => place.insert(Moments::new(&due.tensor)?),
+            Entry::Vacant(place) => place.insert(AdamMoments::new(&due.tensor)?),
         };
         let _same = moments.step.f_add_scalar_(1)?;
     }
-    let moments: Vec<&Moments> = due.iter().filter_map(|due| moments.get(&due.index)).collect();
-    let list = |part: fn(&Moments) -> &Tensor| moments.iter().map(|moments| part(moments)).collect::<Vec<_>>();
+    let moments: Vec<&AdamMoments> = due.iter().filter_map(|due| moments.get(&due.index)).collect();
+    let list = |part: fn(&AdamMoments) -> &Tensor| moments.iter().map(|moments| part(moments)).collect::<Vec<_>>();
     let (exp_avg, exp_avg_sq) = (list(|moments| &moments.exp_avg), list(|moments| &moments.exp_avg_sq));
     let step = list(|moments| &moments.step);
     let (params, grads) = lists(due);
     optim::adam(&params, &grads, AdamState { exp_avg: &exp_avg, exp_avg_sq: &exp_avg_sq, step: &step }, args)
 }
 
-impl Moments {
+impl AdamMoments {
     fn new(param: &Tensor) -> Result<Self, TensorError> {
         let param = param.f_detach()?;
-        Ok(Moments {
+        Ok(AdamMoments {
             step: Tensor::f_zeros([0i64; 0], (Kind::Float, param.device()))?,
             exp_avg: param.f_zeros_like()?,
             exp_avg_sq: param.f_zeros_like()?,

@@ -1,6 +1,6 @@
 //! Layers that not every worker has: those in Rust that this program was built with, and TorchScript files.
 
-use super::call::Call;
+use super::call::OpContext;
 use bytes::Bytes;
 use layerspec::layers::{Args, Custom, TorchScript};
 use std::collections::BTreeMap;
@@ -16,20 +16,20 @@ use tensor::TensorError;
 pub trait CustomLayer: Send {
     /// The outputs, made of inputs and parameters by functions that autograd knows, in training and in use.
     ///
-    /// The results must depend on the inputs, the parameters, [`Forward::training`] and [`Forward::random`] alone: a
+    /// The results must depend on the inputs, the parameters, [`ForwardContext::training`] and [`ForwardContext::random`] alone: a
     /// forward pass may be done a second time, and then it must give the same bits. Inputs must not be written to. What
     /// the layer itself remembers is saved nowhere and differs from worker to worker: there are no buffers. The outputs must
     /// be those that the model file says; others are an error.
-    fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError>;
+    fn forward(&self, ctx: &ForwardContext<'_>) -> Result<Vec<Tensor>, TensorError>;
 }
 
 /// One call of a [`CustomLayer`].
-pub struct Forward<'a> {
-    pub(super) call: &'a Call<'a>,
+pub struct ForwardContext<'a> {
+    pub(super) ctx: &'a OpContext<'a>,
     pub(super) inputs: &'a [Tensor],
 }
 
-impl Forward<'_> {
+impl ForwardContext<'_> {
     /// All inputs.
     pub fn inputs(&self) -> &[Tensor] {
         self.inputs
@@ -44,44 +44,44 @@ impl Forward<'_> {
     /// The parameter that the model file calls so.
     pub fn param(&self, name: &str) -> Result<&Tensor, TensorError> {
         let missing = || TensorError::invalid("the layer", format!("the model file gives it no parameter `{name}`"));
-        self.call.optional(name).ok_or_else(missing)
+        self.ctx.optional_param(name).ok_or_else(missing)
     }
 
     /// Whether it is trained; else it is in use, and what is random in training is not.
     pub fn training(&self) -> bool {
-        self.call.training()
+        self.ctx.training()
     }
 
     /// Random numbers that depend on the run's seed, the step, the microbatch and the layer alone, and on what they are
     /// for.
     pub fn random(&self, purpose: &str) -> Result<Stream, TensorError> {
-        self.call.random(purpose)
+        self.ctx.random(purpose)
     }
 
     /// Where the tensors are.
     pub fn device(&self) -> Device {
-        self.call.device()
+        self.ctx.device()
     }
 }
 
-type Make = dyn Fn(&Args) -> Result<Box<dyn CustomLayer>, String> + Send + Sync;
+type LayerFactory = dyn Fn(&Args) -> Result<Box<dyn CustomLayer>, String> + Send + Sync;
 
 /// What a worker has beside the layers that every worker has.
 #[derive(Clone, Default)]
-pub struct OwnLayers {
-    custom: BTreeMap<String, Arc<Make>>,
+pub struct CustomLayers {
+    custom: BTreeMap<String, Arc<LayerFactory>>,
     torchscript: bool,
     /// By SHA-256.
     files: BTreeMap<String, Bytes>,
 }
 
-impl fmt::Debug for OwnLayers {
+impl fmt::Debug for CustomLayers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OwnLayers({:?}, {} files)", self.custom.keys(), self.files.len())
+        write!(f, "CustomLayers({:?}, {} files)", self.custom.keys(), self.files.len())
     }
 }
 
-impl OwnLayers {
+impl CustomLayers {
     /// The same and one more layer in Rust; `make` reads its arguments.
     #[must_use]
     pub fn with<L: CustomLayer + 'static>(
@@ -102,11 +102,11 @@ impl OwnLayers {
     }
 
     /// Keeps these files instead of others, by their SHA-256; none where no TorchScript is run.
-    pub(crate) fn keep(&mut self, files: BTreeMap<String, Bytes>) {
+    pub(crate) fn set_torchscript_files(&mut self, files: BTreeMap<String, Bytes>) {
         self.files = if self.torchscript { files } else { BTreeMap::new() };
     }
 
-    pub(super) fn custom(&self, layer: &Custom) -> Result<Box<dyn CustomLayer>, TensorError> {
+    pub(super) fn make_custom(&self, layer: &Custom) -> Result<Box<dyn CustomLayer>, TensorError> {
         let wrong = |problem: String| Err(TensorError::invalid(format!("the own layer `{}`", layer.layer), problem));
         let Some(make) = self.custom.get(&layer.layer) else {
             let names: Vec<&str> = self.custom.keys().map(String::as_str).collect();
@@ -119,7 +119,7 @@ impl OwnLayers {
     }
 
     /// The module of a layer, whose parameters are those that the model file names.
-    pub(super) fn script(&self, layer: &TorchScript, device: Device) -> Result<Script, TensorError> {
+    pub(super) fn load_script(&self, layer: &TorchScript, device: Device) -> Result<Script, TensorError> {
         let wrong = |problem: String| TensorError::invalid(&layer.path, problem);
         if !self.torchscript {
             return Err(wrong(
@@ -150,9 +150,9 @@ impl OwnLayers {
     }
 
     /// The values with which a layer's parameters begin, where a file has them.
-    pub(super) fn initial(&self, layer: &layerspec::Layer) -> Result<BTreeMap<String, Tensor>, TensorError> {
+    pub(super) fn initial_params(&self, layer: &layerspec::Layer) -> Result<BTreeMap<String, Tensor>, TensorError> {
         let layerspec::LayerKind::TorchScript(layer) = &layer.kind else { return Ok(BTreeMap::new()) };
-        let script = self.script(layer, Device::Cpu)?;
+        let script = self.load_script(layer, Device::Cpu)?;
         Ok(script.param_names().iter().cloned().zip(script.initial()).collect())
     }
 }

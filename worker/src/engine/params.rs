@@ -1,7 +1,7 @@
 //! The parameters and buffers of a stage: made, named, shared.
 
-use super::error::{in_layer, Doing, EngineError};
-use super::stage::StageModel;
+use super::error::{in_layer, EngineError, LayerPhase};
+use super::stage::StageConfig;
 use layerspec::{Init, Layer, LayerId, ParamSpec, Role};
 use pipeline::ids::StageId;
 use pipeline::plan::TiedCopy;
@@ -25,7 +25,7 @@ pub(super) struct Param {
     /// Its place among the parameters and buffers of that layer.
     pub(super) number: u32,
     /// The stage that owns it, where this one holds a copy.
-    pub(super) lender: Option<StageId>,
+    pub(super) owner_stage: Option<StageId>,
     /// The layers of the stage that use it and its place among the parameters of each, ascending.
     pub(super) uses: Vec<(usize, usize)>,
 }
@@ -48,19 +48,20 @@ pub(super) struct Params {
 impl Params {
     /// Makes what the layers need, filled as they say. Depends on the seed and on names, not on
     /// which other layers there are, so that the cut does not show.
-    pub(super) fn new(stage: &StageModel) -> Result<Self, EngineError> {
-        let StageModel { layers, tied_copies, own, seed, device, .. } = stage;
+    pub(super) fn new(stage: &StageConfig) -> Result<Self, EngineError> {
+        let StageConfig { layers, tied_copies, custom_layers, seed, device, .. } = stage;
         let begin = |layer: &Layer| {
-            let file = own.initial(layer).map_err(in_layer(layer, Doing::Initialisation))?;
-            Ok::<_, EngineError>(Begin { seed: *seed, device: *device, file })
+            let file = custom_layers.initial_params(layer).map_err(in_layer(layer, LayerPhase::Initialisation))?;
+            Ok::<_, EngineError>(InitSource { seed: *seed, device: *device, file })
         };
         let mut params = Params { all: Vec::new(), bindings: Vec::with_capacity(layers.len()) };
         for TiedCopy { owner, from, users } in tied_copies {
             let users = || layers.iter().filter(|layer| users.contains(&layer.id));
             let begin = begin(owner)?;
             for (number, spec) in shared_params(owner, users()) {
-                let param = make(owner, number, &spec, &begin).map_err(in_layer(owner, Doing::Initialisation))?;
-                params.all.push(Param { lender: Some(*from), ..param });
+                let param =
+                    make_param(owner, number, &spec, &begin).map_err(in_layer(owner, LayerPhase::Initialisation))?;
+                params.all.push(Param { owner_stage: Some(*from), ..param });
             }
         }
         for (place, layer) in layers.iter().enumerate() {
@@ -74,8 +75,8 @@ impl Params {
                         binding.index
                     }
                     None => {
-                        let made = make(layer, number, &spec, &begin);
-                        params.all.push(made.map_err(in_layer(layer, Doing::Initialisation))?);
+                        let made = make_param(layer, number, &spec, &begin);
+                        params.all.push(made.map_err(in_layer(layer, LayerPhase::Initialisation))?);
                         params.all.len() - 1
                     }
                 };
@@ -101,18 +102,17 @@ impl Params {
             let bindings = self.bindings[above].iter();
             return Ok(bindings.filter(|binding| tied.contains(&binding.name)).copied().collect());
         }
-        let Some(tied_owners) = tied_copies
-            .iter()
-            .find(|tied_owners| tied_owners.owner.id == owner && tied_owners.users.contains(&layer.id))
+        let Some(tied_copy) =
+            tied_copies.iter().find(|tied_copy| tied_copy.owner.id == owner && tied_copy.users.contains(&layer.id))
         else {
-            return Err(EngineError::SharedElsewhere { layer: layer.name.clone(), owner });
+            return Err(EngineError::UnknownOwner { layer: layer.name.clone(), owner });
         };
         let binding = |name: &'static str| {
-            let full = format!("{}.{name}", tied_owners.owner.name);
-            let index = self.all.iter().position(|param| param.lender.is_some() && param.name == full)?;
+            let full = format!("{}.{name}", tied_copy.owner.name);
+            let index = self.all.iter().position(|param| param.owner_stage.is_some() && param.name == full)?;
             Some(Binding { name, index })
         };
-        Ok(layer.kind.tied_params(&tied_owners.owner.kind).into_iter().filter_map(binding).collect())
+        Ok(layer.kind.tied_params(&tied_copy.owner.kind).into_iter().filter_map(binding).collect())
     }
 
     /// The parameter that a layer of the stage uses under this number.
@@ -126,7 +126,7 @@ impl Params {
     }
 
     /// The parameter that a layer owns under this name.
-    pub(super) fn of(&self, owner: LayerId, number: u32) -> Option<usize> {
+    pub(super) fn index_of(&self, owner: LayerId, number: u32) -> Option<usize> {
         self.all.iter().position(|param| param.owner == owner && param.number == number)
     }
 }
@@ -141,14 +141,14 @@ pub(super) fn shared_params<'a>(
 }
 
 /// What parameters begin from.
-struct Begin {
+struct InitSource {
     seed: u64,
     device: Device,
     /// Those that come from a file, by the layer's names.
     file: BTreeMap<String, Tensor>,
 }
 
-fn make(layer: &Layer, number: u32, spec: &ParamSpec, begin: &Begin) -> Result<Param, TensorError> {
+fn make_param(layer: &Layer, number: u32, spec: &ParamSpec, begin: &InitSource) -> Result<Param, TensorError> {
     let key = Key::new(begin.seed).text("init").text(&layer.name).text(spec.name);
     Ok(Param {
         name: full_name(layer, spec),
@@ -158,7 +158,7 @@ fn make(layer: &Layer, number: u32, spec: &ParamSpec, begin: &Begin) -> Result<P
         trained: spec.role == Role::Parameter && !layer.frozen,
         owner: layer.id,
         number,
-        lender: None,
+        owner_stage: None,
         uses: Vec::new(),
     })
 }
@@ -179,7 +179,7 @@ fn filled(spec: &ParamSpec, key: &Key, file: &BTreeMap<String, Tensor>) -> Resul
         Init::Normal { mean, std } => draw()?.normal(&shape, kind, mean, std),
         Init::File => match file.get(spec.name) {
             // A file's may lie in memory in another order.
-            Some(tensor) => super::layout::plain(super::state::copy(tensor)?),
+            Some(tensor) => super::layout::canonical_layout(super::state::copy(tensor)?),
             None => Err(TensorError::invalid("the layer's file", format!("has no `{}`", spec.name))),
         },
         Init::NormalZeroRow { mean, std, zero_row } => {

@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 /// The parts of each gradient, by layer and number, each with the element at which it begins.
-type Parts = BTreeMap<(usize, usize), Vec<(i64, Tensor)>>;
+type GradientSlices = BTreeMap<(usize, usize), Vec<(i64, Tensor)>>;
 
 impl Engine {
     /// Adds the sums over all microbatches of a batch to the gradients so far, and has the running statistics of norms take what
@@ -28,13 +28,13 @@ impl Engine {
                 true => self.add_roots()?,
                 false => self.add_buckets(buckets)?,
             }
-            self.learn_statistics(batch, statistics)
+            self.apply_statistics(batch, statistics)
         })
     }
 
     fn add_roots(&mut self) -> Result<(), EngineError> {
         let gradients = &mut self.gradients;
-        self.trees.take_roots(|(layer, number), sum| gradients[layer][number].add_sum(sum))
+        self.trees.drain_roots(|(layer, number), sum| gradients[layer][number].add_owned(sum))
     }
 
     fn add_buckets(&mut self, buckets: Vec<Vec<Vec<Tensor>>>) -> Result<(), EngineError> {
@@ -43,7 +43,7 @@ impl Engine {
         }
         for ((layer, number), parts) in self.parts(buckets)? {
             let param = &self.params.all[self.params.bindings[layer][number].index].tensor;
-            let (size, begin) = match self.shards.part_of_use((layer, number)) {
+            let (size, begin) = match self.shards.shard_range_of_use((layer, number)) {
                 None => (param.size(), 0),
                 Some(part) => (vec![part.end - part.start], part.start),
             };
@@ -53,12 +53,12 @@ impl Engine {
     }
 
     /// What came, checked: it is from other workers.
-    fn parts(&self, buckets: Vec<Vec<Vec<Tensor>>>) -> Result<Parts, EngineError> {
+    fn parts(&self, buckets: Vec<Vec<Vec<Tensor>>>) -> Result<GradientSlices, EngineError> {
         let own = self.trees.buckets()?;
         if own.len() != buckets.len() {
             return Err(wrong(format!("expected {} buckets, got {}", own.len(), buckets.len())));
         }
-        let mut parts = Parts::new();
+        let mut parts = GradientSlices::new();
         for (number, (bucket, shards)) in own.iter().zip(buckets).enumerate() {
             self.parts_of((number, bucket), shards, &mut parts)?;
         }
@@ -69,7 +69,7 @@ impl Engine {
         &self,
         (number, bucket): (usize, &Bucket),
         shards: Vec<Vec<Tensor>>,
-        parts: &mut Parts,
+        parts: &mut GradientSlices,
     ) -> Result<(), EngineError> {
         let replicas = u16::try_from(shards.len()).map_err(|_| wrong(format!("{} replicas", shards.len())))?;
         // Whether a gradient came, for each use of which some part has been seen.
@@ -102,5 +102,5 @@ impl Engine {
 }
 
 fn wrong(problem: impl Into<String>) -> EngineError {
-    EngineError::Reduced { problem: problem.into() }
+    EngineError::ReducedMismatch { problem: problem.into() }
 }

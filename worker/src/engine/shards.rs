@@ -7,7 +7,7 @@
 
 use super::error::EngineError;
 use super::params::Params;
-use super::stage::StageModel;
+use super::stage::StageConfig;
 use super::state::copy;
 use super::Engine;
 use pipeline::replicas::{shard, Bucket, ShardId, Slice};
@@ -23,22 +23,22 @@ pub(super) struct Shards {
     /// The buckets that are shared out, by their place among all, each with this replica's slices.
     buckets: BTreeMap<usize, Vec<Slice>>,
     /// Of each parameter that is shared out, by the layer that uses it and its number there.
-    parts: BTreeMap<(usize, usize), Range<i64>>,
+    ranges: BTreeMap<(usize, usize), Range<i64>>,
     /// Where parameters are gathered for passes: this replica's elements of each, flat.
-    kept: Option<BTreeMap<(usize, usize), Tensor>>,
+    own_shards: Option<BTreeMap<(usize, usize), Tensor>>,
     /// Whether all elements are in the parameters' memory.
     are_gathered: bool,
 }
 
 impl Shards {
     /// The shards of a stage; where parameters are gathered for passes, they have no memory of their own from here on.
-    pub(super) fn new(stage: &StageModel, params: &mut Params) -> Result<Self, TensorError> {
+    pub(super) fn new(stage: &StageConfig, params: &mut Params) -> Result<Self, TensorError> {
         let mut shards = Shards::of(&stage.buckets, stage.shard_id);
-        if stage.gathers_first {
+        if stage.shards_parameters {
             let kept =
-                shards.parts.iter().map(|(used, part)| Ok((*used, copy(&slice_of(params.of_use(*used), part)?)?)));
-            shards.kept = Some(kept.collect::<Result<_, TensorError>>()?);
-            shards.empty(params)?;
+                shards.ranges.iter().map(|(used, part)| Ok((*used, copy(&slice_of(params.of_use(*used), part)?)?)));
+            shards.own_shards = Some(kept.collect::<Result<_, TensorError>>()?);
+            shards.free_full_params(params)?;
         }
         Ok(shards)
     }
@@ -47,32 +47,32 @@ impl Shards {
         let mut shards = Shards { id, are_gathered: true, ..Shards::default() };
         let Some(ShardId { replica, replicas }) = id else { return shards };
         for (number, bucket) in buckets.iter().enumerate().filter(|(_, bucket)| bucket.sharded) {
-            shards.parts.extend(bucket.uses.iter().map(|used| ((used.layer, used.number), 0..0)));
+            shards.ranges.extend(bucket.uses.iter().map(|used| ((used.layer, used.number), 0..0)));
             let mine = shard(bucket, replica, replicas);
             let part = |slice: &Slice| {
                 let used = &bucket.uses[slice.place];
                 ((used.layer, used.number), elements(slice))
             };
-            shards.parts.extend(mine.iter().map(part));
+            shards.ranges.extend(mine.iter().map(part));
             shards.buckets.insert(number, mine);
         }
         shards
     }
 
     /// The elements of a parameter that are this replica's, in the order of memory; nothing where all are everybody's.
-    pub(super) fn part(&self, params: &Params, index: usize) -> Option<Range<i64>> {
+    pub(super) fn shard_range(&self, params: &Params, index: usize) -> Option<Range<i64>> {
         // What is shared out has one use.
-        params.all[index].uses.first().and_then(|used| self.parts.get(used)).cloned()
+        params.all[index].uses.first().and_then(|used| self.ranges.get(used)).cloned()
     }
 
     /// The same for one use of a parameter.
-    pub(super) fn part_of_use(&self, used: (usize, usize)) -> Option<Range<i64>> {
-        self.parts.get(&used).cloned()
+    pub(super) fn shard_range_of_use(&self, used: (usize, usize)) -> Option<Range<i64>> {
+        self.ranges.get(&used).cloned()
     }
 
     /// This replica's part of a parameter, where parameters are gathered for passes and this is one.
-    pub(super) fn kept(&self, params: &Params, index: usize) -> Option<&Tensor> {
-        self.kept.as_ref()?.get(params.all[index].uses.first()?)
+    pub(super) fn own_shard(&self, params: &Params, index: usize) -> Option<&Tensor> {
+        self.own_shards.as_ref()?.get(params.all[index].uses.first()?)
     }
 
     /// Whether the stage's parameters are all here.
@@ -81,13 +81,13 @@ impl Shards {
     }
 
     /// Frees the parameters' memory. What stands for them has their sizes, and zeros.
-    fn empty(&mut self, params: &mut Params) -> Result<(), TensorError> {
-        for used in self.kept.iter().flat_map(BTreeMap::keys) {
+    fn free_full_params(&mut self, params: &mut Params) -> Result<(), TensorError> {
+        for used in self.own_shards.iter().flat_map(BTreeMap::keys) {
             let param = params.of_use_mut(*used);
             let zero = Tensor::f_zeros([1], (param.f_kind()?, param.device()))?;
             *param = zero.f_expand(param.size(), false)?;
         }
-        self.are_gathered = self.kept.as_ref().is_none_or(BTreeMap::is_empty);
+        self.are_gathered = self.own_shards.as_ref().is_none_or(BTreeMap::is_empty);
         Ok(())
     }
 
@@ -105,17 +105,17 @@ pub(super) fn slice_of(param: &Tensor, elements: &Range<i64>) -> Result<Tensor, 
 impl Engine {
     /// Hands out copies of this replica's part of the parameters, bucket by bucket: the slices of its shard of each that is
     /// shared out.
-    pub fn hand_out_part(
+    pub fn emit_shard(
         &self,
-        mut hand_out: impl FnMut(u32, Vec<Tensor>) -> Result<(), EngineError>,
+        mut emit: impl FnMut(u32, Vec<Tensor>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         for (bucket, slices) in &self.shards.buckets {
-            let copied = |slice: &Slice| match self.kept_of(*bucket, slice) {
+            let copied = |slice: &Slice| match self.own_shard_of(*bucket, slice) {
                 Some(part) => copy(part),
                 None => copy(&slice_of(self.param_of(*bucket, slice), &elements(slice))?),
             };
             let slices: Result<Vec<Tensor>, TensorError> = slices.iter().map(copied).collect();
-            hand_out(*bucket as u32, slices?)?;
+            emit(*bucket as u32, slices?)?;
         }
         Ok(())
     }
@@ -123,9 +123,9 @@ impl Engine {
     /// Takes in what the other replicas have updated: for every bucket and replica the slices of its shard, none of this
     /// replica's, and none of buckets that are not shared out. Nothing changes unless all of it fits.
     pub fn all_gather(&mut self, buckets: Vec<Vec<Vec<Tensor>>>) -> Result<(), EngineError> {
-        let places = self.to_gather(&buckets)?;
-        match &self.shards.kept {
-            Some(_) => self.fill()?,
+        let places = self.check_gathered_shards(&buckets)?;
+        match &self.shards.own_shards {
+            Some(_) => self.allocate_full_params()?,
             None if places.is_empty() => return Ok(()),
             None => self.version += 1,
         }
@@ -138,11 +138,11 @@ impl Engine {
     }
 
     /// Gives parameters memory, with this replica's part of each in it.
-    fn fill(&mut self) -> Result<(), TensorError> {
-        for (used, part) in self.shards.kept.iter().flatten() {
+    fn allocate_full_params(&mut self) -> Result<(), TensorError> {
+        for (used, part) in self.shards.own_shards.iter().flatten() {
             let param = self.params.of_use_mut(*used);
             *param = Tensor::f_empty(param.size(), (param.f_kind()?, param.device()))?;
-            let range = self.shards.parts.get(used).cloned().unwrap_or_default();
+            let range = self.shards.ranges.get(used).cloned().unwrap_or_default();
             slice_of(param, &range)?.f_copy_(part)?;
         }
         Ok(())
@@ -150,7 +150,7 @@ impl Engine {
 
     /// Lets go of the other replicas' parts of the parameters, where these are gathered for passes.
     pub fn reshard(&mut self) -> Result<(), EngineError> {
-        Ok(self.shards.empty(&mut self.params)?)
+        Ok(self.shards.free_full_params(&mut self.params)?)
     }
 
     /// Refuses to use parameters of which only a part is here.
@@ -162,7 +162,7 @@ impl Engine {
     }
 
     /// Where each of these goes: bucket and slice; checked, for it is from other workers.
-    fn to_gather(&self, buckets: &[Vec<Vec<Tensor>>]) -> Result<Vec<(usize, Slice)>, EngineError> {
+    fn check_gathered_shards(&self, buckets: &[Vec<Vec<Tensor>>]) -> Result<Vec<(usize, Slice)>, EngineError> {
         let Some(ShardId { replica, replicas }) = self.shards.id else {
             // All that the stage has is tied.
             let nothing = buckets.iter().flatten().all(Vec::is_empty);
@@ -203,9 +203,9 @@ impl Engine {
     }
 
     /// What is kept of that parameter, where it is gathered for passes.
-    fn kept_of(&self, bucket: usize, slice: &Slice) -> Option<&Tensor> {
+    fn own_shard_of(&self, bucket: usize, slice: &Slice) -> Option<&Tensor> {
         let used = &self.stage.buckets[bucket].uses[slice.place];
-        self.shards.kept.as_ref()?.get(&(used.layer, used.number))
+        self.shards.own_shards.as_ref()?.get(&(used.layer, used.number))
     }
 }
 
@@ -214,5 +214,5 @@ fn elements(slice: &Slice) -> Range<i64> {
 }
 
 fn wrong(problem: impl Into<String>) -> EngineError {
-    EngineError::Gathered { problem: problem.into() }
+    EngineError::GatheredMismatch { problem: problem.into() }
 }

@@ -6,13 +6,13 @@ use tensor::memory;
 
 /// Tensors by shape. Some of them may still be on their way to other workers.
 #[derive(Debug, Default)]
-pub(super) struct Spare(HashMap<Vec<i64>, Vec<Tensor>>);
+pub(super) struct TensorPool(HashMap<Vec<i64>, Vec<Tensor>>);
 
-impl Spare {
+impl TensorPool {
     /// Memory of this shape that nobody else refers to any more.
     pub(super) fn take(&mut self, shape: &[i64]) -> Option<Tensor> {
         let kept = self.0.get_mut(shape)?;
-        let free = kept.iter().rposition(memory::is_alone)?;
+        let free = kept.iter().rposition(memory::is_uniquely_owned)?;
         Some(kept.swap_remove(free))
     }
 

@@ -1,6 +1,6 @@
 //! What a stage is told to be, and which mode it works in.
 
-use super::own::OwnLayers;
+use super::own::CustomLayers;
 use layerspec::{Layer, ValueId};
 use pipeline::ids::MicrobatchKey;
 use pipeline::loss::LossSpec;
@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 
 /// A stage: a contiguous run of a model's layers, and the values that cross its border.
 #[derive(Debug, Clone)]
-pub struct StageModel {
+pub struct StageConfig {
     /// The stage's layers in file order.
     pub layers: Vec<Layer>,
     /// The values that come from outside, in the order in which [`super::Engine::forward`] takes them.
@@ -27,15 +27,15 @@ pub struct StageModel {
     /// Which part of the sharded ones is this replica's to update.
     pub shard_id: Option<ShardId>,
     /// Whether gradients leave with each microbatch, so that nothing is kept of them.
-    pub scatters: bool,
+    pub shards_gradients: bool,
     /// Whether of its part of the sharded ones alone the parameters are kept, and gathered with the others' for passes.
-    pub gathers_first: bool,
+    pub shards_parameters: bool,
     /// The run's seed: parameters and dropout depend on it and on names alone.
     pub seed: u64,
     /// Where the stage computes. Tensors from elsewhere are moved there on arrival.
     pub device: Device,
     /// The layers that not every worker has.
-    pub own: OwnLayers,
+    pub custom_layers: CustomLayers,
 }
 
 /// A value that comes from outside.
@@ -69,20 +69,20 @@ pub struct Pass {
     /// Training or evaluation.
     pub mode: Mode,
     /// In training, whether what norms see waits for [`super::Engine::reduce`] before running statistics take it.
-    pub apart: bool,
+    pub defer_statistics: bool,
 }
 
 impl Pass {
     /// Whether running statistics are left as they are.
-    pub(super) fn keeps_apart(&self) -> bool {
-        self.apart && self.mode == Mode::Train
+    pub(super) fn defers_statistics(&self) -> bool {
+        self.defer_statistics && self.mode == Mode::Train
     }
 }
 
 /// A loss to compute.
 #[derive(Debug, Clone, Copy)]
-pub struct LossTask<'a> {
-    /// Position in [`StageModel::outputs`] of the output that the loss is about.
+pub struct LossInputs<'a> {
+    /// Position in [`StageConfig::outputs`] of the output that the loss is about.
     pub output: usize,
     /// That output, as forward gave it.
     pub prediction: &'a Tensor,

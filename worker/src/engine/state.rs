@@ -12,20 +12,20 @@ impl Engine {
     /// layers share is there once, under its owner's name; what another stage owns is not there.
     pub fn state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
         self.check_gathered()?;
-        let params = self.params.all.iter().filter(|param| param.lender.is_none());
+        let params = self.params.all.iter().filter(|param| param.owner_stage.is_none());
         params.map(|param| Ok((param.name.clone(), copy(&param.tensor)?))).collect()
     }
 
     /// The trained parameters that the stage owns, by name.
-    pub fn trained(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        let own = self.params.all.iter().filter(|param| param.trained && param.lender.is_none());
+    pub fn trained_params(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let own = self.params.all.iter().filter(|param| param.trained && param.owner_stage.is_none());
         own.map(|param| (param.name.as_str(), &param.tensor))
     }
 
     /// Those of which every replica of the stage keeps all.
-    pub fn trained_by_all(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        let all = self.params.all.iter().enumerate().filter(|(_, param)| param.trained && param.lender.is_none());
-        let of_all = all.filter(|(index, _)| self.shards.kept(&self.params, *index).is_none());
+    pub fn replicated_trained_params(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let all = self.params.all.iter().enumerate().filter(|(_, param)| param.trained && param.owner_stage.is_none());
+        let of_all = all.filter(|(index, _)| self.shards.own_shard(&self.params, *index).is_none());
         of_all.map(|(_, param)| (param.name.as_str(), &param.tensor))
     }
 
@@ -36,7 +36,7 @@ impl Engine {
         let mut tensors = Vec::new();
         let Some(optimizer) = &self.optimizer else { return Ok(tensors) };
         for (index, param) in self.params.all.iter().enumerate() {
-            let part = self.shards.part(&self.params, index);
+            let part = self.shards.shard_range(&self.params, index);
             let nothing = part.as_ref().is_some_and(std::ops::Range::is_empty);
             if nothing || (part.is_none() && parts) {
                 continue;
@@ -71,7 +71,7 @@ impl Engine {
             if let Some(parts) = of_param.remove(&param.name) {
                 let device = param.tensor.device();
                 let sizes = param.tensor.size();
-                let share = self.shards.part(&self.params, index);
+                let share = self.shards.shard_range(&self.params, index);
                 if share.as_ref().is_some_and(std::ops::Range::is_empty) {
                     continue;
                 }
@@ -95,7 +95,7 @@ impl Engine {
             return Ok(());
         }
         optimizer.clear();
-        Err(EngineError::State { problems })
+        Err(EngineError::StateMismatch { problems })
     }
 
     /// Sets all parameters and buffers. Nothing changes unless everything fits; the error lists
@@ -104,13 +104,13 @@ impl Engine {
     /// Shared ones may come under any of their names, or under several with equal contents. What another stage owns is
     /// set too.
     pub fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
-        let fitting = self.fit(state)?;
+        let fitting = self.match_params(state)?;
         self.version += 1;
-        self.statistics.replaced();
+        self.statistics.forget_restore_points();
         self.reshard()?;
         tch::no_grad(|| {
             for (index, (param, new)) in self.params.all.iter().zip(&fitting).enumerate() {
-                let kept = self.shards.kept(&self.params, index).zip(self.shards.part(&self.params, index));
+                let kept = self.shards.own_shard(&self.params, index).zip(self.shards.shard_range(&self.params, index));
                 match kept {
                     Some((kept, part)) => kept.shallow_clone().f_copy_(&slice_of(&new.f_contiguous()?, &part)?)?,
                     None => param.tensor.shallow_clone().f_copy_(new)?,
@@ -122,12 +122,12 @@ impl Engine {
     }
 
     /// Whether a parameter or buffer has this name, here or in the stage that owns it.
-    pub fn knows(&self, name: &str) -> bool {
+    pub fn has_tensor(&self, name: &str) -> bool {
         self.params.all.iter().any(|param| param.name == name || param.aliases.iter().any(|alias| alias == name))
     }
 
     /// The tensor for each parameter, in the stage's order.
-    fn fit(&self, state: Vec<(String, Tensor)>) -> Result<Vec<Tensor>, EngineError> {
+    fn match_params(&self, state: Vec<(String, Tensor)>) -> Result<Vec<Tensor>, EngineError> {
         let mut given: HashMap<String, Tensor> = HashMap::new();
         let mut problems = Vec::new();
         for (name, tensor) in state {
@@ -161,7 +161,7 @@ impl Engine {
         if problems.is_empty() {
             Ok(fitting)
         } else {
-            Err(EngineError::State { problems })
+            Err(EngineError::StateMismatch { problems })
         }
     }
 }

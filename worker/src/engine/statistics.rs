@@ -3,10 +3,10 @@
 //! Running statistics depend on the order of microbatches. Replicas each see some of these, so each hands out what it saw,
 //! and at the end of the round all take all of it in the order of microbatches: every replica comes to the same.
 
-use super::branch::Along;
+use super::branch::TreeTarget;
 use super::error::EngineError;
 use super::params::Params;
-use super::stage::StageModel;
+use super::stage::StageConfig;
 use super::state::copy;
 use super::Engine;
 use layerspec::LayerKind;
@@ -17,14 +17,14 @@ use tch::{Device, Kind, Tensor};
 use tensor::TensorError;
 
 /// Mean and unbiased variance of each channel.
-pub(super) type Seen = [Tensor; 2];
+pub(super) type BatchStatistics = [Tensor; 2];
 
 /// What the norms of a stage saw of microbatches whose statistics are not yet taken.
 #[derive(Debug, Default)]
-pub(super) struct Statistics {
-    norms: Vec<Norm>,
+pub(super) struct RunningStatistics {
+    norms: Vec<NormLayer>,
     /// For each norm.
-    seen: BTreeMap<MicrobatchKey, Vec<Seen>>,
+    seen: BTreeMap<MicrobatchKey, Vec<BatchStatistics>>,
     /// The batch whose statistics were taken last, or are being taken, and what the running ones were before, by place: its
     /// step may still be called off, and done again.
     before: Option<(u64, Values)>,
@@ -37,7 +37,7 @@ type Values = Vec<(usize, Tensor)>;
 
 /// A layer that keeps running statistics.
 #[derive(Debug)]
-struct Norm {
+struct NormLayer {
     layer: usize,
     /// Places among the stage's parameters and buffers.
     running: [usize; 2],
@@ -47,8 +47,8 @@ struct Norm {
     momentum: Option<f64>,
 }
 
-impl Statistics {
-    pub(super) fn new(stage: &StageModel, params: &Params) -> Self {
+impl RunningStatistics {
+    pub(super) fn new(stage: &StageConfig, params: &Params) -> Self {
         let norm = |(layer, spec): (usize, &layerspec::Layer)| {
             let of = |name: &str| params.bindings[layer].iter().find(|b| b.name == name).map(|b| b.index);
             let count = of("num_batches_tracked");
@@ -59,18 +59,18 @@ impl Statistics {
                 LayerKind::InstanceNorm2d(norm) => (Some(norm.momentum.unwrap_or(0.0)), None),
                 _ => return None,
             };
-            Some(Norm { layer, running: [of("running_mean")?, of("running_var")?], count, momentum })
+            Some(NormLayer { layer, running: [of("running_mean")?, of("running_var")?], count, momentum })
         };
         let norms = stage.layers.iter().enumerate().filter_map(norm).collect();
-        Statistics { norms, seen: BTreeMap::new(), before: None, before_update: None }
+        RunningStatistics { norms, seen: BTreeMap::new(), before: None, before_update: None }
     }
 
     /// Makes room for what the norms will see of a microbatch.
-    pub(super) fn expect(&mut self, key: MicrobatchKey, params: &Params) -> Result<(), EngineError> {
+    pub(super) fn reserve(&mut self, key: MicrobatchKey, params: &Params) -> Result<(), EngineError> {
         if self.norms.is_empty() {
             return Ok(());
         }
-        let room = |norm: &Norm| -> Result<Seen, TensorError> {
+        let room = |norm: &NormLayer| -> Result<BatchStatistics, TensorError> {
             let zeros = |index: usize| Ok::<_, TensorError>(params.all[index].tensor.f_zeros_like()?);
             Ok([zeros(norm.running[0])?, zeros(norm.running[1])?])
         };
@@ -82,7 +82,7 @@ impl Statistics {
     }
 
     /// Where a norm leaves what it sees of a microbatch.
-    pub(super) fn of(&self, key: MicrobatchKey, layer: usize) -> Option<&Seen> {
+    pub(super) fn for_layer(&self, key: MicrobatchKey, layer: usize) -> Option<&BatchStatistics> {
         let place = self.norms.iter().position(|norm| norm.layer == layer)?;
         self.seen.get(&key)?.get(place)
     }
@@ -97,11 +97,11 @@ impl Statistics {
     }
 
     /// Running statistics are about to take what they see of a batch, microbatch by microbatch.
-    pub(super) fn begin(&mut self, batch: u64, params: &Params) -> Result<(), TensorError> {
+    pub(super) fn begin_batch(&mut self, batch: u64, params: &Params) -> Result<(), TensorError> {
         match &self.before {
             Some((of, _)) if *of == batch => Ok(()),
             _ if self.norms.is_empty() => Ok(()),
-            _ => self.remember(batch, params),
+            _ => self.save_restore_point(batch, params),
         }
     }
 
@@ -114,18 +114,18 @@ impl Statistics {
 
     /// Parameters were updated by what has come since they last were; or that was skipped, and running statistics become again
     /// what they were then.
-    pub(super) fn updated(&mut self, skipped: bool, params: &Params) {
+    pub(super) fn on_update(&mut self, skipped: bool, params: &Params) {
         if let Some(before) = self.before_update.take().filter(|_| skipped) {
             restore(before, params);
         }
     }
 
     /// There are others, to which nothing leads back.
-    pub(super) fn replaced(&mut self) {
+    pub(super) fn forget_restore_points(&mut self) {
         (self.before, self.before_update) = (None, None);
     }
 
-    fn remember(&mut self, batch: u64, params: &Params) -> Result<(), TensorError> {
+    fn save_restore_point(&mut self, batch: u64, params: &Params) -> Result<(), TensorError> {
         let places = self.norms.iter().flat_map(|norm| norm.running.into_iter().chain(norm.count));
         let before = places.map(|index| Ok((index, copy(&params.all[index].tensor)?)));
         let before: Values = before.collect::<Result<_, TensorError>>()?;
@@ -138,7 +138,7 @@ impl Statistics {
     }
 
     /// What was seen of a batch: the numbers of its microbatches, and for each norm means and variances in turns.
-    fn handed(&self, batch: u64) -> Result<Vec<Tensor>, TensorError> {
+    fn to_tensors(&self, batch: u64) -> Result<Vec<Tensor>, TensorError> {
         let of_batch = || self.seen.iter().filter(move |(key, _)| key.batch == batch);
         let numbers: Vec<i64> = of_batch().map(|(key, _)| i64::from(key.index)).collect();
         let of_norm = |norm: usize| {
@@ -150,17 +150,17 @@ impl Statistics {
     }
 
     /// Adds what another replica saw, checked, to this.
-    fn receive(
+    fn add_from_replica(
         &self,
         tensors: &[Tensor],
         (params, device): (&Params, Device),
-        all: &mut BTreeMap<u32, Vec<Seen>>,
+        all: &mut BTreeMap<u32, Vec<BatchStatistics>>,
     ) -> Result<(), EngineError> {
         let Some((numbers, norms)) = tensors.split_first().filter(|(_, norms)| norms.len() == self.norms.len()) else {
             let problem = format!("{} tensors for {} norms", tensors.len(), self.norms.len());
-            return Err(EngineError::Statistics { problem });
+            return Err(EngineError::StatisticsMismatch { problem });
         };
-        let numbers = numbers_in(numbers)?;
+        let numbers = microbatch_indices(numbers)?;
         let mut rows: Vec<std::vec::IntoIter<Tensor>> = Vec::new();
         for (norm, tensor) in self.norms.iter().zip(norms) {
             let mut expected = params.all[norm.running[0]].tensor.size();
@@ -168,7 +168,7 @@ impl Statistics {
             let kind = tensor.f_kind().map_err(TensorError::from)?;
             if tensor.size() != expected || kind != Kind::Float {
                 let problem = format!("expected Float {expected:?}, got {kind:?} {:?}", tensor.size());
-                return Err(EngineError::Statistics { problem });
+                return Err(EngineError::StatisticsMismatch { problem });
             }
             let tensor = tensor.f_to_device(device).map_err(TensorError::from)?;
             rows.push(tensor.f_unbind(0).map_err(TensorError::from)?.into_iter());
@@ -176,14 +176,14 @@ impl Statistics {
         for number in numbers {
             let seen = rows.iter_mut().filter_map(|rows| Some([rows.next()?, rows.next()?]));
             if all.insert(number, seen.collect()).is_some() {
-                return Err(EngineError::Statistics { problem: format!("microbatch {number} came twice") });
+                return Err(EngineError::StatisticsMismatch { problem: format!("microbatch {number} came twice") });
             }
         }
         Ok(())
     }
 
     /// Takes what one microbatch showed into the running statistics.
-    fn learn(&self, params: &Params, seen: &[Seen]) -> Result<(), TensorError> {
+    fn apply(&self, params: &Params, seen: &[BatchStatistics]) -> Result<(), TensorError> {
         for (norm, seen) in self.norms.iter().zip(seen) {
             let count = norm.count.map(|count| params.all[count].tensor.shallow_clone());
             let count = count.map(|mut count| count.f_add_scalar_(1)).transpose()?;
@@ -211,36 +211,37 @@ fn restore(values: Values, params: &Params) {
 
 impl Engine {
     /// Hands out what the norms saw, where there are some.
-    pub(super) fn hand_out_statistics(&self, batch: u64, along: &mut Along<'_>) -> Result<(), EngineError> {
+    pub(super) fn emit_statistics(&self, batch: u64, target: &mut TreeTarget<'_>) -> Result<(), EngineError> {
         if self.statistics.norms.is_empty() {
             return Ok(());
         }
-        let tensors = tch::no_grad(|| self.statistics.handed(batch))?;
-        Ok((along.hand_out)(HandedOut::Statistics { stage: along.stage, tensors })?)
+        let tensors = tch::no_grad(|| self.statistics.to_tensors(batch))?;
+        Ok((target.emit)(HandedOut::Statistics { stage: target.stage, tensors })?)
     }
 
     /// Takes what the norms saw here, and what those of other replicas did, into the running statistics, in the order of
     /// microbatches.
-    pub(super) fn learn_statistics(&mut self, batch: u64, others: Vec<Vec<Tensor>>) -> Result<(), EngineError> {
+    pub(super) fn apply_statistics(&mut self, batch: u64, others: Vec<Vec<Tensor>>) -> Result<(), EngineError> {
         // Other batches may be under way.
         let (own, rest) =
             std::mem::take(&mut self.statistics.seen).into_iter().partition(|(key, _)| key.batch == batch);
         self.statistics.seen = rest;
-        let own: BTreeMap<MicrobatchKey, Vec<Seen>> = own;
-        let mut all: BTreeMap<u32, Vec<Seen>> = own.into_iter().map(|(key, seen)| (key.index, seen)).collect();
+        let own: BTreeMap<MicrobatchKey, Vec<BatchStatistics>> = own;
+        let mut all: BTreeMap<u32, Vec<BatchStatistics>> =
+            own.into_iter().map(|(key, seen)| (key.index, seen)).collect();
         for tensors in &others {
-            self.statistics.receive(tensors, (&self.params, self.stage.device), &mut all)?;
+            self.statistics.add_from_replica(tensors, (&self.params, self.stage.device), &mut all)?;
         }
         if all.keys().zip(0..).any(|(number, expected)| *number != expected) {
-            return Err(EngineError::Statistics { problem: "those of some microbatches are missing".into() });
+            return Err(EngineError::StatisticsMismatch { problem: "those of some microbatches are missing".into() });
         }
-        self.statistics.remember(batch, &self.params)?;
-        all.values().try_for_each(|seen| self.statistics.learn(&self.params, seen))?;
+        self.statistics.save_restore_point(batch, &self.params)?;
+        all.values().try_for_each(|seen| self.statistics.apply(&self.params, seen))?;
         Ok(())
     }
 }
 
-fn numbers_in(tensor: &Tensor) -> Result<Vec<u32>, EngineError> {
+fn microbatch_indices(tensor: &Tensor) -> Result<Vec<u32>, EngineError> {
     let kind = tensor.f_kind().map_err(TensorError::from)?;
     let numbers = match kind {
         Kind::Int64 => Vec::<i64>::try_from(tensor).map_err(|e| e.to_string()),
@@ -248,5 +249,6 @@ fn numbers_in(tensor: &Tensor) -> Result<Vec<u32>, EngineError> {
     };
     let numbers =
         numbers.and_then(|all| all.into_iter().map(|n| u32::try_from(n).map_err(|e| e.to_string())).collect());
-    numbers.map_err(|problem| EngineError::Statistics { problem: format!("numbers of microbatches: {problem}") })
+    numbers
+        .map_err(|problem| EngineError::StatisticsMismatch { problem: format!("numbers of microbatches: {problem}") })
 }

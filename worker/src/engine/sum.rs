@@ -3,23 +3,23 @@
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
-/// A sum taken left to right, in the order of the calls to [`Sum::add`].
+/// A sum taken left to right, in the order of the calls to [`OrderedSum::add`].
 ///
 /// Terms are written to only where nobody else refers to them.
 #[derive(Debug, Default)]
-pub(super) struct Sum(Option<Tensor>);
+pub(super) struct OrderedSum(Option<Tensor>);
 
-impl Sum {
+impl OrderedSum {
     /// Adds a term. After an error the sum is empty.
     pub(super) fn add(&mut self, mut term: Tensor) -> Result<(), TensorError> {
         self.0 = Some(match self.0.take() {
             None => term,
             // The order of two terms does not matter, so the sum may be taken in the memory of either.
-            Some(mut sum) if memory::is_alone(&sum) && sum.size() == term.size() => {
+            Some(mut sum) if memory::is_uniquely_owned(&sum) && sum.size() == term.size() => {
                 let _same = sum.f_add_(&term)?;
                 sum
             }
-            Some(sum) if memory::is_alone(&term) && sum.size() == term.size() => {
+            Some(sum) if memory::is_uniquely_owned(&term) && sum.size() == term.size() => {
                 let _same = term.f_add_(&sum)?;
                 term
             }
@@ -45,7 +45,7 @@ mod tests {
     fn terms_are_added_left_to_right_and_left_alone() {
         // 1e8 + 1 - 1e8 in f32 is 0 from the left and 1 from the right.
         let terms = [1e8f32, 1.0, -1e8].map(|value| Tensor::from_slice(&[value]));
-        let mut sum = Sum::default();
+        let mut sum = OrderedSum::default();
         for term in &terms {
             sum.add(term.shallow_clone()).unwrap();
         }

@@ -22,7 +22,7 @@ impl Sharding {
         [("optimizer", Sharding::Optimizer), ("gradients", Sharding::Gradients), ("parameters", Sharding::Parameters)];
 
     /// Whether gradients leave with each microbatch, rather than once with the last.
-    pub fn scatters(self) -> bool {
+    pub fn shards_gradients(self) -> bool {
         match self {
             Sharding::Optimizer => false,
             Sharding::Gradients | Sharding::Parameters => true,
@@ -30,7 +30,7 @@ impl Sharding {
     }
 
     /// Whether parameters are gathered before they are used, rather than after they were updated.
-    pub fn gathers_first(self) -> bool {
+    pub fn shards_parameters(self) -> bool {
         self == Sharding::Parameters
     }
 }

@@ -21,7 +21,7 @@ impl Layout {
     /// # Errors
     /// Replicas do not visit their stages in the same order.
     pub fn gathered(&self, lists: Vec<Vec<Action>>) -> Result<Vec<Vec<Action>>, ScheduleError> {
-        if !(0..self.stages() as u16).any(|stage| self.gathers_first(StageId(stage))) {
+        if !(0..self.stages() as u16).any(|stage| self.shards_parameters(StageId(stage))) {
             return Ok(lists);
         }
         let visits: Vec<Vec<StageId>> = lists.iter().map(|list| self.visits(list)).collect();
@@ -31,7 +31,7 @@ impl Layout {
                     self.stage_placement.has(stage, WorkerId(worker))
                         && self.stage_placement.has(stage, WorkerId(*other as u16))
                 };
-                (0..self.stages() as u16).map(StageId).any(|stage| self.gathers_first(stage) && both(stage))
+                (0..self.stages() as u16).map(StageId).any(|stage| self.shards_parameters(stage) && both(stage))
             };
             let of_all = (0..visits.len()).filter(shared).map(|other| &visits[other]);
             let Some(most) = of_all.clone().max_by_key(|visits| visits.len()) else { return Ok(list) };
@@ -51,7 +51,7 @@ impl Layout {
     pub(super) fn summed(&self, passes: Vec<Action>, sums: Vec<Action>) -> Vec<Action> {
         let last = |stage: StageId| passes.iter().rposition(|action| action.stage() == stage);
         let after_next_visit = |sum: &Action| {
-            let next = last(sum.stage()).filter(|_| self.gathers_first(sum.stage()))? + 1;
+            let next = last(sum.stage()).filter(|_| self.shards_parameters(sum.stage()))? + 1;
             let visited = passes.get(next)?.stage();
             let ends = passes[next..].iter().position(|action| action.stage() != visited);
             ends.map(|length| next + length)
@@ -66,7 +66,7 @@ impl Layout {
     /// For every worker what has it gather all parameters of a stage, and what has it let go of them again; nothing where all
     /// replicas have them.
     pub fn whole(&self, stage: StageId) -> Option<[Vec<Vec<Action>>; 2]> {
-        if !self.gathers_first(stage) {
+        if !self.shards_parameters(stage) {
             return None;
         }
         let of_replicas = |actions: &[Action]| {
@@ -88,7 +88,7 @@ impl Layout {
 
     /// Whether an action uses parameters that are to be gathered.
     fn is_visit(&self, action: &Action) -> bool {
-        action.microbatch().is_some() && self.gathers_first(action.stage())
+        action.microbatch().is_some() && self.shards_parameters(action.stage())
     }
 
     /// The list with what gathers and lets go around its visits, which are these, or none.
@@ -126,7 +126,7 @@ impl Layout {
     pub(super) fn gathers(&self, action: &Action) -> bool {
         match action {
             Action::Share { .. } | Action::Reshard { .. } => true,
-            Action::AllGather { stage } => self.gathers_first(*stage),
+            Action::AllGather { stage } => self.shards_parameters(*stage),
             _ => false,
         }
     }

@@ -93,7 +93,7 @@ impl Layout {
             let norms = stages.clone().filter(speaks);
             let norms = norms.map(|stage| Action::GradNorm { stage });
             let steps = stages.clone().map(|stage| Action::OptimStep { stage });
-            let sharded = stages.clone().filter(|stage| self.is_sharded(*stage) && !self.gathers_first(*stage));
+            let sharded = stages.clone().filter(|stage| self.is_sharded(*stage) && !self.shards_parameters(*stage));
             let gather = sharded.map(|stage| Action::AllGather { stage });
             let update = stages.filter(borrows).map(|stage| Action::UpdateTied { stage });
             let all = reduce.chain(norms).chain(steps).chain(gather).chain(update);
@@ -113,13 +113,13 @@ impl Layout {
     }
 
     /// Whether the gradients of a stage leave with each microbatch.
-    pub fn scatters(&self, stage: StageId) -> bool {
-        self.sharding.is_some_and(Sharding::scatters) && self.is_sharded(stage)
+    pub fn shards_gradients(&self, stage: StageId) -> bool {
+        self.sharding.is_some_and(Sharding::shards_gradients) && self.is_sharded(stage)
     }
 
     /// Whether the replicas of a stage gather its parameters before they use them.
-    pub fn gathers_first(&self, stage: StageId) -> bool {
-        self.sharding.is_some_and(Sharding::gathers_first) && self.is_sharded(stage)
+    pub fn shards_parameters(&self, stage: StageId) -> bool {
+        self.sharding.is_some_and(Sharding::shards_parameters) && self.is_sharded(stage)
     }
 
     /// Whether another stage waits for the gradients of a stage's inputs.

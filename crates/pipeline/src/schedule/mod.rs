@@ -121,7 +121,7 @@ impl Schedule {
             ScheduleKind::Ready => (work.passes(true), ready::order(&work, &costs, terms.room.as_deref())),
             _ => (listed(kind, &work, &costs), Order::Listed),
         };
-        if order != Order::Listed && (0..layout.stages() as u16).any(|stage| layout.gathers_first(StageId(stage))) {
+        if order != Order::Listed && (0..layout.stages() as u16).any(|stage| layout.shards_parameters(StageId(stage))) {
             return Err(ScheduleError::Unlisted(kind));
         }
         let summed =

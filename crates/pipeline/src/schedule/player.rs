@@ -119,14 +119,14 @@ impl<'a> Player<'a> {
         let left: Counts = layout.stage_placement.iter().map(taken).collect();
         // From each other replica one sum, or one for each microbatch.
         let sums_of_others = |(stage, taken): (usize, &Vec<u32>)| -> Vec<u32> {
-            let most = if layout.scatters(StageId(stage as u16)) { u32::MAX } else { 1 };
+            let most = if layout.shards_gradients(StageId(stage as u16)) { u32::MAX } else { 1 };
             let sums: Vec<u32> = taken.iter().map(|taken| *taken.min(&most)).collect();
             let all: u32 = sums.iter().sum();
             sums.into_iter().map(|own| all - own).collect()
         };
         let sums = left.iter().enumerate().map(sums_of_others).collect();
         // Where parameters are gathered first, nothing comes back.
-        let of_others = |(stage, taken): (usize, &Vec<u32>)| match layout.gathers_first(StageId(stage as u16)) {
+        let of_others = |(stage, taken): (usize, &Vec<u32>)| match layout.shards_parameters(StageId(stage as u16)) {
             true => vec![0; taken.len()],
             false => vec![taken.len() as u32 - 1; taken.len()],
         };
@@ -199,7 +199,7 @@ impl<'a> Player<'a> {
             Action::ReduceTied { .. } => none(&self.left),
             Action::GradNorm { .. } => none(&self.left) && none(&self.tied_grads),
             Action::OptimStep { .. } => none(&self.left) && none(&self.tied_grads) && self.norm_known,
-            Action::AllGather { .. } if self.layout.gathers_first(action.stage()) => {
+            Action::AllGather { .. } if self.layout.shards_parameters(action.stage()) => {
                 self.shared[stage][replica] as usize + 1 >= self.shared[stage].len()
             }
             // What it waits for is played as if it had gone out with the sums.
@@ -336,7 +336,7 @@ impl<'a> Player<'a> {
     fn back(&mut self, now: u64, (stage, replica): Place) {
         let left = &mut self.left[stage][replica];
         *left = left.saturating_sub(1);
-        if *left > 0 && !self.layout.scatters(StageId(stage as u16)) {
+        if *left > 0 && !self.layout.shards_gradients(StageId(stage as u16)) {
             return;
         }
         let bytes = self.costs.reduced_bytes.get(&StageId(stage as u16)).copied().unwrap_or(0);
@@ -347,7 +347,7 @@ impl<'a> Player<'a> {
     /// Once the gradients of all replicas are there, each gives the sum of its part to the others.
     fn summed(&mut self, now: u64, (stage, replica): Place) {
         let is_whole = self.left[stage][replica] == 0 && self.sums[stage][replica] == 0;
-        if is_whole && !self.layout.gathers_first(StageId(stage as u16)) {
+        if is_whole && !self.layout.shards_parameters(StageId(stage as u16)) {
             self.give(now, (stage, replica), Need::Reduced);
         }
     }

@@ -314,7 +314,7 @@ impl StageSession {
             let stage = *stage;
             let place = |action| round.actions.iter().position(|other| *other == action);
             let (step, gather) = (place(Action::OptimStep { stage }), place(Action::AllGather { stage }));
-            if !group.gathers_first() && (step.is_some() != gather.is_some() || step > gather) {
+            if !group.shards_parameters() && (step.is_some() != gather.is_some() || step > gather) {
                 return Err(format!(
                     "an update of a part of {stage} that is not followed by one that gathers the others"
                 ));
@@ -335,7 +335,7 @@ impl StageSession {
         if !self.groups.is_empty() && !round.reduction.is_apart() {
             return Err("a round that sums gradients in a way that replicas cannot".into());
         }
-        if round.reduction.adds_up_first() && self.groups.values().any(ReplicaGroup::scatters) {
+        if round.reduction.adds_up_first() && self.groups.values().any(ReplicaGroup::shards_gradients) {
             return Err("a round that adds up gradients which leave with each microbatch".into());
         }
         self.check_collective(round)?;

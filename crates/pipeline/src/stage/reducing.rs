@@ -40,9 +40,9 @@ pub(super) struct ReplicaGroup {
     /// Whether each replica updates its shard of the bucket alone, for every bucket.
     sharded: Vec<bool>,
     /// Whether gradients leave with each microbatch.
-    scatters: bool,
+    shards_gradients: bool,
     /// Whether parameters are gathered before they are used.
-    gathers_first: bool,
+    shards_parameters: bool,
     /// Whether replicas exchange the statistics of batch norms.
     statistics: bool,
 }
@@ -68,12 +68,21 @@ impl ReplicaGroup {
             let sharding = sharding.filter(|_| replicas > 1);
             let buckets = buckets(spec, bytes, sharding);
             let sharded: Vec<bool> = buckets.iter().map(|bucket| bucket.sharded).collect();
-            let scatters = sharding.is_some_and(Sharding::scatters) && sharded.contains(&true);
-            let gathers_first = sharding.is_some_and(Sharding::gathers_first) && sharded.contains(&true);
+            let shards_gradients = sharding.is_some_and(Sharding::shards_gradients) && sharded.contains(&true);
+            let shards_parameters = sharding.is_some_and(Sharding::shards_parameters) && sharded.contains(&true);
             let slices = buckets.iter().map(|b| (0..replicas).map(|r| shard(b, r, replicas).len()).collect());
             let statistics = spec.is_trained() && keeps_statistics(spec);
             let slices = slices.collect();
-            let group = ReplicaGroup { me, followers, slices, sharded, scatters, gathers_first, statistics, workers };
+            let group = ReplicaGroup {
+                me,
+                followers,
+                slices,
+                sharded,
+                shards_gradients,
+                shards_parameters,
+                statistics,
+                workers,
+            };
             Some((spec.stage, group))
         };
         stages.iter().filter_map(group).collect()
@@ -85,8 +94,8 @@ impl ReplicaGroup {
     }
 
     /// Whether gradients leave with each microbatch, instead of once with the last.
-    pub(super) fn scatters(&self) -> bool {
-        self.scatters
+    pub(super) fn shards_gradients(&self) -> bool {
+        self.shards_gradients
     }
 
     /// Whether each replica updates a part of the parameters alone.
@@ -106,8 +115,8 @@ impl ReplicaGroup {
     }
 
     /// Whether parameters are gathered before use, instead of after the update.
-    pub(super) fn gathers_first(&self) -> bool {
-        self.gathers_first
+    pub(super) fn shards_parameters(&self) -> bool {
+        self.shards_parameters
     }
 
     /// Whether only this worker uses the sum of a replica's shard.
@@ -220,7 +229,7 @@ impl Reducing {
             |worker: &WorkerId| round.microbatch_assignment.taken(stage_placement, stage, *worker, round.microbatches);
         // With sums per replica, each other replica sends one.
         let most = |replica| if replica == group.me || !round.reduction.adds_up_first() { usize::MAX } else { 1 };
-        let of_worker = |(replica, worker)| match group.scatters {
+        let of_worker = |(replica, worker)| match group.shards_gradients {
             true => taken(worker).flat_map(|microbatch| nodes(round.microbatches, [microbatch])).collect(),
             false => nodes(round.microbatches, taken(worker)).into_iter().take(most(replica)).collect(),
         };
@@ -249,7 +258,7 @@ impl Reducing {
         if left.iter().all(|of| is_here(*of)) {
             return Some(Ready { sums: std::mem::take(left), node: None });
         }
-        if !group.scatters {
+        if !group.shards_gradients {
             return None;
         }
         let here: Vec<(Node, usize)> = left.iter().copied().filter(|of| is_here(*of)).collect();

@@ -191,7 +191,7 @@ impl Running {
             }
             None => false,
         };
-        let group = groups.get(&stage).filter(|group| adds && (last || group.scatters()));
+        let group = groups.get(&stage).filter(|group| adds && (last || group.shards_gradients()));
         let group = group.filter(|_| self.reducing.contains_key(&stage));
         let hand_out = group.filter(|_| !self.round.reduction.is_collective()).map(ReplicaGroup::replicas);
         let tells = last && group.is_some();

@@ -103,7 +103,7 @@ impl Compute {
                     let share = shard_ids.get(&spec.stage).copied();
                     let sharding = sharding.filter(|_| share.is_some());
                     let buckets = buckets(&spec, bytes, sharding);
-                    let gathers = sharding.is_some_and(Sharding::gathers_first);
+                    let gathers = sharding.is_some_and(Sharding::shards_parameters);
                     (spec.stage, Stage { gathers, gathered: !gathers, ..Stage::new(spec, (buckets, share), seed) })
                 });
                 *self = Compute { stages: stages.collect(), seed, ..Compute::default() };

@@ -281,7 +281,7 @@ impl<'g> User<'g> {
 
     fn copies_by_stage(&self) -> bool {
         let layout = self.plan.layout();
-        self.plan.stages.iter().any(|spec| layout.gathers_first(spec.stage))
+        self.plan.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
     }
 
     /// The last copy of a run that workers keep whole.

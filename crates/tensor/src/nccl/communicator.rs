@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
 
 /// How long the ranks have to find each other: all are told at about one time.
-const ALL_THERE: Duration = Duration::from_secs(120);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Between two looks; the first ones follow each other at once.
-const PAUSE: Duration = Duration::from_micros(50);
-const AT_ONCE: u32 = 200;
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+const SPIN_POLLS: u32 = 200;
 
 /// Whether it is of no use to wait any longer.
-pub type CalledOff<'a> = &'a dyn Fn() -> bool;
+pub type IsInterrupted<'a> = &'a dyn Fn() -> bool;
 
 /// One rank's end of a communicator. After an error it is of no use any more, on any rank.
 #[derive(Debug)]
@@ -43,12 +43,12 @@ impl Communicator {
         id: &[u8; UNIQUE_ID_BYTES],
         (rank, ranks): (u16, u16),
         device: Device,
-        called_off: CalledOff<'_>,
+        is_interrupted: IsInterrupted<'_>,
     ) -> Result<Self, NcclError> {
         if rank >= ranks {
             return Err(NcclError::Invalid(format!("rank {rank} of {ranks} ranks")));
         }
-        if !nccl.is_for(device) {
+        if !nccl.supports(device) {
             let device = crate::device::name(device);
             return Err(NcclError::Invalid(format!(
                 "NCCL sums on GPUs with CUDA, and this worker computes on {device}"
@@ -68,7 +68,7 @@ impl Communicator {
             (nccl.symbols.init_rank)(raw.as_ptr(), ranks.into(), id, rank.into(), &mut config)
         };
         made.raw = raw.load(Ordering::Acquire);
-        made.settle(attempted, status, called_off, Some(ALL_THERE))?;
+        made.wait_for_call(attempted, status, is_interrupted, Some(CONNECT_TIMEOUT))?;
         Ok(made)
     }
 
@@ -80,9 +80,9 @@ impl Communicator {
     ///
     /// # Errors
     /// The tensor is none of that, or some rank has failed.
-    pub fn all_reduce(&mut self, tensor: &mut Tensor, called_off: CalledOff<'_>) -> Result<(), NcclError> {
+    pub fn all_reduce(&mut self, tensor: &mut Tensor, is_interrupted: IsInterrupted<'_>) -> Result<(), NcclError> {
         if self.raw.is_null() {
-            return Err(NcclError::Broken);
+            return Err(NcclError::CommunicatorFailed);
         }
         let ((kind, index), mut data, mut count) = (ffi::device_code(self.device), std::ptr::null_mut(), 0);
         // SAFETY: the tensor is alive, and both pointers are to live values.
@@ -94,24 +94,24 @@ impl Communicator {
         self.use_device()?;
         // SAFETY: `data` has `count` float32 of the communicator's device, exclusively borrowed. On a GPU the operation goes to
         // the default stream: libtorch, whose work goes there too, gives freed memory to nobody before it is done. What sums on
-        // the host has ended when NCCL says that it is not in progress any more, which `settle` waits for, or that it is
+        // the host has ended when NCCL says that it is not in progress any more, which `wait_for_call` waits for, or that it is
         // aborted.
         let status = unsafe {
             let stream = std::ptr::null_mut();
             (self.nccl.symbols.all_reduce)(data, data, count, FLOAT, SUM, self.raw, stream)
         };
-        self.settle("a sum over replicas", status, called_off, None)
+        self.wait_for_call("a sum over replicas", status, is_interrupted, None)
     }
 
     /// Waits until all that was asked for is done.
     ///
     /// # Errors
     /// Some rank has failed, or the GPU has.
-    pub fn finish(&mut self, called_off: CalledOff<'_>) -> Result<(), NcclError> {
+    pub fn finish(&mut self, is_interrupted: IsInterrupted<'_>) -> Result<(), NcclError> {
         let attempted = "sums over replicas";
         let (kind, index) = ffi::device_code(self.device);
-        self.wait(attempted, called_off, None, |communicator| {
-            if communicator.state(attempted)? == IN_PROGRESS {
+        self.wait(attempted, is_interrupted, None, |communicator| {
+            if communicator.async_state(attempted)? == IN_PROGRESS {
                 return Ok(false);
             }
             let mut idle = false;
@@ -130,11 +130,11 @@ impl Communicator {
     }
 
     /// Waits until NCCL is through with a call that gave this.
-    fn settle(
+    fn wait_for_call(
         &mut self,
         attempted: &'static str,
         status: i32,
-        called_off: CalledOff<'_>,
+        is_interrupted: IsInterrupted<'_>,
         limit: Option<Duration>,
     ) -> Result<(), NcclError> {
         if status != SUCCESS && status != IN_PROGRESS {
@@ -142,32 +142,34 @@ impl Communicator {
             self.abort();
             return failed;
         }
-        self.wait(attempted, called_off, limit, |communicator| Ok(communicator.state(attempted)? != IN_PROGRESS))
+        self.wait(attempted, is_interrupted, limit, |communicator| {
+            Ok(communicator.async_state(attempted)? != IN_PROGRESS)
+        })
     }
 
     /// Looks until it is done. After an error nothing more is asked of NCCL.
     fn wait(
         &mut self,
         attempted: &'static str,
-        called_off: CalledOff<'_>,
+        is_interrupted: IsInterrupted<'_>,
         limit: Option<Duration>,
         mut is_done: impl FnMut(&Self) -> Result<bool, NcclError>,
     ) -> Result<(), NcclError> {
-        let (begun, mut looks) = (Instant::now(), 0u32);
+        let (begun, mut polls) = (Instant::now(), 0u32);
         let result = loop {
             match is_done(self) {
                 Ok(true) => return Ok(()),
-                Ok(false) if called_off() => break Err(NcclError::Interrupted { attempted }),
+                Ok(false) if is_interrupted() => break Err(NcclError::Interrupted { attempted }),
                 Ok(false) => {}
                 Err(error) => break Err(error),
             }
             if let Some(limit) = limit.filter(|limit| begun.elapsed() > *limit) {
-                break Err(NcclError::Late { attempted, seconds: limit.as_secs() });
+                break Err(NcclError::Timeout { attempted, seconds: limit.as_secs() });
             }
-            looks = looks.saturating_add(1);
-            match looks < AT_ONCE {
+            polls = polls.saturating_add(1);
+            match polls < SPIN_POLLS {
                 true => std::thread::yield_now(),
-                false => std::thread::sleep(PAUSE),
+                false => std::thread::sleep(POLL_INTERVAL),
             }
         };
         self.abort();
@@ -175,9 +177,9 @@ impl Communicator {
     }
 
     /// Whether NCCL is still at the last call; an error where some rank or connection has failed.
-    fn state(&self, attempted: &'static str) -> Result<i32, NcclError> {
+    fn async_state(&self, attempted: &'static str) -> Result<i32, NcclError> {
         if self.raw.is_null() {
-            return Err(NcclError::Broken);
+            return Err(NcclError::CommunicatorFailed);
         }
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive, and the pointer is to a live integer.

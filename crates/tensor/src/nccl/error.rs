@@ -62,7 +62,7 @@ pub enum NcclError {
         "{attempted}: the other replicas were not there within {seconds} seconds; NCCL reaches them over the network interfaces \
          that NCCL_SOCKET_IFNAME names on each machine"
     )]
-    Late {
+    Timeout {
         /// What waited.
         attempted: &'static str,
         /// How long.
@@ -70,7 +70,7 @@ pub enum NcclError {
     },
     /// The communicator has failed before.
     #[error("the communicator among the replicas has failed before")]
-    Broken,
+    CommunicatorFailed,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] TensorError),

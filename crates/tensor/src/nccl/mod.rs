@@ -7,13 +7,13 @@
 //! Operations go to CUDA's default stream, on which `tch` works too (and that is checked): so what libtorch was told before is
 //! done before, and what it is told after is done after. Every rank must call for the same operations in the same order.
 //!
-//! What connects the ranks is neither encrypted nor authenticated; see [`keep_to_this_machine`].
+//! What connects the ranks is neither encrypted nor authenticated; see [`restrict_to_loopback`].
 
 mod communicator;
 mod error;
 mod symbols;
 
-pub use communicator::{CalledOff, Communicator};
+pub use communicator::{Communicator, IsInterrupted};
 pub use error::NcclError;
 
 use std::path::Path;
@@ -24,7 +24,7 @@ use tch::Device;
 /// What the dynamic loader knows the library by.
 const NAME: &str = "libnccl.so.2";
 /// The first version with communicators whose calls do not block, 2.14.
-const OLDEST: u32 = 21_400;
+const MIN_VERSION: u32 = 21_400;
 /// The loopback interface and no other whose name begins so.
 const LOOPBACK: &str = "=lo";
 const INTERFACE: &str = "NCCL_SOCKET_IFNAME";
@@ -68,8 +68,10 @@ impl Nccl {
         let status = unsafe { (symbols.get_version)(&mut version) };
         symbols.check("asking for NCCL's version", status)?;
         match u32::try_from(version) {
-            Ok(version) if version >= OLDEST => Ok(Arc::new(Nccl { symbols, version, on_host })),
-            found => Err(NcclError::TooOld { file: file.to_path_buf(), found: found.unwrap_or(0), oldest: OLDEST }),
+            Ok(version) if version >= MIN_VERSION => Ok(Arc::new(Nccl { symbols, version, on_host })),
+            found => {
+                Err(NcclError::TooOld { file: file.to_path_buf(), found: found.unwrap_or(0), oldest: MIN_VERSION })
+            }
         }
     }
 
@@ -79,7 +81,7 @@ impl Nccl {
     }
 
     /// Whether it sums tensors on such a device.
-    pub fn is_for(&self, device: Device) -> bool {
+    pub fn supports(&self, device: Device) -> bool {
         matches!((device, self.on_host), (Device::Cuda(_), false) | (Device::Cpu, true))
     }
 
@@ -106,7 +108,7 @@ pub fn version_name(version: u32) -> String {
 ///
 /// NCCL's connections are neither encrypted nor authenticated, so only who owns the machine can say that some network is
 /// trusted. Call it first thing in `main`: it sets variables of the environment, which no other thread may be reading.
-pub fn keep_to_this_machine() -> bool {
+pub fn restrict_to_loopback() -> bool {
     // Else a call could block, and could not be called off; or another address would count than that of the interface.
     std::env::set_var("NCCL_COMM_BLOCKING", "0");
     std::env::remove_var("NCCL_COMM_ID");
@@ -120,7 +122,7 @@ pub fn keep_to_this_machine() -> bool {
 }
 
 /// What processes with the same loopback interface have alike, and no others; empty where that cannot be found out.
-pub fn machine() -> String {
+pub fn machine_id() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let network = std::fs::read_link("/proc/self/ns/net");
     match (boot, network) {
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn this_process_is_on_the_machine_that_it_was_on() {
-        assert_eq!(machine(), machine());
+        assert_eq!(machine_id(), machine_id());
     }
 
     #[test]

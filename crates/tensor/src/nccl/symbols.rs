@@ -35,7 +35,7 @@ pub(super) struct Config {
 impl Config {
     /// Calls do not block.
     pub(super) fn asynchronous() -> Self {
-        Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: super::OLDEST, blocking: 0 }
+        Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: super::MIN_VERSION, blocking: 0 }
     }
 }
 

@@ -1,6 +1,9 @@
 //! Activation functions. Where the gradient can be told from the output, that is kept, for the next layer keeps it too.
 
-use super::{of_one, one, update, Back, Call, Keeps, Kept, Op, Run};
+use super::{
+    in_place_or_fresh, single_grad, single_input, BackwardOutput, ForwardOutput, Op, OpContext, SavePolicy,
+    SavedForBackward,
+};
 use layerspec::layers::{Approximate, Identity, ReLU, Scale, SiLU, Sigmoid, Tanh, GELU};
 use tch::Tensor;
 use tensor::{memory, TensorError};
@@ -9,15 +12,25 @@ use tensor::{memory, TensorError};
 macro_rules! by_output {
     ($Name:ident, $in_place:ident, $fresh:ident, $backward:expr, $backward_in_place:expr) => {
         impl Op for $Name {
-            fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-                let output = update(one(inputs)?, |x| x.$in_place(), |x| x.$fresh())?;
-                let kept = if call.keeps() { vec![output.shallow_clone()] } else { Vec::new() };
-                Ok(Run::keeping(output, kept))
+            fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+                let output = in_place_or_fresh(single_input(inputs)?, |x| x.$in_place(), |x| x.$fresh())?;
+                let saved = if ctx.saves_for_backward() { vec![output.shallow_clone()] } else { Vec::new() };
+                Ok(ForwardOutput::with_tensors(output, saved))
             }
 
-            fn backward(&self, _: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-                let [output] = kept.tensors()?;
-                Ok(Back::to(elementwise(of_one(grads)?, &output, $backward, $backward_in_place)?))
+            fn backward(
+                &self,
+                _: &OpContext<'_>,
+                saved: SavedForBackward,
+                grads: Vec<Option<Tensor>>,
+            ) -> Result<BackwardOutput, TensorError> {
+                let [output] = saved.tensors()?;
+                Ok(BackwardOutput::single_input_grad(elementwise_backward(
+                    single_grad(grads)?,
+                    &output,
+                    $backward,
+                    $backward_in_place,
+                )?))
             }
 
             fn is_cheap(&self) -> bool {
@@ -33,33 +46,41 @@ by_output!(Sigmoid, f_sigmoid_, f_sigmoid, Tensor::f_sigmoid_backward, Tensor::f
 by_output!(Tanh, f_tanh_, f_tanh, Tensor::f_tanh_backward, Tensor::f_tanh_backward_grad_input);
 
 /// The gradient of an element-wise function, in the memory of `grad` where that is free.
-fn elementwise(
+fn elementwise_backward(
     grad: Tensor,
-    kept: &Tensor,
+    saved: &Tensor,
     fresh: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor, tch::TchError>,
     in_place: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<Tensor, tch::TchError>,
 ) -> Result<Tensor, TensorError> {
-    if memory::is_alone(&grad) {
-        let _same = in_place(&grad, &grad, kept)?;
+    if memory::is_uniquely_owned(&grad) {
+        let _same = in_place(&grad, &grad, saved)?;
         return Ok(grad);
     }
-    Ok(fresh(&grad, kept)?)
+    Ok(fresh(&grad, saved)?)
 }
 
 impl Op for GELU {
-    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        let input = one(inputs)?;
-        if call.keeps() {
-            return Ok(Run::keeping(input.f_gelu(self.name())?, vec![input]));
+    fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        let input = single_input(inputs)?;
+        if ctx.saves_for_backward() {
+            return Ok(ForwardOutput::with_tensors(input.f_gelu(self.name())?, vec![input]));
         }
-        Ok(Run::keeping(update(input, |x| x.f_gelu_(self.name()), |x| x.f_gelu(self.name()))?, Vec::new()))
+        Ok(ForwardOutput::with_tensors(
+            in_place_or_fresh(input, |x| x.f_gelu_(self.name()), |x| x.f_gelu(self.name()))?,
+            Vec::new(),
+        ))
     }
 
-    fn backward(&self, _: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        let [input] = kept.tensors()?;
+    fn backward(
+        &self,
+        _: &OpContext<'_>,
+        saved: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        let [input] = saved.tensors()?;
         let fresh = |grad: &Tensor, x: &Tensor| x.f_gelu_backward(grad, self.name());
         let in_place = |out: &Tensor, grad: &Tensor, x: &Tensor| x.f_gelu_backward_grad_input(out, grad, self.name());
-        Ok(Back::to(elementwise(of_one(grads)?, &input, fresh, in_place)?))
+        Ok(BackwardOutput::single_input_grad(elementwise_backward(single_grad(grads)?, &input, fresh, in_place)?))
     }
 
     fn is_cheap(&self) -> bool {
@@ -81,17 +102,22 @@ impl Named for GELU {
 }
 
 impl Op for SiLU {
-    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        let input = one(inputs)?;
+    fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        let input = single_input(inputs)?;
         let output = input.f_silu()?;
-        Ok(Run::keeping(output, if call.keeps() { vec![input] } else { Vec::new() }))
+        Ok(ForwardOutput::with_tensors(output, if ctx.saves_for_backward() { vec![input] } else { Vec::new() }))
     }
 
-    fn backward(&self, _: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        let [input] = kept.tensors()?;
+    fn backward(
+        &self,
+        _: &OpContext<'_>,
+        saved: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        let [input] = saved.tensors()?;
         let fresh = |grad: &Tensor, x: &Tensor| x.f_silu_backward(grad);
         let in_place = |out: &Tensor, grad: &Tensor, x: &Tensor| x.f_silu_backward_grad_input(out, grad);
-        Ok(Back::to(elementwise(of_one(grads)?, &input, fresh, in_place)?))
+        Ok(BackwardOutput::single_input_grad(elementwise_backward(single_grad(grads)?, &input, fresh, in_place)?))
     }
 
     fn is_cheap(&self) -> bool {
@@ -100,32 +126,49 @@ impl Op for SiLU {
 }
 
 impl Op for Identity {
-    fn forward(&self, _: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        Ok(Run::keeping(one(inputs)?, Vec::new()))
+    fn forward(&self, _: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        Ok(ForwardOutput::with_tensors(single_input(inputs)?, Vec::new()))
     }
 
-    fn backward(&self, _: &Call<'_>, _: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        Ok(Back::to(of_one(grads)?))
+    fn backward(
+        &self,
+        _: &OpContext<'_>,
+        _: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        Ok(BackwardOutput::single_input_grad(single_grad(grads)?))
     }
 
-    fn keeps(&self) -> Keeps {
-        Keeps::Nothing
+    fn save_policy(&self) -> SavePolicy {
+        SavePolicy::Nothing
     }
 }
 
 impl Op for Scale {
-    fn forward(&self, _: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
+    fn forward(&self, _: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
         let times = self.factor;
-        Ok(Run::keeping(update(one(inputs)?, |x| x.f_mul_scalar_(times), |x| x.f_mul_scalar(times))?, Vec::new()))
+        Ok(ForwardOutput::with_tensors(
+            in_place_or_fresh(single_input(inputs)?, |x| x.f_mul_scalar_(times), |x| x.f_mul_scalar(times))?,
+            Vec::new(),
+        ))
     }
 
-    fn backward(&self, _: &Call<'_>, _: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
+    fn backward(
+        &self,
+        _: &OpContext<'_>,
+        _: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
         let times = self.factor;
-        Ok(Back::to(update(of_one(grads)?, |g| g.f_mul_scalar_(times), |g| g.f_mul_scalar(times))?))
+        Ok(BackwardOutput::single_input_grad(in_place_or_fresh(
+            single_grad(grads)?,
+            |g| g.f_mul_scalar_(times),
+            |g| g.f_mul_scalar(times),
+        )?))
     }
 
-    fn keeps(&self) -> Keeps {
-        Keeps::Nothing
+    fn save_policy(&self) -> SavePolicy {
+        SavePolicy::Nothing
     }
 
     fn is_cheap(&self) -> bool {

@@ -1,16 +1,16 @@
 //! Attention of positions to positions, between the projections of a multi-head attention.
 
-use super::by_autograd::{ByAutograd, Differentiable};
-use super::dropout::mask;
+use super::by_autograd::{AutogradOp, Differentiable};
+use super::dropout::dropout_mask;
 use super::mask::Mask;
-use super::{missing, of_one, one, Back, Call, Kept, Op, Run};
-use crate::engine::memory::Remembered;
+use super::{layer_error, single_grad, single_input, BackwardOutput, ForwardOutput, Op, OpContext, SavedForBackward};
+use crate::engine::memory::OpCache;
 use tch::{Device, Kind, Tensor};
 use tensor::TensorError;
 
 /// What an attention is made of.
 #[derive(Debug, Clone)]
-pub(super) struct Heads {
+pub(super) struct AttentionHeads {
     /// Heads of queries, and of keys and values, each of which serves as many of the queries'.
     pub(super) queries: i64,
     pub(super) keys: i64,
@@ -32,30 +32,30 @@ pub(super) struct Heads {
 /// weights and reads queries, keys and values where they lie.
 #[derive(Debug)]
 pub(super) struct Attention {
-    core: ByAutograd<Heads>,
+    core: AutogradOp<AttentionHeads>,
 }
 
 impl Attention {
-    pub(super) fn new(heads: Heads) -> Self {
-        Attention { core: ByAutograd(heads) }
+    pub(super) fn new(heads: AttentionHeads) -> Self {
+        Attention { core: AutogradOp(heads) }
     }
 
-    fn is_blockwise(&self, call: &Call<'_>) -> bool {
+    fn is_blockwise(&self, ctx: &OpContext<'_>) -> bool {
         let heads = &self.core.0;
-        let is_plain = call.ports() == 1 && heads.queries == heads.keys && !heads.drops(call);
-        let is_plain = is_plain && call.remembered.is_none();
-        is_plain && call.device() == Device::Cpu
+        let is_plain = ctx.input_count() == 1 && heads.queries == heads.keys && !heads.drops(ctx);
+        let is_plain = is_plain && ctx.kv_cache.is_none();
+        is_plain && ctx.device() == Device::Cpu
     }
 }
 
 const NO_MASK: Option<Tensor> = None;
 
 impl Op for Attention {
-    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        if !self.is_blockwise(call) {
-            return self.core.forward(call, inputs);
+    fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        if !self.is_blockwise(ctx) {
+            return self.core.forward(ctx, inputs);
         }
-        let (packed, heads) = (one(inputs)?, &self.core.0);
+        let (packed, heads) = (single_input(inputs)?, &self.core.0);
         let [q, k, v] = heads.split(std::slice::from_ref(&packed))?;
         let (out, logsumexp) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
             &q,
@@ -67,15 +67,23 @@ impl Op for Attention {
             None,
         )?;
         let joined = heads.join(&out)?;
-        Ok(Run::keeping(joined, if call.keeps() { vec![packed, out, logsumexp] } else { Vec::new() }))
+        Ok(ForwardOutput::with_tensors(
+            joined,
+            if ctx.saves_for_backward() { vec![packed, out, logsumexp] } else { Vec::new() },
+        ))
     }
 
-    fn backward(&self, call: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        if !self.is_blockwise(call) {
-            return self.core.backward(call, kept, grads);
+    fn backward(
+        &self,
+        ctx: &OpContext<'_>,
+        saved: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        if !self.is_blockwise(ctx) {
+            return self.core.backward(ctx, saved, grads);
         }
-        let ([packed, out, logsumexp], heads) = (kept.tensors()?, &self.core.0);
-        let ([q, k, v], grad) = (heads.split(&[packed])?, heads.heads_of(&of_one(grads)?, heads.queries)?);
+        let ([packed, out, logsumexp], heads) = (saved.tensors()?, &self.core.0);
+        let ([q, k, v], grad) = (heads.split(&[packed])?, heads.heads_of(&single_grad(grads)?, heads.queries)?);
         let (q, k, v) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
             &grad,
             &q,
@@ -89,21 +97,21 @@ impl Op for Attention {
             None,
         )?;
         let parts = [heads.join(&q)?, heads.join(&k)?, heads.join(&v)?];
-        Ok(Back::to(Tensor::f_cat(&parts, -1)?))
+        Ok(BackwardOutput::single_input_grad(Tensor::f_cat(&parts, -1)?))
     }
 
     fn is_cheap(&self) -> bool {
         true
     }
 
-    fn reduces(&self) -> bool {
+    fn runs_in_autocast(&self) -> bool {
         true
     }
 }
 
 /// Keys, values and their padding, with those of earlier positions before them.
-fn remember(
-    remembered: Remembered<'_>,
+fn append_to_cache(
+    kv_cache: OpCache<'_>,
     [k, v]: [Tensor; 2],
     padding: Option<Tensor>,
 ) -> Result<(Tensor, Tensor, Option<Tensor>), TensorError> {
@@ -112,16 +120,16 @@ fn remember(
         // As keys lie: positions are dimension 2.
         new.push(padding.f_unsqueeze(1)?.f_unsqueeze(-1)?);
     }
-    let mut all = remembered.extend(new, 2)?.into_iter();
+    let mut all = kv_cache.extend(new, 2)?.into_iter();
     let (Some(k), Some(v)) = (all.next(), all.next()) else {
-        return Err(missing("keys and values are not remembered"));
+        return Err(layer_error("keys and values are not remembered"));
     };
     Ok((k, v, all.next().map(|padding| padding.f_flatten(1, -1)).transpose()?))
 }
 
-impl Heads {
-    fn drops(&self, call: &Call<'_>) -> bool {
-        self.dropout != 0.0 && call.training()
+impl AttentionHeads {
+    fn drops(&self, ctx: &OpContext<'_>) -> bool {
+        self.dropout != 0.0 && ctx.training()
     }
 
     /// Queries, keys and values, each `[batch, heads, positions, width of a head]`.
@@ -136,7 +144,7 @@ impl Heads {
             several => several.iter().map(Tensor::shallow_clone).collect(),
         };
         let [q, k, v] = <[Tensor; 3]>::try_from(parts)
-            .map_err(|parts| missing(format!("expected queries, keys and values, got {} inputs", parts.len())))?;
+            .map_err(|parts| layer_error(format!("expected queries, keys and values, got {} inputs", parts.len())))?;
         Ok([self.heads_of(&q, self.queries)?, self.heads_of(&k, self.keys)?, self.heads_of(&v, self.keys)?])
     }
 
@@ -144,7 +152,7 @@ impl Heads {
     fn heads_of(&self, tensor: &Tensor, heads: i64) -> Result<Tensor, TensorError> {
         let size = tensor.size();
         let [outer, inner, width] = <[i64; 3]>::try_from(&size[..])
-            .map_err(|_| missing(format!("expected an input of three dimensions, got {size:?}")))?;
+            .map_err(|_| layer_error(format!("expected an input of three dimensions, got {size:?}")))?;
         let parts = tensor.f_view([outer, inner, heads, width.checked_div(heads).unwrap_or(0)])?;
         Ok(parts.f_permute(if self.batch_first { [0, 2, 1, 3] } else { [1, 2, 0, 3] })?)
     }
@@ -164,20 +172,20 @@ impl Heads {
     }
 }
 
-impl Differentiable for Heads {
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+impl Differentiable for AttentionHeads {
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let masks = usize::from(self.mask) + usize::from(self.padding_mask);
         let sources = inputs.len().saturating_sub(masks);
         let [q, k, v] = self.split(&inputs[..sources])?;
         let between = inputs.get(sources).filter(|_| self.mask);
         let padding = inputs.last().filter(|_| self.padding_mask).map(Tensor::shallow_clone);
-        let (k, v, padding) = match call.remembered.filter(|_| self.causal) {
-            Some(remembered) => remember(remembered, [k, v], padding)?,
+        let (k, v, padding) = match ctx.kv_cache.filter(|_| self.causal) {
+            Some(kv_cache) => append_to_cache(kv_cache, [k, v], padding)?,
             None => (k, v, padding),
         };
-        let (padding, past) = (padding.as_ref(), self.causal.then(|| call.past()));
+        let (padding, past) = (padding.as_ref(), self.causal.then(|| ctx.past()));
         let (k, v) = (self.for_each_query(k)?, self.for_each_query(v)?);
-        if !self.drops(call) {
+        if !self.drops(ctx) {
             // Without masks, libtorch knows by itself which positions are later, where queries and keys begin together.
             let (mask, causal) = match (masks, past) {
                 (0, None | Some(0)) => (None, self.causal),
@@ -185,7 +193,7 @@ impl Differentiable for Heads {
             };
             // Only operation by operation does a mask get its gradient. libtorch would choose by whether it records a
             // graph, and what is computed again would not have the same bits.
-            let attended = match self.mask && call.wants(sources) {
+            let attended = match self.mask && ctx.needs_input_grad(sources) {
                 true => {
                     Tensor::f_internal_scaled_dot_product_attention_math(
                         &q, &k, &v, mask, 0.0, causal, NO_MASK, None, false,
@@ -204,9 +212,10 @@ impl Differentiable for Heads {
         let weights = match blocked.is_empty() {
             true => scores.f_softmax(-1, full)?,
             // Zeros, where nothing is left to attend to.
-            false => blocked.put_on(&scores)?.f_internal_safe_softmax(-1, full)?,
+            false => blocked.apply_to(&scores)?.f_internal_safe_softmax(-1, full)?,
         };
-        let weights = weights.f_mul(&mask(call, self.purpose, &weights.size(), weights.f_kind()?, self.dropout)?)?;
+        let weights =
+            weights.f_mul(&dropout_mask(ctx, self.purpose, &weights.size(), weights.f_kind()?, self.dropout)?)?;
         Ok(vec![self.join(&weights.f_to_kind(v.f_kind()?)?.f_matmul(&v)?)?])
     }
 

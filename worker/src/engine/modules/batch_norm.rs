@@ -1,5 +1,5 @@
 use super::by_autograd::Differentiable;
-use super::{missing, Call};
+use super::{layer_error, OpContext};
 use layerspec::layers::{BatchNorm1d, BatchNorm2d};
 use tch::Tensor;
 use tensor::TensorError;
@@ -10,25 +10,25 @@ macro_rules! batch_norm {
         impl Differentiable for $Name {
             /// Running statistics are updated in place, in the order of the calls: microbatch by microbatch; not a second time
             /// where the forward pass is done again. Where they are kept apart, all of them is this microbatch's.
-            fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+            fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
                 let [input] = inputs else {
-                    return Err(missing(format!("expected one input, got {}", inputs.len())));
+                    return Err(layer_error(format!("expected one input, got {}", inputs.len())));
                 };
-                let (weight, bias) = (call.optional("weight"), call.optional("bias"));
-                if call.training() {
+                let (weight, bias) = (ctx.optional_param("weight"), ctx.optional_param("bias"));
+                if ctx.training() {
                     expect_several_values(input)?;
                 }
-                if call.is_again() {
+                if ctx.is_recompute() {
                     let none: Option<&Tensor> = None;
                     return Ok(vec![input.f_batch_norm(weight, bias, none, none, true, 0.0, self.eps, true)?]);
                 }
-                if let Some([mean, var]) = call.apart {
+                if let Some([mean, var]) = ctx.batch_statistics {
                     let (mean, var) = (Some(mean), Some(var));
                     return Ok(vec![input.f_batch_norm(weight, bias, mean, var, true, 1.0, self.eps, true)?]);
                 }
-                let (mean, var) = (call.optional("running_mean"), call.optional("running_var"));
-                let learn = call.training();
-                let momentum = match call.optional("num_batches_tracked") {
+                let (mean, var) = (ctx.optional_param("running_mean"), ctx.optional_param("running_var"));
+                let learn = ctx.training();
+                let momentum = match ctx.optional_param("num_batches_tracked") {
                     Some(count) if learn => {
                         let count = count.shallow_clone().f_add_scalar_(1)?;
                         match self.momentum {

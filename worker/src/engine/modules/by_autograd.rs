@@ -1,7 +1,7 @@
 //! Ops that go back by libtorch's autograd: one piece of graph each, from the outputs to the op's own leaves.
 
-use super::{missing, Back, Gradients, Kept, Op, Run};
-use crate::engine::call::Call;
+use super::{layer_error, BackwardOutput, ForwardOutput, Op, OpGradients, SavedForBackward};
+use crate::engine::call::OpContext;
 use std::fmt;
 use tch::Tensor;
 use tensor::{grad, Attempt, TensorError};
@@ -9,7 +9,7 @@ use tensor::{grad, Attempt, TensorError};
 /// What is computed by functions that autograd knows.
 pub(super) trait Differentiable: fmt::Debug + Send {
     /// The outputs. Inputs are never written to.
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError>;
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError>;
 
     /// Whether computing it a second time takes little beside the memory of its output.
     fn is_cheap(&self) -> bool {
@@ -21,8 +21,8 @@ pub(super) trait Differentiable: fmt::Debug + Send {
         false
     }
 
-    /// As [`Op::reduces`].
-    fn reduces(&self) -> bool {
+    /// As [`Op::runs_in_autocast`].
+    fn runs_in_autocast(&self) -> bool {
         false
     }
 }
@@ -30,34 +30,39 @@ pub(super) trait Differentiable: fmt::Debug + Send {
 /// Both halves of the backward pass are done at once, for autograd would keep all of its graph between them; what the
 /// first one leaves for the second is the parameters' gradients themselves.
 #[derive(Debug)]
-pub(super) struct ByAutograd<T>(pub(super) T);
+pub(super) struct AutogradOp<T>(pub(super) T);
 
-impl<T: Differentiable> Op for ByAutograd<T> {
-    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
+impl<T: Differentiable> Op for AutogradOp<T> {
+    fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
         // What is computed again before backward must have the same bits then as now.
-        let as_if_kept = self.0.depends_on_graph() && call.goes_back();
-        if !call.keeps() && !as_if_kept {
-            return Ok(Run { outputs: self.0.compute(call, &inputs)?, kept: Kept::default() });
+        let as_if_kept = self.0.depends_on_graph() && ctx.has_backward();
+        if !ctx.saves_for_backward() && !as_if_kept {
+            return Ok(ForwardOutput { outputs: self.0.compute(ctx, &inputs)?, saved: SavedForBackward::default() });
         }
         let leaf =
             |tensor: &Tensor, wanted| tensor.f_detach()?.f_set_requires_grad(wanted).attempt("asking for a gradient");
-        let inputs = inputs.iter().enumerate().map(|(port, input)| leaf(input, call.wants(port)));
+        let inputs = inputs.iter().enumerate().map(|(port, input)| leaf(input, ctx.needs_input_grad(port)));
         let inputs: Vec<Tensor> = inputs.collect::<Result<_, _>>()?;
-        let params = call.trained().map(|(role, tensor)| Ok((role, leaf(tensor, true)?)));
+        let params = ctx.trained().map(|(role, tensor)| Ok((role, leaf(tensor, true)?)));
         let params: Vec<(&'static str, Tensor)> = params.collect::<Result<_, TensorError>>()?;
-        let made = tch::with_grad(|| self.0.compute(&call.with_leaves(&params), &inputs))?;
+        let made = tch::with_grad(|| self.0.compute(&ctx.with_substitute_params(&params), &inputs))?;
         let outputs = made.iter().map(Tensor::f_detach).collect::<Result<_, _>>()?;
-        if !call.keeps() {
-            return Ok(Run { outputs, kept: Kept::default() });
+        if !ctx.saves_for_backward() {
+            return Ok(ForwardOutput { outputs, saved: SavedForBackward::default() });
         }
         let tensors = inputs.into_iter().chain(params.into_iter().map(|(_, leaf)| leaf)).chain(made).collect();
-        Ok(Run { outputs, kept: Kept { tensors, sizes: Vec::new() } })
+        Ok(ForwardOutput { outputs, saved: SavedForBackward { tensors, sizes: Vec::new() } })
     }
 
-    fn backward(&self, call: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        let (inputs, params) = (call.ports(), call.trained().count());
-        let Some((leaves, made)) = kept.tensors.split_at_checked(inputs + params) else {
-            return Err(missing("its forward pass kept no graph"));
+    fn backward(
+        &self,
+        ctx: &OpContext<'_>,
+        saved: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        let (inputs, params) = (ctx.input_count(), ctx.trained().count());
+        let Some((leaves, made)) = saved.tensors.split_at_checked(inputs + params) else {
+            return Err(layer_error("its forward pass kept no graph"));
         };
         let reached = made.iter().zip(&grads).filter_map(|(output, grad)| Some((output, grad.as_ref()?)));
         let (outputs, output_grads): (Vec<_>, Vec<_>) = reached.filter(|(output, _)| output.requires_grad()).unzip();
@@ -65,18 +70,18 @@ impl<T: Differentiable> Op for ByAutograd<T> {
         let mut found = grad::backward(&outputs, &output_grads, &wanted)?.into_iter();
         let mut of = |leaf: &Tensor| if leaf.requires_grad() { found.next().flatten() } else { None };
         let inputs = leaves[..inputs].iter().map(&mut of).collect();
-        let rest = leaves[call.ports()..].iter().map(|leaf| of(leaf).unwrap_or_default()).collect();
-        Ok(Back { inputs, rest })
+        let weight_inputs = leaves[ctx.input_count()..].iter().map(|leaf| of(leaf).unwrap_or_default()).collect();
+        Ok(BackwardOutput { inputs, weight_inputs })
     }
 
     fn backward_weight(
         &self,
-        call: &Call<'_>,
-        rest: Vec<Tensor>,
-        grads: &mut Gradients<'_>,
+        ctx: &OpContext<'_>,
+        weight_inputs: Vec<Tensor>,
+        grads: &mut OpGradients<'_>,
     ) -> Result<(), TensorError> {
-        for ((role, _), grad) in call.trained().zip(rest) {
-            if let Some(sum) = grads.of(role).filter(|_| grad.defined()) {
+        for ((role, _), grad) in ctx.trained().zip(weight_inputs) {
+            if let Some(sum) = grads.buffer(role).filter(|_| grad.defined()) {
                 sum.add(grad)?;
             }
         }
@@ -87,7 +92,7 @@ impl<T: Differentiable> Op for ByAutograd<T> {
         self.0.is_cheap()
     }
 
-    fn reduces(&self) -> bool {
-        self.0.reduces()
+    fn runs_in_autocast(&self) -> bool {
+        self.0.runs_in_autocast()
     }
 }

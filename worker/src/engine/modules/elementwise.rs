@@ -1,7 +1,7 @@
 //! Activation functions that go back by autograd: they take little time, and their inputs are kept.
 
 use super::by_autograd::Differentiable;
-use super::{missing, Call};
+use super::{layer_error, OpContext};
 use layerspec::layers::{
     Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid, Mish, PReLU, ReLU6, Softmin, Softplus,
     Softshrink, Softsign, Tanhshrink, Threshold, CELU, ELU, GLU, SELU,
@@ -14,9 +14,9 @@ use tensor::TensorError;
 macro_rules! functions {
     ($($Name:ident: $function:expr;)*) => {$(
         impl Differentiable for $Name {
-            fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+            fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
                 let function: fn(&$Name, &Tensor) -> Result<Tensor, TensorError> = $function;
-                Ok(vec![function(self, only(inputs)?)?])
+                Ok(vec![function(self, single_input_ref(inputs)?)?])
             }
 
             fn is_cheap(&self) -> bool {
@@ -48,8 +48,8 @@ functions! {
 }
 
 impl Differentiable for PReLU {
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![only(inputs)?.f_prelu(call.param("weight")?)?])
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![single_input_ref(inputs)?.f_prelu(ctx.param("weight")?)?])
     }
 
     fn is_cheap(&self) -> bool {
@@ -58,9 +58,9 @@ impl Differentiable for PReLU {
 }
 
 /// The input of a layer that takes one.
-pub(super) fn only(inputs: &[Tensor]) -> Result<&Tensor, TensorError> {
+pub(super) fn single_input_ref(inputs: &[Tensor]) -> Result<&Tensor, TensorError> {
     match inputs {
         [input] => Ok(input),
-        _ => Err(missing(format!("expected one input, got {}", inputs.len()))),
+        _ => Err(layer_error(format!("expected one input, got {}", inputs.len()))),
     }
 }

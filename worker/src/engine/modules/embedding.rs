@@ -1,31 +1,39 @@
-use super::{of_one, one, size, Back, Call, Gradients, Keeps, Kept, Op, Run};
+use super::{
+    single_grad, single_input, size, BackwardOutput, ForwardOutput, Op, OpContext, OpGradients, SavePolicy,
+    SavedForBackward,
+};
 use layerspec::layers::Embedding;
 use tch::Tensor;
 use tensor::TensorError;
 
 impl Op for Embedding {
-    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        let ids = one(inputs)?;
-        let rows = Tensor::f_embedding(call.param("weight")?, &ids, self.padding()?, false, false)?;
-        Ok(Run::keeping(rows, if call.keeps() { vec![ids] } else { Vec::new() }))
+    fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        let ids = single_input(inputs)?;
+        let rows = Tensor::f_embedding(ctx.param("weight")?, &ids, self.padding()?, false, false)?;
+        Ok(ForwardOutput::with_tensors(rows, if ctx.saves_for_backward() { vec![ids] } else { Vec::new() }))
     }
 
-    fn backward(&self, _: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        let [ids] = kept.tensors()?;
-        Ok(Back { inputs: vec![None], rest: vec![ids, of_one(grads)?] })
+    fn backward(
+        &self,
+        _: &OpContext<'_>,
+        saved: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        let [ids] = saved.tensors()?;
+        Ok(BackwardOutput { inputs: vec![None], weight_inputs: vec![ids, single_grad(grads)?] })
     }
 
     /// Row after row, straight into the sum.
     fn backward_weight(
         &self,
-        call: &Call<'_>,
-        rest: Vec<Tensor>,
-        grads: &mut Gradients<'_>,
+        ctx: &OpContext<'_>,
+        weight_inputs: Vec<Tensor>,
+        grads: &mut OpGradients<'_>,
     ) -> Result<(), TensorError> {
-        let [ids, grad] = Kept { tensors: rest, sizes: Vec::new() }.tensors()?;
-        let Some(sum) = grads.of("weight") else { return Ok(()) };
+        let [ids, grad] = SavedForBackward { tensors: weight_inputs, sizes: Vec::new() }.tensors()?;
+        let Some(sum) = grads.buffer("weight") else { return Ok(()) };
         let (ids, rows) = (ids.f_flatten(0, -1)?, grad.f_reshape([-1, size(self.embedding_dim)?])?);
-        let mut sum = sum.or_zeros(call.param("weight")?)?;
+        let mut sum = sum.or_zeros(ctx.param("weight")?)?;
         let _same = sum.f_index_add_(0, &ids, &rows)?;
         if self.padding_idx.is_some() {
             let _row = sum.f_select(0, self.padding()?)?.f_zero_()?;
@@ -33,12 +41,12 @@ impl Op for Embedding {
         Ok(())
     }
 
-    fn keeps(&self) -> Keeps {
-        Keeps::Inputs
+    fn save_policy(&self) -> SavePolicy {
+        SavePolicy::FromInputs
     }
 
-    fn keep(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Kept, TensorError> {
-        Ok(Kept { tensors: inputs.iter().map(Tensor::shallow_clone).collect(), sizes: Vec::new() })
+    fn save_inputs(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<SavedForBackward, TensorError> {
+        Ok(SavedForBackward { tensors: inputs.iter().map(Tensor::shallow_clone).collect(), sizes: Vec::new() })
     }
 }
 

@@ -1,41 +1,41 @@
 //! Images made larger and smaller.
 
 use super::by_autograd::Differentiable;
-use super::elementwise::only;
-use super::{missing, pair, size, Call};
+use super::elementwise::single_input_ref;
+use super::{layer_error, pair, size, OpContext};
 use layerspec::layers::{Interpolation, Pad, PadMode, PixelShuffle, PixelUnshuffle, Upsample};
 use tch::Tensor;
 use tensor::TensorError;
 
 impl Differentiable for Pad {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let value = (self.mode == PadMode::Constant).then_some(self.value);
-        Ok(vec![only(inputs)?.f_pad(&self.pad[..], self.mode.name(), value)?])
+        Ok(vec![single_input_ref(inputs)?.f_pad(&self.pad[..], self.mode.name(), value)?])
     }
 }
 
 impl Differentiable for PixelShuffle {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![only(inputs)?.f_pixel_shuffle(size(self.upscale_factor)?)?])
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![single_input_ref(inputs)?.f_pixel_shuffle(size(self.upscale_factor)?)?])
     }
 }
 
 impl Differentiable for PixelUnshuffle {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![only(inputs)?.f_pixel_unshuffle(size(self.downscale_factor)?)?])
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![single_input_ref(inputs)?.f_pixel_unshuffle(size(self.downscale_factor)?)?])
     }
 }
 
 impl Differentiable for Upsample {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let input = only(inputs)?;
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let input = single_input_ref(inputs)?;
         let [down, across] = self.scale_factor.map_or([None, None], |factors| factors.map(Some));
         let to = match (self.size, self.scale_factor, &input.size()[..]) {
             (Some(size), _, _) => pair(size)?,
             (None, Some([down, across]), &[_, _, height, width]) => {
                 [(height as f64 * down) as i64, (width as f64 * across) as i64]
             }
-            (_, _, size) => return Err(missing(format!("expected an image and a size or a factor, got {size:?}"))),
+            (_, _, size) => return Err(layer_error(format!("expected an image and a size or a factor, got {size:?}"))),
         };
         let align = self.align_corners.unwrap_or(false);
         Ok(vec![match self.mode {

@@ -1,38 +1,53 @@
-use super::{of_one, one, sizes, Back, Call, Gradients, Kept, Op, Run};
+use super::{
+    single_grad, single_input, sizes, BackwardOutput, ForwardOutput, Op, OpContext, OpGradients, SavedForBackward,
+};
 use layerspec::layers::LayerNorm;
 use tch::Tensor;
-use tensor::kernels::{self, Wanted};
+use tensor::kernels::{self, GradMask};
 use tensor::TensorError;
 
 impl Op for LayerNorm {
-    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        let input = one(inputs)?;
-        let (shape, weight, bias) = (sizes(&self.normalized_shape)?, call.optional("weight"), call.optional("bias"));
+    fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        let input = single_input(inputs)?;
+        let (shape, weight, bias) =
+            (sizes(&self.normalized_shape)?, ctx.optional_param("weight"), ctx.optional_param("bias"));
         let (output, mean, rstd) = input.f_native_layer_norm(shape, weight, bias, self.eps)?;
-        Ok(Run::keeping(output, if call.keeps() { vec![input, mean, rstd] } else { Vec::new() }))
+        Ok(ForwardOutput::with_tensors(
+            output,
+            if ctx.saves_for_backward() { vec![input, mean, rstd] } else { Vec::new() },
+        ))
     }
 
     /// Both halves read all of input and gradient, and the parameters are small: all is done in one pass, and between
     /// the halves only the parameters' gradients are kept.
-    fn backward(&self, call: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        let [input, mean, rstd] = kept.tensors()?;
-        let (shape, weight, bias) = (sizes(&self.normalized_shape)?, call.optional("weight"), call.optional("bias"));
+    fn backward(
+        &self,
+        ctx: &OpContext<'_>,
+        saved: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        let [input, mean, rstd] = saved.tensors()?;
+        let (shape, weight, bias) =
+            (sizes(&self.normalized_shape)?, ctx.optional_param("weight"), ctx.optional_param("bias"));
         let (input, mean, rstd, shape) = (&input, &mean, &rstd, &shape[..]);
         let norm = kernels::LayerNorm { input, shape, mean, rstd, weight, bias };
-        let trained = |role| call.trained().any(|(other, _)| other == role);
-        let wanted = Wanted { input: call.wants(0), weight: trained("weight"), bias: trained("bias") };
-        let found = norm.backward(&of_one(grads)?, wanted)?;
-        Ok(Back { inputs: vec![found.input], rest: found.weight.into_iter().chain(found.bias).collect() })
+        let trained = |role| ctx.trained().any(|(other, _)| other == role);
+        let wanted = GradMask { input: ctx.needs_input_grad(0), weight: trained("weight"), bias: trained("bias") };
+        let found = norm.backward(&single_grad(grads)?, wanted)?;
+        Ok(BackwardOutput {
+            inputs: vec![found.input],
+            weight_inputs: found.weight.into_iter().chain(found.bias).collect(),
+        })
     }
 
     fn backward_weight(
         &self,
-        call: &Call<'_>,
-        rest: Vec<Tensor>,
-        grads: &mut Gradients<'_>,
+        ctx: &OpContext<'_>,
+        weight_inputs: Vec<Tensor>,
+        grads: &mut OpGradients<'_>,
     ) -> Result<(), TensorError> {
-        for ((role, _), grad) in call.trained().zip(rest) {
-            if let Some(sum) = grads.of(role) {
+        for ((role, _), grad) in ctx.trained().zip(weight_inputs) {
+            if let Some(sum) = grads.buffer(role) {
                 sum.add(grad)?;
             }
         }

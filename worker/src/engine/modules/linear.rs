@@ -1,55 +1,72 @@
-use super::{missing, of_one, one, Back, Call, Gradients, Keeps, Kept, Op, Run};
+use super::{
+    layer_error, single_grad, single_input, BackwardOutput, ForwardOutput, Op, OpContext, OpGradients, SavePolicy,
+    SavedForBackward,
+};
 use layerspec::layers::Linear;
 use tch::Tensor;
 use tensor::TensorError;
 
 impl Op for Linear {
-    fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        let input = one(inputs)?;
-        let (rows, weight) = (rows(&input)?, call.param("weight")?.f_tr()?);
-        let output = match call.optional("bias") {
+    fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        let input = single_input(inputs)?;
+        let (rows, weight) = (rows(&input)?, ctx.param("weight")?.f_tr()?);
+        let output = match ctx.optional_param("bias") {
             Some(bias) => bias.f_addmm(&rows, &weight)?,
             None => rows.f_mm(&weight)?,
         };
         let output = unrolled(output, &input)?;
-        Ok(Run::keeping(output, if call.keeps() && call.trains() { vec![rows] } else { Vec::new() }))
+        Ok(ForwardOutput::with_tensors(
+            output,
+            if ctx.saves_for_backward() && ctx.trains() { vec![rows] } else { Vec::new() },
+        ))
     }
 
-    fn backward(&self, call: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        let grad = of_one(grads)?;
+    fn backward(
+        &self,
+        ctx: &OpContext<'_>,
+        saved: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        let grad = single_grad(grads)?;
         let of_rows = rows(&grad)?;
-        let of_input = match call.wants(0) {
-            true => Some(unrolled(of_rows.f_mm(call.param("weight")?)?, &grad)?),
+        let of_input = match ctx.needs_input_grad(0) {
+            true => Some(unrolled(of_rows.f_mm(ctx.param("weight")?)?, &grad)?),
             false => None,
         };
-        let rest = if call.trains() { kept.tensors.into_iter().chain([of_rows]).collect() } else { Vec::new() };
-        Ok(Back { inputs: vec![of_input], rest })
+        let weight_inputs =
+            if ctx.trains() { saved.tensors.into_iter().chain([of_rows]).collect() } else { Vec::new() };
+        Ok(BackwardOutput { inputs: vec![of_input], weight_inputs })
     }
 
     /// The matrix product adds straight to the sum, which for long inner dimensions is not to the bit a product and then
     /// a sum.
-    fn backward_weight(&self, _: &Call<'_>, rest: Vec<Tensor>, grads: &mut Gradients<'_>) -> Result<(), TensorError> {
-        let [rows, grad] = Kept { tensors: rest, sizes: Vec::new() }.tensors()?;
-        if let Some(sum) = grads.of("weight") {
+    fn backward_weight(
+        &self,
+        _: &OpContext<'_>,
+        weight_inputs: Vec<Tensor>,
+        grads: &mut OpGradients<'_>,
+    ) -> Result<(), TensorError> {
+        let [rows, grad] = SavedForBackward { tensors: weight_inputs, sizes: Vec::new() }.tensors()?;
+        if let Some(sum) = grads.buffer("weight") {
             sum.add_product(&grad, &rows)?;
         }
-        if let Some(sum) = grads.of("bias") {
+        if let Some(sum) = grads.buffer("bias") {
             sum.add(grad.f_sum_dim_intlist(0, false, None)?)?;
         }
         Ok(())
     }
 
-    fn keeps(&self) -> Keeps {
-        Keeps::Inputs
+    fn save_policy(&self) -> SavePolicy {
+        SavePolicy::FromInputs
     }
 
-    fn reduces(&self) -> bool {
+    fn runs_in_autocast(&self) -> bool {
         true
     }
 
-    fn keep(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Kept, TensorError> {
-        let input = inputs.first().filter(|_| call.trains());
-        Ok(Kept { tensors: input.map(rows).transpose()?.into_iter().collect(), sizes: Vec::new() })
+    fn save_inputs(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<SavedForBackward, TensorError> {
+        let input = inputs.first().filter(|_| ctx.trains());
+        Ok(SavedForBackward { tensors: input.map(rows).transpose()?.into_iter().collect(), sizes: Vec::new() })
     }
 }
 
@@ -62,7 +79,7 @@ fn rows(tensor: &Tensor) -> Result<Tensor, TensorError> {
             // Not `f_view`: that remembers what it is a view of, which keeps both from being written to.
             Ok(tensor.f_contiguous()?.f_internal_unsafe_view([outer.iter().product(), *last])?)
         }
-        [] => Err(missing("expected an input of one dimension or more")),
+        [] => Err(layer_error("expected an input of one dimension or more")),
     }
 }
 

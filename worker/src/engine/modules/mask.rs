@@ -1,6 +1,6 @@
 //! What attention leaves out, and what it adds to scores.
 
-use super::missing;
+use super::layer_error;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
@@ -24,7 +24,7 @@ impl Mask {
         let mut mask = Mask { blocked: None, added: None };
         let (queries_size, keys_size) = (queries.size(), keys.size());
         let [samples, heads, positions, _] = queries_size[..] else {
-            return Err(missing(format!("expected queries of four dimensions, got {queries_size:?}")));
+            return Err(layer_error(format!("expected queries of four dimensions, got {queries_size:?}")));
         };
         let of_keys = keys_size.get(2).copied().unwrap_or(0);
         if let Some(between) = between {
@@ -61,7 +61,7 @@ impl Mask {
     }
 
     /// The scores with the mask on.
-    pub(super) fn put_on(&self, scores: &Tensor) -> Result<Tensor, TensorError> {
+    pub(super) fn apply_to(&self, scores: &Tensor) -> Result<Tensor, TensorError> {
         let scores = match &self.added {
             Some(added) => scores.f_add(added)?,
             None => scores.shallow_clone(),

@@ -1,22 +1,22 @@
-use super::attention::{Attention, Heads};
-use super::by_autograd::{ByAutograd, Differentiable};
-use super::ops::{Names, Ops};
-use super::{missing, size, Call, Lowered};
+use super::attention::{Attention, AttentionHeads};
+use super::by_autograd::{AutogradOp, Differentiable};
+use super::ops::{LayerBuilder, WeightBiasNames};
+use super::{layer_error, size, LoweredLayer, OpContext};
 use layerspec::layers::MultiheadAttention;
 use tch::Tensor;
 use tensor::TensorError;
 
-const IN_PROJ: Names = ["in_proj_weight", "in_proj_bias"];
-const OUT_PROJ: Names = ["out_proj.weight", "out_proj.bias"];
+const IN_PROJ: WeightBiasNames = ["in_proj_weight", "in_proj_bias"];
+const OUT_PROJ: WeightBiasNames = ["out_proj.weight", "out_proj.bias"];
 /// The names of the three matrices, where they are not one.
 const PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
 
 /// The layer as ops: projections, attention, projection.
-pub(super) fn lower(layer: &MultiheadAttention, inputs: usize) -> Lowered {
+pub(super) fn lower(layer: &MultiheadAttention, inputs: usize) -> LoweredLayer {
     let masks = usize::from(layer.attn_mask) + usize::from(layer.key_padding_mask);
     let sources = inputs.saturating_sub(masks);
     let (width, narrow) = (layer.embed_dim, layer.key_value_width());
-    let mut ops = Ops::new(inputs, layer.bias);
+    let mut ops = LayerBuilder::new(inputs, layer.bias);
     let projected = match sources {
         1 => vec![ops.linear(0, [width, width + 2 * narrow], IN_PROJ)],
         _ => {
@@ -29,7 +29,7 @@ pub(super) fn lower(layer: &MultiheadAttention, inputs: usize) -> Lowered {
         }
     };
     let heads = |heads: u64| i64::try_from(heads).unwrap_or(i64::MAX);
-    let attention = Attention::new(Heads {
+    let attention = Attention::new(AttentionHeads {
         queries: heads(layer.num_heads),
         keys: heads(layer.key_value_heads()),
         batch_first: layer.batch_first,
@@ -41,17 +41,17 @@ pub(super) fn lower(layer: &MultiheadAttention, inputs: usize) -> Lowered {
     });
     let attended = ops.add(attention, projected.into_iter().chain(sources..inputs).collect(), Vec::new());
     let output = ops.linear(attended, [width, width], OUT_PROJ);
-    ops.giving(output)
+    ops.finish(output)
 }
 
 /// Adds the projections of a query and a key that is the value, too, or of all three; the slots of what they give.
 pub(super) fn project(
-    ops: &mut Ops,
+    ops: &mut LayerBuilder,
     widths: [u64; 3],
     sources: Vec<usize>,
     names: Vec<(&'static str, &'static str)>,
 ) -> Vec<usize> {
-    let first = ops.add_several(ByAutograd(Projections { widths }), sources, names, 3);
+    let first = ops.add_multi_output(AutogradOp(Projections { widths }), sources, names, 3);
     (first..first + 3).collect()
 }
 
@@ -62,19 +62,17 @@ struct Projections {
 }
 
 impl Differentiable for Projections {
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let widths: Vec<i64> = self.widths.iter().map(|&width| size(width)).collect::<Result<_, _>>()?;
-        let [query, others @ ..] = inputs else { return Err(missing("expected an input, got none")) };
+        let [query, others @ ..] = inputs else { return Err(layer_error("expected an input, got none")) };
         let (Some(key), Some(value)) = (others.first(), others.last()) else {
-            return Err(missing("expected a query and a key, got one input"));
+            return Err(layer_error("expected a query and a key, got one input"));
         };
-        let weights = match call.optional(IN_PROJ[0]) {
+        let weights = match ctx.optional_param(IN_PROJ[0]) {
             Some(packed) => packed.f_split_with_sizes(&widths[..], 0)?,
-            None => {
-                PROJ.iter().map(|name| Ok(call.param(name)?.shallow_clone())).collect::<Result<_, TensorError>>()?
-            }
+            None => PROJ.iter().map(|name| Ok(ctx.param(name)?.shallow_clone())).collect::<Result<_, TensorError>>()?,
         };
-        let biases = match call.optional(IN_PROJ[1]) {
+        let biases = match ctx.optional_param(IN_PROJ[1]) {
             Some(packed) => packed.f_split_with_sizes(&widths[..], 0)?.into_iter().map(Some).collect(),
             None => vec![None, None, None],
         };

@@ -1,13 +1,17 @@
 use super::by_autograd::Differentiable;
-use super::elementwise::only;
-use super::{missing, size, sizes, Call};
+use super::elementwise::single_input_ref;
+use super::{layer_error, size, sizes, OpContext};
 use layerspec::layers::{GroupNorm, InstanceNorm2d, RMSNorm};
 use tch::Tensor;
 use tensor::TensorError;
 
 impl Differentiable for RMSNorm {
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![only(inputs)?.f_rms_norm(sizes(&self.normalized_shape)?, call.optional("weight"), self.eps)?])
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![single_input_ref(inputs)?.f_rms_norm(
+            sizes(&self.normalized_shape)?,
+            ctx.optional_param("weight"),
+            self.eps,
+        )?])
     }
 
     fn is_cheap(&self) -> bool {
@@ -16,9 +20,9 @@ impl Differentiable for RMSNorm {
 }
 
 impl Differentiable for GroupNorm {
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let (weight, bias) = (call.optional("weight"), call.optional("bias"));
-        let input = only(inputs)?;
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (weight, bias) = (ctx.optional_param("weight"), ctx.optional_param("bias"));
+        let input = single_input_ref(inputs)?;
         if let [1, channels, rest @ ..] = &input.size()[..] {
             expect_several(channels * rest.iter().product::<i64>() / size(self.num_groups)?.max(1), input, "group")?;
         }
@@ -32,17 +36,17 @@ impl Differentiable for GroupNorm {
 
 impl Differentiable for InstanceNorm2d {
     /// Running statistics as in batch norm. PyTorch never counts batches here, and without momentum learns nothing.
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let (weight, bias) = (call.optional("weight"), call.optional("bias"));
-        let (mean, var) = (call.optional("running_mean"), call.optional("running_var"));
-        let by_input = call.training() || mean.is_none();
-        let input = only(inputs)?;
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (weight, bias) = (ctx.optional_param("weight"), ctx.optional_param("bias"));
+        let (mean, var) = (ctx.optional_param("running_mean"), ctx.optional_param("running_var"));
+        let by_input = ctx.training() || mean.is_none();
+        let input = single_input_ref(inputs)?;
         if by_input {
             let size = input.size();
             expect_several(size.get(2..).unwrap_or(&[]).iter().product(), input, "channel of each sample")?;
         }
-        let (mean, var, momentum) = match call.apart {
-            _ if call.is_again() && by_input => (None, None, 0.0),
+        let (mean, var, momentum) = match ctx.batch_statistics {
+            _ if ctx.is_recompute() && by_input => (None, None, 0.0),
             Some([mean, var]) => (Some(mean), Some(var), 1.0),
             None => (mean, var, self.momentum.unwrap_or(0.0)),
         };
@@ -55,5 +59,5 @@ fn expect_several(values: i64, input: &Tensor, what: &str) -> Result<(), TensorE
     if values > 1 {
         return Ok(());
     }
-    Err(missing(format!("expected more than one value per {what}, got {:?}", input.size())))
+    Err(layer_error(format!("expected more than one value per {what}, got {:?}", input.size())))
 }

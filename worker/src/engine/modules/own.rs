@@ -1,8 +1,8 @@
 //! Layers whose code is the user's: they go back by autograd, and what they give is checked against the model file.
 
 use super::by_autograd::Differentiable;
-use super::{missing, Call};
-use crate::engine::own::{CustomLayer, Forward};
+use super::{layer_error, OpContext};
+use crate::engine::own::{CustomLayer, ForwardContext};
 use layerspec::layers::{Made, Size};
 use parking_lot::Mutex;
 use std::fmt;
@@ -12,32 +12,32 @@ use tensor::script::Script;
 use tensor::TensorError;
 
 /// A layer in Rust.
-pub(super) struct InRust {
+pub(super) struct RustLayer {
     pub(super) layer: Box<dyn CustomLayer>,
     pub(super) out: Option<Vec<Made>>,
 }
 
 /// A TorchScript module.
 #[derive(Debug)]
-pub(super) struct InTorchScript {
+pub(super) struct TorchScriptLayer {
     pub(super) script: Mutex<Script>,
     pub(super) out: Option<Vec<Made>>,
 }
 
-impl fmt::Debug for InRust {
+impl fmt::Debug for RustLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("InRust")
+        f.write_str("RustLayer")
     }
 }
 
-impl Differentiable for InRust {
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+impl Differentiable for RustLayer {
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         // Most of tch's functions panic where libtorch refuses something.
-        let forward = || self.layer.forward(&Forward { call, inputs });
+        let forward = || self.layer.forward(&ForwardContext { ctx, inputs });
         let outputs = catch_unwind(AssertUnwindSafe(forward)).unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<String>().map(String::as_str);
             let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("nothing");
-            Err(missing(format!("its code panicked: {}", said.lines().next().unwrap_or_default())))
+            Err(layer_error(format!("its code panicked: {}", said.lines().next().unwrap_or_default())))
         })?;
         checked(outputs, self.out.as_deref(), inputs)
     }
@@ -48,13 +48,12 @@ impl Differentiable for InRust {
     }
 }
 
-impl Differentiable for InTorchScript {
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+impl Differentiable for TorchScriptLayer {
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let mut script = self.script.lock();
-        let params: Vec<&Tensor> =
-            script.param_names().iter().map(|name| call.param(name)).collect::<Result<_, _>>()?;
+        let params: Vec<&Tensor> = script.param_names().iter().map(|name| ctx.param(name)).collect::<Result<_, _>>()?;
         let inputs_of_it: Vec<&Tensor> = inputs.iter().collect();
-        let outputs = script.run(&params, &inputs_of_it, call.training(), &call.key("torchscript"))?;
+        let outputs = script.run(&params, &inputs_of_it, ctx.training(), &ctx.key("torchscript"))?;
         checked(outputs, self.out.as_deref(), inputs)
     }
 
@@ -68,17 +67,17 @@ fn checked(outputs: Vec<Tensor>, out: Option<&[Made]>, inputs: &[Tensor]) -> Res
     let found = |tensor: &Tensor| Ok::<_, TensorError>(format!("{} {:?}", tensor::dtype_of(tensor)?, tensor.size()));
     let Some(out) = out else {
         let ([output], Some(input)) = (&outputs[..], inputs.first()) else {
-            return Err(missing(format!("the model file says that it has one output, it made {}", outputs.len())));
+            return Err(layer_error(format!("the model file says that it has one output, it made {}", outputs.len())));
         };
         if found(output)? != found(input)? {
             let (output, input) = (found(output)?, found(input)?);
-            return Err(missing(format!("made {output} of {input}; say in the model file what comes `out`")));
+            return Err(layer_error(format!("made {output} of {input}; say in the model file what comes `out`")));
         }
         return Ok(outputs);
     };
     if outputs.len() != out.len() {
         let problem = format!("the model file says that it has {} outputs, it made {}", out.len(), outputs.len());
-        return Err(missing(problem));
+        return Err(layer_error(problem));
     }
     // The size that a word stands for; nothing where no input has just that size.
     let here = |of: Option<(usize, usize)>| {
@@ -105,7 +104,7 @@ fn checked(outputs: Vec<Tensor>, out: Option<&[Made]>, inputs: &[Tensor]) -> Res
                 }
             }
             let (found, dtype, shape) = (found(output)?, made.dtype, shape.join(", "));
-            return Err(missing(format!("made {found}, the model file says {dtype} [{shape}]{words}")));
+            return Err(layer_error(format!("made {found}, the model file says {dtype} [{shape}]{words}")));
         }
     }
     Ok(outputs)

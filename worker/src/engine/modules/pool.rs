@@ -1,6 +1,6 @@
 use super::by_autograd::Differentiable;
-use super::elementwise::only;
-use super::{sizes, Call};
+use super::elementwise::single_input_ref;
+use super::{sizes, OpContext};
 use layerspec::layers::{
     AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d,
 };
@@ -8,51 +8,57 @@ use tch::Tensor;
 use tensor::TensorError;
 
 impl Differentiable for MaxPool1d {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (kernel, stride) = (sizes(&self.kernel_size)?, sizes(&self.stride)?);
         let (padding, dilation) = (sizes(&self.padding)?, sizes(&self.dilation)?);
-        Ok(vec![only(inputs)?.f_max_pool1d(kernel, stride, padding, dilation, self.ceil_mode)?])
+        Ok(vec![single_input_ref(inputs)?.f_max_pool1d(kernel, stride, padding, dilation, self.ceil_mode)?])
     }
 }
 
 impl Differentiable for MaxPool2d {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (kernel, stride) = (sizes(&self.kernel_size)?, sizes(&self.stride)?);
         let (padding, dilation) = (sizes(&self.padding)?, sizes(&self.dilation)?);
-        Ok(vec![only(inputs)?.f_max_pool2d(kernel, stride, padding, dilation, self.ceil_mode)?])
+        Ok(vec![single_input_ref(inputs)?.f_max_pool2d(kernel, stride, padding, dilation, self.ceil_mode)?])
     }
 }
 
 impl Differentiable for AvgPool1d {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (kernel, stride, padding) = (sizes(&self.kernel_size)?, sizes(&self.stride)?, sizes(&self.padding)?);
-        Ok(vec![only(inputs)?.f_avg_pool1d(kernel, stride, padding, self.ceil_mode, self.count_include_pad)?])
+        Ok(vec![single_input_ref(inputs)?.f_avg_pool1d(
+            kernel,
+            stride,
+            padding,
+            self.ceil_mode,
+            self.count_include_pad,
+        )?])
     }
 }
 
 impl Differentiable for AvgPool2d {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (kernel, stride, padding) = (sizes(&self.kernel_size)?, sizes(&self.stride)?, sizes(&self.padding)?);
         let (ceil_mode, count_pad, divisor) = (self.ceil_mode, self.count_include_pad, self.divisor_override);
-        Ok(vec![only(inputs)?.f_avg_pool2d(kernel, stride, padding, ceil_mode, count_pad, divisor)?])
+        Ok(vec![single_input_ref(inputs)?.f_avg_pool2d(kernel, stride, padding, ceil_mode, count_pad, divisor)?])
     }
 }
 
 impl Differentiable for AdaptiveAvgPool1d {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![only(inputs)?.f_adaptive_avg_pool1d(sizes(&self.output_size)?)?])
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![single_input_ref(inputs)?.f_adaptive_avg_pool1d(sizes(&self.output_size)?)?])
     }
 }
 
 impl Differentiable for AdaptiveMaxPool2d {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let (largest, _places) = only(inputs)?.f_adaptive_max_pool2d(sizes(&self.output_size)?)?;
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (largest, _places) = single_input_ref(inputs)?.f_adaptive_max_pool2d(sizes(&self.output_size)?)?;
         Ok(vec![largest])
     }
 }
 
 impl Differentiable for AdaptiveAvgPool2d {
-    fn compute(&self, _: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![only(inputs)?.f_adaptive_avg_pool2d(sizes(&self.output_size)?)?])
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![single_input_ref(inputs)?.f_adaptive_avg_pool2d(sizes(&self.output_size)?)?])
     }
 }

@@ -1,6 +1,6 @@
 use super::by_autograd::Differentiable;
-use super::dropout::mask;
-use super::{missing, size, Call};
+use super::dropout::dropout_mask;
+use super::{layer_error, size, OpContext};
 use layerspec::layers::{Nonlinearity, GRU, LSTM, RNN};
 use tch::Tensor;
 use tensor::TensorError;
@@ -71,7 +71,7 @@ impl Recurrent {
     ) -> Result<Vec<Tensor>, TensorError> {
         let &Recurrent { bias, bidirectional: both, batch_first, .. } = self;
         let p = 0.0;
-        let first = states.first().ok_or_else(|| missing("expected a state, got none"))?;
+        let first = states.first().ok_or_else(|| layer_error("expected a state, got none"))?;
         let (output, state) = match self.cell {
             Cell::Tanh => x.f_rnn_tanh(first, params, bias, layers, p, train, both, batch_first)?,
             Cell::Relu => x.f_rnn_relu(first, params, bias, layers, p, train, both, batch_first)?,
@@ -106,9 +106,9 @@ impl Recurrent {
     }
 
     /// Layer after layer, with dropout between them. libtorch's own would not draw from the call's random numbers.
-    fn run_dropping(
+    fn run_with_dropout(
         &self,
-        call: &Call<'_>,
+        ctx: &OpContext<'_>,
         input: &Tensor,
         states: &[Tensor],
         params: &[&Tensor],
@@ -121,12 +121,12 @@ impl Recurrent {
         for (layer, params) in (0..layers).zip(params.chunks(of_layer)) {
             let states = states.iter().map(|state| Ok(state.f_narrow(0, layer * directions, directions)?));
             let states: Vec<Tensor> = states.collect::<Result<_, TensorError>>()?;
-            let mut made = self.run((1, call.training()), &x, &states, params)?.into_iter();
-            x = made.next().ok_or_else(|| missing("libtorch gave no output"))?;
+            let mut made = self.run((1, ctx.training()), &x, &states, params)?.into_iter();
+            x = made.next().ok_or_else(|| layer_error("libtorch gave no output"))?;
             last.iter_mut().zip(made).for_each(|(all, state)| all.push(state));
             if layer + 1 < layers {
                 let purpose = format!("dropout after {layer}");
-                x = x.f_mul(&mask(call, &purpose, &x.size(), x.f_kind()?, self.dropout)?)?;
+                x = x.f_mul(&dropout_mask(ctx, &purpose, &x.size(), x.f_kind()?, self.dropout)?)?;
             }
         }
         let last = last.iter().map(|all| Ok(Tensor::f_cat(all, 0)?));
@@ -135,14 +135,14 @@ impl Recurrent {
 }
 
 impl Differentiable for Recurrent {
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let (input, given) = inputs.split_first().ok_or_else(|| missing("expected an input, got none"))?;
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (input, given) = inputs.split_first().ok_or_else(|| layer_error("expected an input, got none"))?;
         let states = self.states(input, given)?;
-        let params: Vec<&Tensor> = self.names.iter().map(|name| call.param(name)).collect::<Result<_, _>>()?;
-        if self.dropout != 0.0 && call.training() && self.num_layers > 1 {
-            return self.run_dropping(call, input, &states, &params);
+        let params: Vec<&Tensor> = self.names.iter().map(|name| ctx.param(name)).collect::<Result<_, _>>()?;
+        if self.dropout != 0.0 && ctx.training() && self.num_layers > 1 {
+            return self.run_with_dropout(ctx, input, &states, &params);
         }
-        self.run((size(self.num_layers)?, call.training()), input, &states, &params)
+        self.run((size(self.num_layers)?, ctx.training()), input, &states, &params)
     }
 
     fn depends_on_graph(&self) -> bool {

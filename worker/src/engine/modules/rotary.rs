@@ -1,6 +1,6 @@
 use super::by_autograd::Differentiable;
-use super::elementwise::only;
-use super::{size, Call};
+use super::elementwise::single_input_ref;
+use super::{size, OpContext};
 use layerspec::layers::RotaryEmbedding;
 use std::ops::Range;
 use tch::{Kind, Tensor};
@@ -8,8 +8,8 @@ use tensor::TensorError;
 
 impl Differentiable for RotaryEmbedding {
     /// In single precision whatever the input, for angles grow with positions; the result is of the input's kind.
-    fn compute(&self, call: &Call<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let input = only(inputs)?;
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let input = single_input_ref(inputs)?;
         let head = size(self.head_dim)?;
         let heads = match self.num_heads {
             Some(heads) => input.f_unflatten(-1, [size(heads)?, head])?,
@@ -17,11 +17,11 @@ impl Differentiable for RotaryEmbedding {
         };
         // Positions come before the heads, or after them.
         let positions = heads.size().get(if self.num_heads.is_some() { 1 } else { 2 }).copied().unwrap_or(0);
-        let angles = self.angles(input, call.past()..call.past().saturating_add(positions), head)?;
+        let angles = self.angles(input, ctx.past()..ctx.past().saturating_add(positions), head)?;
         let angles = if self.num_heads.is_some() { angles.f_unsqueeze(1)? } else { angles };
         let (cos, sin) = (angles.f_cos()?.f_to_kind(input.f_kind()?)?, angles.f_sin()?.f_to_kind(input.f_kind()?)?);
-        let turned = heads.f_mul(&cos)?.f_add(&self.quarter_turn(&heads)?.f_mul(&sin)?)?;
-        Ok(vec![if self.num_heads.is_some() { turned.f_flatten(-2, -1)? } else { turned }])
+        let rotated = heads.f_mul(&cos)?.f_add(&self.rotate_half(&heads)?.f_mul(&sin)?)?;
+        Ok(vec![if self.num_heads.is_some() { rotated.f_flatten(-2, -1)? } else { rotated }])
     }
 
     fn is_cheap(&self) -> bool {
@@ -30,18 +30,18 @@ impl Differentiable for RotaryEmbedding {
 }
 
 /// How the elements of a head make pairs.
-trait Pairs {
+trait RotaryPairs {
     fn angles(&self, like: &Tensor, positions: Range<i64>, head: i64) -> Result<Tensor, TensorError>;
-    fn quarter_turn(&self, heads: &Tensor) -> Result<Tensor, TensorError>;
+    fn rotate_half(&self, heads: &Tensor) -> Result<Tensor, TensorError>;
 }
 
-impl Pairs for RotaryEmbedding {
+impl RotaryPairs for RotaryEmbedding {
     /// `[positions, head]`, the same for both elements of a pair.
     fn angles(&self, like: &Tensor, positions: Range<i64>, head: i64) -> Result<Tensor, TensorError> {
         let options = (Kind::Float, like.device());
         let exponents = Tensor::f_arange_start_step(0, head, 2, options)?.f_div_scalar(head)?;
-        let speeds = Tensor::f_pow_scalar(self.base, &exponents)?.f_reciprocal()?;
-        let angles = Tensor::f_arange_start(positions.start, positions.end, options)?.f_outer(&speeds)?;
+        let inverse_frequencies = Tensor::f_pow_scalar(self.base, &exponents)?.f_reciprocal()?;
+        let angles = Tensor::f_arange_start(positions.start, positions.end, options)?.f_outer(&inverse_frequencies)?;
         if self.interleaved {
             return Ok(Tensor::f_stack(&[&angles, &angles], -1)?.f_flatten(1, 2)?);
         }
@@ -49,7 +49,7 @@ impl Pairs for RotaryEmbedding {
     }
 
     /// Each pair `(a, b)` as `(-b, a)`.
-    fn quarter_turn(&self, heads: &Tensor) -> Result<Tensor, TensorError> {
+    fn rotate_half(&self, heads: &Tensor) -> Result<Tensor, TensorError> {
         if self.interleaved {
             let pairs = heads.f_unflatten(-1, [-1, 2])?;
             let (first, second) = (pairs.f_select(-1, 0)?, pairs.f_select(-1, 1)?);

@@ -1,4 +1,6 @@
-use super::{missing, of_one, one, Back, Call, Keeps, Kept, Op, Run};
+use super::{
+    layer_error, single_grad, single_input, BackwardOutput, ForwardOutput, Op, OpContext, SavePolicy, SavedForBackward,
+};
 use layerspec::layers::{Flatten, Permute, Reshape, Squeeze, Transpose, Unflatten, Unsqueeze};
 use tch::Tensor;
 use tensor::TensorError;
@@ -7,15 +9,15 @@ use tensor::TensorError;
 macro_rules! reshaping {
     ($($Name:ident: $function:expr),*) => {$(
         impl Op for $Name {
-            fn forward(&self, _: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-                let input = one(inputs)?;
+            fn forward(&self, _: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+                let input = single_input(inputs)?;
                 let output = $function(self, &input)?;
-                Ok(Run::knowing(output, vec![input.size()]))
+                Ok(ForwardOutput::with_sizes(output, vec![input.size()]))
             }
 
-            fn backward(&self, _: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-                let size = kept.sizes.first().ok_or_else(|| missing("its input's size was not kept"))?;
-                Ok(Back::to(of_one(grads)?.f_reshape(&size[..])?))
+            fn backward(&self, _: &OpContext<'_>, saved: SavedForBackward, grads: Vec<Option<Tensor>>) -> Result<BackwardOutput, TensorError> {
+                let size = saved.sizes.first().ok_or_else(|| layer_error("its input's size was not kept"))?;
+                Ok(BackwardOutput::single_input_grad(single_grad(grads)?.f_reshape(&size[..])?))
             }
         }
     )*};
@@ -30,35 +32,45 @@ reshaping! {
 }
 
 impl Op for Transpose {
-    fn forward(&self, _: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        Ok(Run::keeping(one(inputs)?.f_transpose(self.dim0, self.dim1)?, Vec::new()))
+    fn forward(&self, _: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        Ok(ForwardOutput::with_tensors(single_input(inputs)?.f_transpose(self.dim0, self.dim1)?, Vec::new()))
     }
 
-    fn backward(&self, _: &Call<'_>, _: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-        Ok(Back::to(of_one(grads)?.f_transpose(self.dim0, self.dim1)?))
+    fn backward(
+        &self,
+        _: &OpContext<'_>,
+        _: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
+        Ok(BackwardOutput::single_input_grad(single_grad(grads)?.f_transpose(self.dim0, self.dim1)?))
     }
 
-    fn keeps(&self) -> Keeps {
-        Keeps::Nothing
+    fn save_policy(&self) -> SavePolicy {
+        SavePolicy::Nothing
     }
 }
 
 impl Op for Permute {
-    fn forward(&self, _: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-        Ok(Run::keeping(one(inputs)?.f_permute(&self.dims[..])?, Vec::new()))
+    fn forward(&self, _: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+        Ok(ForwardOutput::with_tensors(single_input(inputs)?.f_permute(&self.dims[..])?, Vec::new()))
     }
 
-    fn backward(&self, _: &Call<'_>, _: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
+    fn backward(
+        &self,
+        _: &OpContext<'_>,
+        _: SavedForBackward,
+        grads: Vec<Option<Tensor>>,
+    ) -> Result<BackwardOutput, TensorError> {
         let rank = i64::try_from(self.dims.len()).unwrap_or(i64::MAX);
         let counted = |dim: &i64| if *dim < 0 { dim + rank } else { *dim };
         let order: Vec<i64> = self.dims.iter().map(counted).collect();
         let place = |dim: i64| order.iter().position(|other| *other == dim).and_then(|place| i64::try_from(place).ok());
         let back: Option<Vec<i64>> = (0..rank).map(place).collect();
-        let back = back.ok_or_else(|| missing(format!("{:?} is no order of dimensions", self.dims)))?;
-        Ok(Back::to(of_one(grads)?.f_permute(back)?))
+        let back = back.ok_or_else(|| layer_error(format!("{:?} is no order of dimensions", self.dims)))?;
+        Ok(BackwardOutput::single_input_grad(single_grad(grads)?.f_permute(back)?))
     }
 
-    fn keeps(&self) -> Keeps {
-        Keeps::Nothing
+    fn save_policy(&self) -> SavePolicy {
+        SavePolicy::Nothing
     }
 }

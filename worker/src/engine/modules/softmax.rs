@@ -1,4 +1,4 @@
-use super::{of_one, one, Back, Call, Kept, Op, Run};
+use super::{single_grad, single_input, BackwardOutput, ForwardOutput, Op, OpContext, SavedForBackward};
 use layerspec::layers::{LogSoftmax, Softmax};
 use tch::Tensor;
 use tensor::TensorError;
@@ -7,15 +7,15 @@ use tensor::TensorError;
 macro_rules! softmax {
     ($($Name:ident: $forward:ident, $backward:ident);*) => {$(
         impl Op for $Name {
-            fn forward(&self, call: &Call<'_>, inputs: Vec<Tensor>) -> Result<Run, TensorError> {
-                let output = one(inputs)?.$forward(self.dim, None)?;
-                let kept = if call.keeps() { vec![output.shallow_clone()] } else { Vec::new() };
-                Ok(Run::keeping(output, kept))
+            fn forward(&self, ctx: &OpContext<'_>, inputs: Vec<Tensor>) -> Result<ForwardOutput, TensorError> {
+                let output = single_input(inputs)?.$forward(self.dim, None)?;
+                let saved = if ctx.saves_for_backward() { vec![output.shallow_clone()] } else { Vec::new() };
+                Ok(ForwardOutput::with_tensors(output, saved))
             }
 
-            fn backward(&self, _: &Call<'_>, kept: Kept, grads: Vec<Option<Tensor>>) -> Result<Back, TensorError> {
-                let [output] = kept.tensors()?;
-                Ok(Back::to(Tensor::$backward(&of_one(grads)?, &output, self.dim, output.f_kind()?)?))
+            fn backward(&self, _: &OpContext<'_>, saved: SavedForBackward, grads: Vec<Option<Tensor>>) -> Result<BackwardOutput, TensorError> {
+                let [output] = saved.tensors()?;
+                Ok(BackwardOutput::single_input_grad(Tensor::$backward(&single_grad(grads)?, &output, self.dim, output.f_kind()?)?))
             }
 
             fn is_cheap(&self) -> bool {

@@ -1,31 +1,31 @@
 //! Encoder and decoder layers as ops, in PyTorch's order.
 
-use super::attention::{Attention, Heads};
+use super::attention::{Attention, AttentionHeads};
 use super::join::Residual;
 use super::multihead_attention::project;
-use super::ops::{Names, Ops};
-use super::Lowered;
+use super::ops::{LayerBuilder, WeightBiasNames};
+use super::LoweredLayer;
 use layerspec::layers::{
     Activation, Approximate, LayerNorm, ReLU, TransformerDecoderLayer, TransformerEncoderLayer, GELU,
 };
 
-const TO_ITSELF: [Names; 2] =
+const SELF_ATTN: [WeightBiasNames; 2] =
     [["self_attn.in_proj_weight", "self_attn.in_proj_bias"], ["self_attn.out_proj.weight", "self_attn.out_proj.bias"]];
-const TO_MEMORY: [Names; 2] = [
+const CROSS_ATTN: [WeightBiasNames; 2] = [
     ["multihead_attn.in_proj_weight", "multihead_attn.in_proj_bias"],
     ["multihead_attn.out_proj.weight", "multihead_attn.out_proj.bias"],
 ];
-const LINEAR_1: Names = ["linear1.weight", "linear1.bias"];
-const LINEAR_2: Names = ["linear2.weight", "linear2.bias"];
-const NORM_1: Names = ["norm1.weight", "norm1.bias"];
-const NORM_2: Names = ["norm2.weight", "norm2.bias"];
-const NORM_3: Names = ["norm3.weight", "norm3.bias"];
+const LINEAR_1: WeightBiasNames = ["linear1.weight", "linear1.bias"];
+const LINEAR_2: WeightBiasNames = ["linear2.weight", "linear2.bias"];
+const NORM_1: WeightBiasNames = ["norm1.weight", "norm1.bias"];
+const NORM_2: WeightBiasNames = ["norm2.weight", "norm2.bias"];
+const NORM_3: WeightBiasNames = ["norm3.weight", "norm3.bias"];
 
 /// The parts of either layer, none of them made yet.
 macro_rules! parts {
     ($layer:expr, $inputs:expr) => {
-        Parts {
-            ops: Ops::new($inputs, $layer.bias),
+        TransformerBuilder {
+            ops: LayerBuilder::new($inputs, $layer.bias),
             d_model: $layer.d_model,
             nhead: $layer.nhead,
             dim_feedforward: $layer.dim_feedforward,
@@ -39,29 +39,29 @@ macro_rules! parts {
     };
 }
 
-pub(super) fn lower_encoder(layer: &TransformerEncoderLayer, inputs: usize) -> Lowered {
+pub(super) fn lower_encoder(layer: &TransformerEncoderLayer, inputs: usize) -> LoweredLayer {
     let mut parts = parts!(layer, inputs);
     let masks = Masks {
         causal: layer.is_causal,
         mask: layer.src_mask.then_some(1),
         padding: layer.src_key_padding_mask.then_some(inputs.saturating_sub(1)),
     };
-    let middle = parts.around(0, NORM_1, |parts, input| parts.attend_itself(input, &masks));
-    let output = parts.around(middle, NORM_2, |parts, input| parts.feed_forward(input, "dropout2"));
-    parts.ops.giving(output)
+    let middle = parts.residual_block(0, NORM_1, |parts, input| parts.self_attention(input, &masks));
+    let output = parts.residual_block(middle, NORM_2, |parts, input| parts.feed_forward(input, "dropout2"));
+    parts.ops.finish(output)
 }
 
-pub(super) fn lower_decoder(layer: &TransformerDecoderLayer, inputs: usize) -> Lowered {
+pub(super) fn lower_decoder(layer: &TransformerDecoderLayer, inputs: usize) -> LoweredLayer {
     let mut parts = parts!(layer, inputs);
     let names = layer.masks();
     let slot = |mask: &str| names.iter().position(|name| *name == mask).map(|index| 2 + index);
-    let to_itself =
+    let self_masks =
         Masks { causal: layer.tgt_is_causal, mask: slot("tgt_mask"), padding: slot("tgt_key_padding_mask") };
-    let to_memory = Masks { causal: false, mask: slot("memory_mask"), padding: slot("memory_key_padding_mask") };
-    let first = parts.around(0, NORM_1, |parts, input| parts.attend_itself(input, &to_itself));
-    let second = parts.around(first, NORM_2, |parts, input| parts.attend_memory(input, &to_memory));
-    let output = parts.around(second, NORM_3, |parts, input| parts.feed_forward(input, "dropout3"));
-    parts.ops.giving(output)
+    let cross_masks = Masks { causal: false, mask: slot("memory_mask"), padding: slot("memory_key_padding_mask") };
+    let first = parts.residual_block(0, NORM_1, |parts, input| parts.self_attention(input, &self_masks));
+    let second = parts.residual_block(first, NORM_2, |parts, input| parts.cross_attention(input, &cross_masks));
+    let output = parts.residual_block(second, NORM_3, |parts, input| parts.feed_forward(input, "dropout3"));
+    parts.ops.finish(output)
 }
 
 /// What an attention leaves out: the slots of its masks, and whether later positions.
@@ -71,8 +71,8 @@ struct Masks {
     padding: Option<usize>,
 }
 
-struct Parts {
-    ops: Ops,
+struct TransformerBuilder {
+    ops: LayerBuilder,
     d_model: u64,
     nhead: u64,
     dim_feedforward: u64,
@@ -84,9 +84,14 @@ struct Parts {
     bias: bool,
 }
 
-impl Parts {
+impl TransformerBuilder {
     /// A part with its residual connection and layer norm.
-    fn around(&mut self, input: usize, norm: Names, part: impl Fn(&mut Self, usize) -> usize) -> usize {
+    fn residual_block(
+        &mut self,
+        input: usize,
+        norm: WeightBiasNames,
+        part: impl Fn(&mut Self, usize) -> usize,
+    ) -> usize {
         if self.norm_first {
             let normed = self.norm(input, norm);
             let made = part(self, normed);
@@ -97,22 +102,22 @@ impl Parts {
         self.norm(sum, norm)
     }
 
-    fn norm(&mut self, input: usize, names: Names) -> usize {
+    fn norm(&mut self, input: usize, names: WeightBiasNames) -> usize {
         let (eps, bias) = (self.layer_norm_eps, self.bias);
         let norm = LayerNorm { normalized_shape: vec![self.d_model], eps, elementwise_affine: true, bias };
-        self.ops.add(norm, vec![input], self.ops.named(names))
+        self.ops.add(norm, vec![input], self.ops.param_names(names))
     }
 
-    fn attend_itself(&mut self, input: usize, masks: &Masks) -> usize {
-        let [into, out] = TO_ITSELF;
+    fn self_attention(&mut self, input: usize, masks: &Masks) -> usize {
+        let [into, out] = SELF_ATTN;
         let packed = self.ops.linear(input, [self.d_model, 3 * self.d_model], into);
         let attended = self.attention(vec![packed], masks, "attention");
         let projected = self.ops.linear(attended, [self.d_model; 2], out);
         self.ops.dropout(projected, self.dropout, "dropout1")
     }
 
-    fn attend_memory(&mut self, input: usize, masks: &Masks) -> usize {
-        let [[weight, bias], out] = TO_MEMORY;
+    fn cross_attention(&mut self, input: usize, masks: &Masks) -> usize {
+        let [[weight, bias], out] = CROSS_ATTN;
         let mut names = vec![("in_proj_weight", weight)];
         names.extend(self.bias.then_some(("in_proj_bias", bias)));
         let memory = 1;
@@ -124,7 +129,7 @@ impl Parts {
 
     fn attention(&mut self, sources: Vec<usize>, masks: &Masks, purpose: &'static str) -> usize {
         let heads = i64::try_from(self.nhead).unwrap_or(i64::MAX);
-        let attention = Attention::new(Heads {
+        let attention = Attention::new(AttentionHeads {
             queries: heads,
             keys: heads,
             batch_first: self.batch_first,

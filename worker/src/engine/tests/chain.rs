@@ -35,7 +35,7 @@ impl Chain {
         let sizes: Vec<f64> = samples.iter().map(|sample| sample.target.size()[0] as f64).collect();
         let mut total = 0.0;
         for (index, sample) in samples.iter().enumerate() {
-            let pass = Pass { key: key(index as u32), step, mode: Mode::Train, apart: false };
+            let pass = Pass { key: key(index as u32), step, mode: Mode::Train, defer_statistics: false };
             let weight = sizes[index] / sizes.iter().sum::<f64>();
             total += self.forward(&pass, sample, loss, weight);
         }
@@ -43,7 +43,7 @@ impl Chain {
             self.backward(key(index as u32));
         }
         for engine in &mut self.engines {
-            assert_eq!(engine.waiting(), 0);
+            assert_eq!(engine.pending_microbatches(), 0);
             optim_step(engine, 1e-2).unwrap();
         }
         total
@@ -61,7 +61,7 @@ impl Chain {
             let outputs = engine.forward(pass, inputs).unwrap();
             for (output, prediction) in outputs.iter().enumerate() {
                 if engine.stage().outputs[output] == predicted {
-                    let task = LossTask { output, prediction, target: &sample.target, loss, weight };
+                    let task = LossInputs { output, prediction, target: &sample.target, loss, weight };
                     result = Some(engine.loss(pass.key, &task, pass.mode).unwrap());
                 }
             }
@@ -99,7 +99,7 @@ fn over_the_wire(tensor: &Tensor) -> Tensor {
     tensor::payload::from_bytes(tensor::dtype_of(tensor).unwrap(), &tensor.size(), copy).unwrap()
 }
 
-fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel {
+fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageConfig {
     let layers = graph.layers()[start..end].to_vec();
     let inside = |layer: usize| (start..end).contains(&layer);
     let made: Vec<ValueId> = layers.iter().flat_map(|layer| layer.outputs.clone()).collect();
@@ -119,7 +119,7 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel 
         graph.outputs().contains(value) || graph.users(*value).iter().any(|user| !inside(user.layer.index()))
     };
     let outputs = made.into_iter().filter(leaves).collect();
-    StageModel {
+    StageConfig {
         layers,
         inputs,
         outputs,
@@ -127,10 +127,10 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageModel 
         tied_owners: Vec::new(),
         buckets: Vec::new(),
         shard_id: None,
-        scatters: false,
-        gathers_first: false,
+        shards_gradients: false,
+        shards_parameters: false,
         seed: 11,
         device: Device::Cpu,
-        own: OwnLayers::default(),
+        custom_layers: CustomLayers::default(),
     }
 }

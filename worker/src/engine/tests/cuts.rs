@@ -21,14 +21,14 @@ fn classes(name: &str, shape: &[i64], classes: f64) -> Tensor {
 }
 
 /// Losses by step, weights, optimizer state.
-type Run = (Vec<f32>, Vec<(String, Tensor)>, Vec<(String, Tensor)>);
+type ForwardOutput = (Vec<f32>, Vec<(String, Tensor)>, Vec<(String, Tensor)>);
 
 fn run(
     mut chain: Chain,
     loss: &LossSpec,
     inputs: fn(&str, i64) -> Vec<Tensor>,
     target: fn(&str, i64) -> Tensor,
-) -> Run {
+) -> ForwardOutput {
     chain.set_optimizer(OptimizerSpec::adam(1e-2));
     let losses = (0..STEPS).map(|step| chain.step(step, &samples(step, inputs, target), loss)).collect();
     (losses, chain.state(), chain.optimizer_state())
@@ -47,7 +47,7 @@ fn no_cut_shows(yaml: &str, loss: &LossSpec, inputs: fn(&str, i64) -> Vec<Tensor
         for sum in [true, false] {
             let chain = match Chain::new(&graph, &cuts, sum) {
                 Ok(chain) => chain,
-                Err(EngineError::SharedElsewhere { .. }) => continue,
+                Err(EngineError::UnknownOwner { .. }) => continue,
                 Err(error) => panic!("{cuts:?}: {error}"),
             };
             let (losses, state, optimizer_state) = run(chain, loss, inputs, target);

@@ -23,7 +23,7 @@ fn a_wrong_shape_names_the_layer_and_leaves_the_engine_working() {
         "layer 0 (Linear), forward: libtorch: mat1 and mat2 shapes cannot be multiplied (4x5 and 3x17)"
     );
     engine.discard(1);
-    assert_eq!((engine.waiting(), step(&mut engine)), (0, loss));
+    assert_eq!((engine.pending_microbatches(), step(&mut engine)), (0, loss));
 }
 
 #[test]
@@ -40,8 +40,8 @@ layers:
     );
     let ids = Tensor::from_slice(&[0i64, 7]);
     let error = engine.forward(&train(0), vec![ids]).unwrap_err();
-    let EngineError::Layer { layer, kind, doing, .. } = &error else { panic!("{error}") };
-    assert_eq!((layer.as_str(), *kind, *doing), ("words", "Embedding", Doing::Forward));
+    let EngineError::Layer { layer, kind, phase, .. } = &error else { panic!("{error}") };
+    assert_eq!((layer.as_str(), *kind, *phase), ("words", "Embedding", LayerPhase::Forward));
     assert!(error.to_string().contains("index out of range"), "{error}");
 }
 
@@ -60,7 +60,7 @@ fn targets_that_do_not_fit_are_refused() {
     let mut engine = engine(RESIDUAL);
     let prediction = engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap().remove(0);
     let mut fail = |loss: &LossSpec, target: &Tensor| {
-        let task = LossTask { output: 0, prediction: &prediction, target, loss, weight: 1.0 };
+        let task = LossInputs { output: 0, prediction: &prediction, target, loss, weight: 1.0 };
         let error = engine.loss(key(0), &task, Mode::Train).unwrap_err().to_string();
         assert_eq!(engine.loss(key(0), &task, Mode::Eval).unwrap_err().to_string(), error);
         error
@@ -93,14 +93,14 @@ fn calls_out_of_turn_are_refused() {
     let mut engine = engine(RESIDUAL);
     assert_eq!(optim_step(&mut engine, 0.1).unwrap_err(), EngineError::NoOptimizer);
     let input = || normal("x", &[4, 3]);
-    assert!(matches!(engine.forward(&train(0), vec![]), Err(EngineError::Count { expected: 1, got: 0, .. })));
+    assert!(matches!(engine.forward(&train(0), vec![]), Err(EngineError::CountMismatch { expected: 1, got: 0, .. })));
     assert!(matches!(engine.backward(key(0), vec![vec![]]), Err(EngineError::UnknownMicrobatch { .. })));
     let prediction = engine.forward(&train(0), vec![input()]).unwrap().remove(0);
     assert!(matches!(engine.forward(&train(0), vec![input()]), Err(EngineError::AlreadyForwarded { .. })));
-    assert!(matches!(engine.backward(key(0), vec![]), Err(EngineError::Count { expected: 1, got: 0, .. })));
+    assert!(matches!(engine.backward(key(0), vec![]), Err(EngineError::CountMismatch { expected: 1, got: 0, .. })));
     engine.backward(key(0), vec![vec![]]).unwrap();
     let target = normal("y", &[4, 2]);
-    assert!(matches!(engine.backward_weight(key(0)), Err(EngineError::NoFirstHalf { .. })));
+    assert!(matches!(engine.backward_weight(key(0)), Err(EngineError::NoBackwardInput { .. })));
     let late = engine.loss(key(0), &mse(&prediction, &target, 1.0), Mode::Train);
     assert!(matches!(late, Err(EngineError::UnknownMicrobatch { .. })));
 }
@@ -113,7 +113,7 @@ fn discarding_a_batch_forgets_it_alone() {
     engine.forward(&train(1), vec![normal("x", &[4, 3])]).unwrap();
     engine.forward(&other, vec![normal("x", &[4, 3])]).unwrap();
     engine.discard(1);
-    assert_eq!(engine.waiting(), 1);
+    assert_eq!(engine.pending_microbatches(), 1);
     assert!(engine.gradients().unwrap().iter().all(|(_, grad)| grad.is_some()));
     engine.zero_grad();
     assert!(engine.gradients().unwrap().iter().all(|(_, grad)| grad.is_none()));
@@ -137,21 +137,21 @@ fn a_stage_that_does_not_hang_together_is_not_built() {
     let mut no_input = model();
     no_input.inputs.clear();
     let error = Engine::build(no_input).unwrap_err();
-    assert_eq!(error, EngineError::Unconnected { value: ValueId(0), by: "layer 0".into() });
+    assert_eq!(error, EngineError::MissingValue { value: ValueId(0), by: "layer 0".into() });
 
     let mut no_output = model();
     no_output.outputs.push(ValueId(99));
-    assert!(matches!(Engine::build(no_output), Err(EngineError::Unconnected { value: ValueId(99), .. })));
+    assert!(matches!(Engine::build(no_output), Err(EngineError::MissingValue { value: ValueId(99), .. })));
 
     let mut elsewhere = model();
     elsewhere.layers[4].share = Some(LayerId(77));
     let error = Engine::build(elsewhere).unwrap_err();
-    assert_eq!(error, EngineError::SharedElsewhere { layer: "4".into(), owner: LayerId(77) });
+    assert_eq!(error, EngineError::UnknownOwner { layer: "4".into(), owner: LayerId(77) });
     assert!(error.to_string().contains("nor copied from another"));
 
     let mut itself = model();
     itself.layers[4].share = Some(LayerId(4));
-    assert!(matches!(Engine::build(itself), Err(EngineError::SharedElsewhere { .. })));
+    assert!(matches!(Engine::build(itself), Err(EngineError::UnknownOwner { .. })));
 
     let mut too_few = model();
     too_few.layers[0].inputs.clear();

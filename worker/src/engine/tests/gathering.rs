@@ -2,7 +2,7 @@
 
 use super::*;
 use pipeline::replicas::{buckets, BucketBytes, ShardId, Sharding};
-use tensor::memory::Held;
+use tensor::memory::StorageCounter;
 
 const YAML: &str = "model: small
 inputs: {x: [batch, 40]}
@@ -19,21 +19,25 @@ const BYTES: BucketBytes = BucketBytes { first: 1024, other: 1024 };
 type Part = Vec<(u32, Vec<Tensor>)>;
 
 fn replica(replica: u16) -> Engine {
-    let model =
-        StageModel { shard_id: Some(ShardId { replica, replicas: 2 }), scatters: true, gathers_first: true, ..alone() };
+    let model = StageConfig {
+        shard_id: Some(ShardId { replica, replicas: 2 }),
+        shards_gradients: true,
+        shards_parameters: true,
+        ..alone()
+    };
     Engine::build(model).unwrap()
 }
 
-fn alone() -> StageModel {
+fn alone() -> StageConfig {
     let model = whole(&graph(YAML), true);
     let spec = pipeline::plan::Plan::new(&graph(YAML), &pipeline::Cuts::Auto, 1, pipeline::Placement::Plain).unwrap();
-    StageModel { buckets: buckets(&spec.stages[0], BYTES, Some(Sharding::Parameters)), ..model }
+    StageConfig { buckets: buckets(&spec.stages[0], BYTES, Some(Sharding::Parameters)), ..model }
 }
 
 fn part(engine: &Engine) -> Part {
     let mut part = Vec::new();
     engine
-        .hand_out_part(|bucket, slices| {
+        .emit_shard(|bucket, slices| {
             part.push((bucket, slices));
             Ok(())
         })
@@ -52,15 +56,15 @@ fn shared(from: u16, part: Part) -> Vec<Vec<Vec<Tensor>>> {
 }
 
 fn bytes_of_parameters(engine: &Engine) -> u64 {
-    let mut held = Held::default();
-    engine.trained().for_each(|(_, tensor)| held.count(tensor));
+    let mut held = StorageCounter::default();
+    engine.trained_params().for_each(|(_, tensor)| held.count(tensor));
     held.bytes()
 }
 
 #[test]
 fn a_replica_has_its_part_alone_until_it_gathers_the_rest() {
     let (mut first, mut second) = (replica(0), replica(1));
-    let whole = Engine::build(StageModel { shard_id: None, ..alone() }).unwrap();
+    let whole = Engine::build(StageConfig { shard_id: None, ..alone() }).unwrap();
     let all = bytes_of_parameters(&whole);
     assert!(bytes_of_parameters(&first) < all / 100, "only sizes are left");
     let of_first = part(&first);
@@ -72,7 +76,7 @@ fn a_replica_has_its_part_alone_until_it_gathers_the_rest() {
     second.all_gather(shared(0, of_first)).unwrap();
     for engine in [&first, &second] {
         assert_eq!(bytes_of_parameters(engine), all);
-        for ((name, here), (_, there)) in engine.trained().zip(whole.trained()) {
+        for ((name, here), (_, there)) in engine.trained_params().zip(whole.trained_params()) {
             assert_eq!(here, there, "{name}");
         }
     }
@@ -85,15 +89,15 @@ fn a_replica_has_its_part_alone_until_it_gathers_the_rest() {
     assert_eq!(first.state().unwrap_err().to_string(), first.forward(&eval(), vec![x]).unwrap_err().to_string());
 }
 
-fn alone_without_shards() -> StageModel {
-    StageModel { buckets: Vec::new(), ..alone() }
+fn alone_without_shards() -> StageConfig {
+    StageConfig { buckets: Vec::new(), ..alone() }
 }
 
 #[test]
 fn weights_are_loaded_whole_and_kept_in_part() {
     let (mut first, mut second) = (replica(0), replica(1));
     let state = |engine: &Engine| engine.state().unwrap();
-    let other = Engine::build(StageModel { seed: 12, ..alone_without_shards() }).unwrap();
+    let other = Engine::build(StageConfig { seed: 12, ..alone_without_shards() }).unwrap();
     for engine in [&mut first, &mut second] {
         engine.load_state(state(&other)).unwrap();
     }

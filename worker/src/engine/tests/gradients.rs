@@ -192,7 +192,7 @@ outputs: [left, right]
 fn evaluation_keeps_nothing() {
     let mut engine = five_uses(true);
     let prediction = engine.forward(&eval(), vec![number(1.0)]).unwrap().remove(0);
-    assert_eq!(engine.waiting(), 0);
+    assert_eq!(engine.pending_microbatches(), 0);
     let target = row(&[11.0, 5.0, 7.0, 1.0, 6.0]);
     let loss = engine.loss(key(0), &mse(&prediction, &target, 0.5), Mode::Eval).unwrap();
     assert_eq!(loss, 2.5);

@@ -69,7 +69,7 @@ enum Order {
 }
 
 /// The gradients of inputs and parameters after three microbatches.
-fn gradients(graph: &LayerGraph, order: Order, change: impl Fn(&mut StageModel)) -> Vec<(String, Tensor)> {
+fn gradients(graph: &LayerGraph, order: Order, change: impl Fn(&mut StageConfig)) -> Vec<(String, Tensor)> {
     let mut model = whole(graph, graph.value(graph.inputs()[0]).ty.dtype.is_floating());
     change(&mut model);
     let mut engine = Engine::build(model).unwrap();
@@ -98,7 +98,7 @@ fn gradients(graph: &LayerGraph, order: Order, change: impl Fn(&mut StageModel))
     if matches!(order, Order::Late) {
         (0..3).for_each(|index| engine.backward_weight(key(index)).unwrap());
     }
-    assert_eq!((engine.waiting(), engine.held()), (0, Held::default()));
+    assert_eq!((engine.pending_microbatches(), engine.saved_bytes()), (0, SavedBytes::default()));
     all.sort_by(|a, b| a.0.cmp(&b.0));
     all.extend(copies(engine.gradients()));
     all
@@ -125,7 +125,7 @@ fn what_is_computed_again_has_the_same_bits() {
         let plain = gradients(&graph, Order::AtOnce, |_| ());
         for recompute in [Recompute::Selective, Recompute::Full] {
             for order in [Order::AtOnce, Order::Late] {
-                let change = |model: &mut StageModel| {
+                let change = |model: &mut StageConfig| {
                     model.layers.iter_mut().for_each(|layer| layer.recompute = Some(recompute));
                 };
                 assert_same(&gradients(&graph, order, change), &plain, &format!("{} {recompute:?}", graph.name()));
@@ -172,16 +172,16 @@ fn a_weight_used_twice_has_the_gradient_of_autograd() {
     }
 }
 
-fn held(yaml: &str, change: impl Fn(&mut StageModel)) -> Held {
+fn held(yaml: &str, change: impl Fn(&mut StageConfig)) -> SavedBytes {
     let graph = graph(yaml);
     let mut model = whole(&graph, false);
     change(&mut model);
     let mut engine = Engine::build(model).unwrap();
     let output = engine.forward(&train(0), vec![input("x", &graph, 0)]).unwrap().remove(0);
-    let forward = engine.held().forward;
+    let forward = engine.saved_bytes().forward;
     engine.backward_input(key(0), vec![vec![output.ones_like()]]).unwrap();
     drop(output);
-    Held { forward, between: engine.held().between }
+    SavedBytes { forward, between: engine.saved_bytes().between }
 }
 
 /// x, 2 units wide, goes through two layers of 8 units: an output each, which is the next one's input.
@@ -221,7 +221,7 @@ fn between_the_halves_only_what_weights_need_is_kept() {
 #[test]
 fn computing_again_keeps_less() {
     let by = |recompute| {
-        held(ENCODER, |model: &mut StageModel| {
+        held(ENCODER, |model: &mut StageConfig| {
             model.layers.iter_mut().for_each(|layer| layer.recompute = Some(recompute));
         })
         .forward
@@ -240,8 +240,8 @@ fn a_microbatch_can_be_discarded_between_its_halves() {
     let again = engine.forward(&train(0), vec![normal("x", &[4, 3])]);
     assert!(matches!(again, Err(EngineError::AlreadyForwarded { .. })));
     engine.discard(1);
-    assert_eq!(engine.waiting(), 0);
-    assert_eq!(engine.backward_weight(key(0)), Err(EngineError::NoFirstHalf { key: key(0) }));
+    assert_eq!(engine.pending_microbatches(), 0);
+    assert_eq!(engine.backward_weight(key(0)), Err(EngineError::NoBackwardInput { key: key(0) }));
 }
 
 #[test]
@@ -252,11 +252,11 @@ fn layers_are_measured_apart_from_stages() {
         inputs: vec![pipeline::TensorMeta { dtype: layerspec::DType::Float32, shape: shape.into() }],
         input_grads: true,
     };
-    let times = measure(&probe(0, &[3, 5, 8]), Device::Cpu, &OwnLayers::default()).unwrap();
+    let times = measure(&probe(0, &[3, 5, 8]), Device::Cpu, &CustomLayers::default()).unwrap();
     assert!([times.forward, times.backward, times.backward_input, times.backward_weight, times.optim_step]
         .iter()
         .all(|time| *time > 0));
     assert!(0 < times.held_between && times.held_between < times.held);
-    let wrong = measure(&probe(0, &[3, 5, 9]), Device::Cpu, &OwnLayers::default()).unwrap_err();
+    let wrong = measure(&probe(0, &[3, 5, 9]), Device::Cpu, &CustomLayers::default()).unwrap_err();
     assert!(wrong.to_string().starts_with("layer pre (TransformerEncoderLayer), forward"), "{wrong}");
 }

@@ -58,7 +58,7 @@ fn a_sequence_goes_on_where_it_was() {
     let mut past = 0;
     for count in [4, 1, 3, 1] {
         let cached = Cached { past: past as u64, rows: Vec::new(), layers: layers.clone() };
-        engine.go_on(Some(&cached)).unwrap();
+        engine.begin_cached_pass(Some(&cached)).unwrap();
         let output = engine.forward(&eval(), vec![x.narrow(1, past, count)]).unwrap().remove(0);
         close(&output, &all.narrow(1, past, count));
         past += count;
@@ -77,16 +77,16 @@ fn samples_go_on_in_another_order_and_number() {
     let none = |rows: i64, positions: i64| Tensor::zeros([rows, positions], (Kind::Bool, Device::Cpu));
     let first = vec![source.copy(), target.narrow(1, 0, 3), padding.copy(), none(3, 3)];
     let cached = |past, rows: &[u32]| Cached { past, rows: rows.to_vec(), layers: layers.clone() };
-    engine.go_on(Some(&cached(0, &[]))).unwrap();
+    engine.begin_cached_pass(Some(&cached(0, &[]))).unwrap();
     engine.forward(&eval(), first).unwrap();
 
     let rows = Tensor::from_slice(&[2i64, 0, 2, 0]);
     let of = |tensor: &Tensor| tensor.index_select(0, &rows);
-    engine.go_on(Some(&cached(3, &[2, 0, 2, 0]))).unwrap();
+    engine.begin_cached_pass(Some(&cached(3, &[2, 0, 2, 0]))).unwrap();
     let next = of(&target.narrow(1, 3, 1));
     let found = engine.forward(&eval(), vec![of(&source), next, of(&padding), none(4, 1)]).unwrap().remove(0);
 
-    engine.go_on(None).unwrap();
+    engine.begin_cached_pass(None).unwrap();
     let whole = vec![of(&source), of(&target), of(&padding), none(4, 4)];
     let all = engine.forward(&eval(), whole).unwrap().remove(0);
     close(&found, &all.narrow(1, 3, 1));
@@ -97,7 +97,7 @@ fn what_is_not_remembered_is_an_error() {
     let graph = graph(DECODER_ONLY);
     let layers = graph.growing(graph.inputs()).unwrap();
     let mut engine = Engine::build(whole(&graph, false)).unwrap();
-    engine.go_on(Some(&Cached { past: 2, rows: Vec::new(), layers })).unwrap();
+    engine.begin_cached_pass(Some(&Cached { past: 2, rows: Vec::new(), layers })).unwrap();
     let error = engine.forward(&eval(), vec![tokens("x", 1)]).unwrap_err().to_string();
     assert!(error.contains("2 positions came before, but 0 are remembered; begin anew"), "{error}");
 }

@@ -33,13 +33,13 @@ fn graph(yaml: &str) -> LayerGraph {
 }
 
 /// The whole model as one stage. With `grad` the model's inputs ask for their gradients, too.
-fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
+fn whole(graph: &LayerGraph, grad: bool) -> StageConfig {
     let inputs = graph.inputs().iter().map(|&value| StageInput {
         value,
         needs_grad: grad && graph.value(value).ty.dtype.is_floating(),
         sum_here: true,
     });
-    StageModel {
+    StageConfig {
         layers: graph.layers().to_vec(),
         inputs: inputs.collect(),
         outputs: graph.outputs().to_vec(),
@@ -47,11 +47,11 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageModel {
         tied_owners: Vec::new(),
         buckets: Vec::new(),
         shard_id: None,
-        scatters: false,
-        gathers_first: false,
+        shards_gradients: false,
+        shards_parameters: false,
         seed: 11,
         device: Device::Cpu,
-        own: OwnLayers::default(),
+        custom_layers: CustomLayers::default(),
     }
 }
 
@@ -70,11 +70,11 @@ fn key(index: u32) -> MicrobatchKey {
 }
 
 fn train(index: u32) -> Pass {
-    Pass { key: key(index), step: 1, mode: Mode::Train, apart: false }
+    Pass { key: key(index), step: 1, mode: Mode::Train, defer_statistics: false }
 }
 
 fn eval() -> Pass {
-    Pass { key: key(0), step: 1, mode: Mode::Eval, apart: false }
+    Pass { key: key(0), step: 1, mode: Mode::Eval, defer_statistics: false }
 }
 
 /// Normal numbers that depend on `name` alone.
@@ -82,8 +82,8 @@ fn normal(name: &str, shape: &[i64]) -> Tensor {
     Key::new(5).text(name).stream(Device::Cpu).unwrap().normal(shape, Kind::Float, 0.0, 1.0).unwrap()
 }
 
-fn mse<'a>(prediction: &'a Tensor, target: &'a Tensor, weight: f64) -> LossTask<'a> {
-    LossTask { output: 0, prediction, target, loss: &LossSpec::MSELoss, weight }
+fn mse<'a>(prediction: &'a Tensor, target: &'a Tensor, weight: f64) -> LossInputs<'a> {
+    LossInputs { output: 0, prediction, target, loss: &LossSpec::MSELoss, weight }
 }
 
 fn assert_same(left: &[(String, Tensor)], right: &[(String, Tensor)], what: &str) {

@@ -31,17 +31,17 @@ fn folder() -> PathBuf {
 }
 
 /// The stage of a model with one TorchScript layer.
-fn script(yaml: &str, name: &str, allowed: bool) -> StageModel {
+fn script(yaml: &str, name: &str, allowed: bool) -> StageConfig {
     let mut stage = whole(&graph(&yaml.replace("NAME", name)), true);
     let LayerKind::TorchScript(layer) = &mut stage.layers[0].kind else { panic!("no script") };
     layer.sha256 = Some("hash".into());
     let file = Bytes::from(std::fs::read(folder().join(format!("{name}.pt"))).unwrap());
-    stage.own = OwnLayers::default().allowing_torchscript(allowed);
-    stage.own.keep(BTreeMap::from([("hash".to_owned(), file)]));
+    stage.custom_layers = CustomLayers::default().allowing_torchscript(allowed);
+    stage.custom_layers.set_torchscript_files(BTreeMap::from([("hash".to_owned(), file)]));
     stage
 }
 
-fn refused(stage: StageModel) -> String {
+fn refused(stage: StageConfig) -> String {
     Engine::build(stage).unwrap_err().to_string()
 }
 
@@ -116,7 +116,7 @@ fn a_module_is_refused_where_it_is_not_allowed_or_not_as_declared() {
     assert!(said.contains("write in the model file `params: {scale: [], norm.weight: [8], norm.bias: [8]"), "{said}");
 
     let mut stage = script(MODEL, "block", true);
-    stage.own.keep(BTreeMap::from([("hash".to_owned(), Bytes::from_static(b"no module"))]));
+    stage.custom_layers.set_torchscript_files(BTreeMap::from([("hash".to_owned(), Bytes::from_static(b"no module"))]));
     let said = refused(stage);
     assert!(said.contains("loading a TorchScript file"), "{said}");
 
@@ -152,10 +152,10 @@ fn a_module_that_changes_its_attributes_is_refused() {
 struct Weighted;
 
 impl CustomLayer for Weighted {
-    fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError> {
-        let weights = call.param("weights")?;
+    fn forward(&self, ctx: &ForwardContext<'_>) -> Result<Vec<Tensor>, TensorError> {
+        let weights = ctx.param("weights")?;
         let terms =
-            call.inputs().iter().enumerate().map(|(port, input)| Ok(input.f_mul(&weights.f_select(0, port as i64)?)?));
+            ctx.inputs().iter().enumerate().map(|(port, input)| Ok(input.f_mul(&weights.f_select(0, port as i64)?)?));
         let terms: Vec<Tensor> = terms.collect::<Result<_, TensorError>>()?;
         Ok(vec![Tensor::f_stack(&terms, 0)?.f_sum_dim_intlist(0, false, None)?])
     }
@@ -168,14 +168,14 @@ layers:
     in_variables: [y]
 ";
 
-fn custom(yaml: &str, own: OwnLayers) -> Result<Engine, EngineError> {
-    Engine::build(StageModel { own, ..whole(&graph(yaml), true) })
+fn custom(yaml: &str, custom_layers: CustomLayers) -> Result<Engine, EngineError> {
+    Engine::build(StageConfig { custom_layers, ..whole(&graph(yaml), true) })
 }
 
 #[test]
 fn a_layer_in_rust_goes_back_by_autograd() {
-    let own = OwnLayers::default().with("Weighted", |args| args.flag("strict").map(|_| Weighted));
-    let mut engine = custom(CUSTOM, own).unwrap();
+    let custom_layers = CustomLayers::default().with("Weighted", |args| args.flag("strict").map(|_| Weighted));
+    let mut engine = custom(CUSTOM, custom_layers).unwrap();
     let (x, y, grad) = (normal("x", &[5, 3]), normal("y", &[5, 3]), normal("g", &[5, 3]));
     let weights = engine.state().unwrap().remove(0).1;
     assert!(weights.min().double_value(&[]) >= 1.0 && weights.max().double_value(&[]) <= 2.0);
@@ -189,23 +189,23 @@ fn a_layer_in_rust_goes_back_by_autograd() {
 
 #[test]
 fn a_layer_in_rust_that_is_missing_or_wrong_is_named() {
-    let said = custom(CUSTOM, OwnLayers::default()).unwrap_err().to_string();
+    let said = custom(CUSTOM, CustomLayers::default()).unwrap_err().to_string();
     assert!(
         said.contains("layer 0 (Custom), initialisation: the own layer `Weighted`: this worker was built"),
         "{said}"
     );
-    let own = OwnLayers::default().with("Weighted", |args| args.known(&["eps"]).map(|()| Weighted));
-    let said = custom(CUSTOM, own).unwrap_err().to_string();
+    let custom_layers = CustomLayers::default().with("Weighted", |args| args.known(&["eps"]).map(|()| Weighted));
+    let said = custom(CUSTOM, custom_layers).unwrap_err().to_string();
     assert!(said.ends_with("unknown argument `strict`: expected one of eps"), "{said}");
 
     struct Panics;
     impl CustomLayer for Panics {
-        fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError> {
-            Ok(vec![call.input(0)?.reshape([7, 7])])
+        fn forward(&self, ctx: &ForwardContext<'_>) -> Result<Vec<Tensor>, TensorError> {
+            Ok(vec![ctx.input(0)?.reshape([7, 7])])
         }
     }
-    let own = OwnLayers::default().with("Weighted", |_| Ok(Panics));
-    let mut engine = custom(CUSTOM, own).unwrap();
+    let custom_layers = CustomLayers::default().with("Weighted", |_| Ok(Panics));
+    let mut engine = custom(CUSTOM, custom_layers).unwrap();
     let said = engine.forward(&train(0), vec![normal("x", &[5, 3]), normal("y", &[5, 3])]).unwrap_err().to_string();
     assert!(said.contains("layer 0 (Custom), forward") && said.contains("its code panicked"), "{said}");
 }
@@ -215,16 +215,16 @@ fn a_layer_in_rust_that_is_missing_or_wrong_is_named() {
 fn what_a_layer_makes_is_held_against_the_model_file() {
     struct Makes(Vec<i64>, Kind);
     impl CustomLayer for Makes {
-        fn forward(&self, call: &Forward<'_>) -> Result<Vec<Tensor>, TensorError> {
-            Ok(vec![Tensor::f_zeros(&self.0, (self.1, call.device()))?])
+        fn forward(&self, ctx: &ForwardContext<'_>) -> Result<Vec<Tensor>, TensorError> {
+            Ok(vec![Tensor::f_zeros(&self.0, (self.1, ctx.device()))?])
         }
     }
     let yaml = "{inputs: {x: [batch, 3], y: [batch, seq]}, layers: [{Custom: {layer: Makes, out: [batch, seq]}, \
                 in_variables: [y], name: mine}]}";
     let made = |shape: &[i64], kind| {
         let shape = shape.to_vec();
-        let own = OwnLayers::default().with("Makes", move |_| Ok(Makes(shape.clone(), kind)));
-        let mut engine = custom(yaml, own).unwrap();
+        let custom_layers = CustomLayers::default().with("Makes", move |_| Ok(Makes(shape.clone(), kind)));
+        let mut engine = custom(yaml, custom_layers).unwrap();
         let outputs = engine.forward(&eval(), vec![normal("x", &[5, 3]), normal("y", &[5, 7])]);
         outputs.map(|outputs| outputs[0].size()).map_err(|error| error.to_string())
     };

@@ -1,6 +1,6 @@
 //! Products in bfloat16: against `torch.autocast`, in other orders, and what stays float32.
 
-use super::pytorch::{cases, model, of, run, Named, Way};
+use super::pytorch::{cases, model, of, run, BackwardVariant, Named};
 use super::*;
 use layerspec::Precision;
 use serde_json::Value as Json;
@@ -23,8 +23,8 @@ fn recorded_cases() -> impl Iterator<Item = (Json, Named)> {
     })
 }
 
-fn way(halves: bool, recompute: Recompute) -> Way {
-    Way { halves, recompute, precision: Precision::Bf16 }
+fn variant(halves: bool, recompute: Recompute) -> BackwardVariant {
+    BackwardVariant { halves, recompute, precision: Precision::Bf16 }
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn layers_compute_what_they_do_under_autocast() {
     let mut count = 0;
     for (case, recorded) in recorded_cases() {
         let name = case["name"].as_str().unwrap();
-        let found = run(&model(&case), &case, &recorded, way(false, Recompute::None));
+        let found = run(&model(&case), &case, &recorded, variant(false, Recompute::None));
         for sort in ["output", "input_grad", "param_grad"] {
             for (of_it, expected) in of(&recorded, sort) {
                 let found = &found[&format!("{sort}.{of_it}")];
@@ -54,9 +54,9 @@ fn a_product_alone_has_the_bits_of_autocast() {
     for (case, recorded) in
         recorded_cases().filter(|(case, _)| case["name"] == "linear" || case["name"] == "layer-norm")
     {
-        let found = run(&model(&case), &case, &recorded, way(false, Recompute::None));
+        let found = run(&model(&case), &case, &recorded, variant(false, Recompute::None));
         assert!(found["output.0"].equal(&recorded["output.0"]), "{}", case["name"]);
-        let full = Way { precision: Precision::F32, ..way(false, Recompute::None) };
+        let full = BackwardVariant { precision: Precision::F32, ..variant(false, Recompute::None) };
         let full = run(&model(&case), &case, &recorded, full);
         assert_eq!(
             full["output.0"].equal(&found["output.0"]),
@@ -70,7 +70,7 @@ fn a_product_alone_has_the_bits_of_autocast() {
 fn in_halves_and_computed_again_every_layer_has_the_same_bits() {
     for (case, recorded) in recorded_cases() {
         let run = |halves, recompute| -> Vec<_> {
-            run(&model(&case), &case, &recorded, way(halves, recompute)).into_iter().collect()
+            run(&model(&case), &case, &recorded, variant(halves, recompute)).into_iter().collect()
         };
         let plain = run(false, Recompute::None);
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {

@@ -68,17 +68,17 @@ pub(super) fn model(case: &Json) -> LayerGraph {
 
 /// How the backward pass is done.
 #[derive(Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct BackwardVariant {
     pub(super) halves: bool,
     pub(super) recompute: Recompute,
     pub(super) precision: Precision,
 }
 
 /// Runs the layer on what is recorded, and names what comes out as the recording does.
-pub(super) fn run(graph: &LayerGraph, case: &Json, recorded: &Named, way: Way) -> Named {
+pub(super) fn run(graph: &LayerGraph, case: &Json, recorded: &Named, variant: BackwardVariant) -> Named {
     let mut stage = whole(graph, true);
-    stage.layers[0].recompute = Some(way.recompute);
-    stage.layers[0].precision = way.precision;
+    stage.layers[0].recompute = Some(variant.recompute);
+    stage.layers[0].precision = variant.precision;
     let mut engine = Engine::build(stage).unwrap();
     let state = of(recorded, "state").map(|(name, tensor)| (format!("it.{name}"), tensor.copy()));
     engine.load_state(state.collect()).unwrap();
@@ -93,7 +93,7 @@ pub(super) fn run(graph: &LayerGraph, case: &Json, recorded: &Named, way: Way) -
     let mut found = Named::new();
     if !evaluates {
         let grads = of(recorded, "grad").map(|(_, grad)| vec![grad.copy()]).collect();
-        let input_grads = if way.halves {
+        let input_grads = if variant.halves {
             let input_grads = engine.backward_input(key(0), grads).unwrap();
             engine.backward_weight(key(0)).unwrap();
             input_grads
@@ -154,8 +154,12 @@ fn every_layer_computes_what_pytorch_does() {
     for case in cases() {
         let name = case["name"].as_str().unwrap();
         let (graph, recorded) = (model(&case), recorded(name));
-        let found =
-            run(&graph, &case, &recorded, Way { halves: false, recompute: Recompute::None, precision: Precision::F32 });
+        let found = run(
+            &graph,
+            &case,
+            &recorded,
+            BackwardVariant { halves: false, recompute: Recompute::None, precision: Precision::F32 },
+        );
         let worst = |sorts: &[&str]| sorts.iter().filter_map(|sort| worst(&found, &recorded, sort)).reduce(f64::max);
         let errors = [worst(&["output", "buffer"]), worst(&["input_grad"]), worst(&["param_grad"])];
         let [outputs, inputs, params] = errors.map(column);
@@ -185,8 +189,8 @@ fn in_halves_and_computed_again_every_layer_has_the_same_bits() {
         let name = case["name"].as_str().unwrap();
         let (graph, recorded) = (model(&case), recorded(name));
         let run = |halves, recompute| {
-            let way = Way { halves, recompute, precision: Precision::F32 };
-            run(&graph, &case, &recorded, way).into_iter().collect()
+            let variant = BackwardVariant { halves, recompute, precision: Precision::F32 };
+            run(&graph, &case, &recorded, variant).into_iter().collect()
         };
         let plain: Vec<_> = run(false, Recompute::None);
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
@@ -205,7 +209,7 @@ fn every_layer_begins_as_in_pytorch() {
         let draws = if of(&recorded, "init").next().is_some() { DRAWS } else { 0 };
         let graph = model(&case);
         for seed in 0..draws {
-            let engine = Engine::build(StageModel { seed, ..whole(&graph, false) }).unwrap();
+            let engine = Engine::build(StageConfig { seed, ..whole(&graph, false) }).unwrap();
             for param in engine.params.all.iter().filter(|param| param.trained) {
                 all.entry(param.name.replacen("it.", "", 1)).or_default().push(param.tensor.shallow_clone());
             }

@@ -3,7 +3,7 @@
 use super::halves::ENCODER;
 use super::models::{CONV, PARTS, TEXT};
 use super::*;
-use crate::payloads::{tensor, to_payload};
+use crate::payloads::{to_payload, to_tensor};
 use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::plan::StageSpec;
@@ -39,10 +39,10 @@ outputs: [out, side]
 ";
 
 /// Who takes which of seven microbatches.
-const DEALS: [&[usize]; 4] =
+const ASSIGNMENTS: [&[usize]; 4] =
     [&[0, 0, 0, 0, 0, 0, 0], &[0, 0, 0, 0, 1, 1, 1], &[0, 0, 0, 1, 1, 0, 0], &[2, 0, 1, 1, 0, 1, 2]];
 
-fn spec(model: &StageModel) -> StageSpec {
+fn spec(model: &StageConfig) -> StageSpec {
     let (layers, tied_copies, tied_owners) =
         (model.layers.clone(), model.tied_copies.clone(), model.tied_owners.clone());
     StageSpec { stage: StageId(0), layers, inputs: Vec::new(), outputs: Vec::new(), tied_copies, tied_owners }
@@ -135,7 +135,7 @@ impl ReplicaGroup {
             let mut grads = BTreeMap::new();
             for index in &taken {
                 let key = MicrobatchKey { batch, index: *index };
-                let pass = Pass { key, step: batch, mode: Mode::Train, apart: true };
+                let pass = Pass { key, step: batch, mode: Mode::Train, defer_statistics: true };
                 let input = self.input(&format!("x {batch}"), *index);
                 let outputs = self.engines[number].forward(&pass, vec![input]).unwrap();
                 let grad = normal(&format!("g {batch} {index}"), &outputs[0].size());
@@ -152,17 +152,17 @@ impl ReplicaGroup {
                     tells: last && replicas > 1,
                 };
                 let key = MicrobatchKey { batch, index: *index };
-                let mut hand_out = |sums| {
+                let mut emit = |sums| {
                     handed.take(number, sums);
                     Ok(())
                 };
-                let along = Along { stage: StageId(0), branch, hand_out: &mut hand_out };
+                let along = TreeTarget { stage: StageId(0), branch, emit: &mut emit };
                 let (engine, grads) = (&mut self.engines[number], grads.remove(index).unwrap());
                 match self.halves {
-                    Halves::AtOnce => drop(engine.backward_along(key, grads, along).unwrap()),
+                    Halves::AtOnce => drop(engine.backward_into_tree(key, grads, along).unwrap()),
                     Halves::Apart => {
                         engine.backward_input(key, grads).unwrap();
-                        engine.backward_weight_along(key, along).unwrap();
+                        engine.backward_weight_into_tree(key, along).unwrap();
                     }
                 }
             }
@@ -179,7 +179,7 @@ impl ReplicaGroup {
             buckets[*bucket as usize].push(runtime::testing::sum(microbatches, sums).unwrap());
         }
         for (number, engine) in self.engines.iter_mut().enumerate() {
-            let slices = |slices: &Vec<Payload>| slices.iter().map(|slice| tensor(slice).unwrap()).collect();
+            let slices = |slices: &Vec<Payload>| slices.iter().map(|slice| to_tensor(slice).unwrap()).collect();
             let buckets = buckets.iter().map(|shards| shards.iter().map(slices).collect()).collect();
             let others = handed.statistics.iter().filter(|(from, _)| **from != number);
             let others = others.map(|(_, tensors)| tensors.iter().map(Tensor::copy).collect());
@@ -217,12 +217,12 @@ fn learned(yaml: &str, microbatch_assignment: &[usize], halves: Halves) -> Named
 }
 
 #[test]
-fn the_deal_does_not_show() {
+fn the_microbatch_assignment_does_not_change_a_bit() {
     for yaml in [MIXED, CONV, PARTS, TEXT, ENCODER] {
-        let alone = learned(yaml, DEALS[0], Halves::AtOnce);
+        let alone = learned(yaml, ASSIGNMENTS[0], Halves::AtOnce);
         assert!(alone.iter().any(|(name, _)| name.ends_with("weight")));
-        assert_same(&learned(yaml, DEALS[0], Halves::Apart), &alone, "in halves");
-        for microbatch_assignment in &DEALS[1..] {
+        assert_same(&learned(yaml, ASSIGNMENTS[0], Halves::Apart), &alone, "in halves");
+        for microbatch_assignment in &ASSIGNMENTS[1..] {
             for halves in [Halves::AtOnce, Halves::Apart] {
                 assert_same(
                     &learned(yaml, microbatch_assignment, halves),
@@ -259,7 +259,7 @@ fn in_turn(yaml: &str, microbatches: u32) -> (Named, Named) {
     let mut group = ReplicaGroup::new(yaml, 1, Halves::AtOnce);
     for index in 0..microbatches {
         let input = group.input("x 1", index);
-        let pass = Pass { key: key(index), step: 1, mode: Mode::Train, apart: false };
+        let pass = Pass { key: key(index), step: 1, mode: Mode::Train, defer_statistics: false };
         let outputs = group.engines[0].forward(&pass, vec![input]).unwrap();
         let mut grads: Vec<Vec<Tensor>> = outputs.iter().map(|_| Vec::new()).collect();
         grads[0] = vec![normal(&format!("g 1 {index}"), &outputs[0].size())];
@@ -273,7 +273,7 @@ fn along_the_tree_the_sum_and_the_statistics_are_what_they_are_in_turn_but_for_r
     for yaml in [MIXED, CONV, PARTS, TEXT, ENCODER] {
         let (gradients, state) = in_turn(yaml, 7);
         let mut group = ReplicaGroup::new(yaml, 2, Halves::AtOnce);
-        group.round(1, DEALS[1]);
+        group.round(1, ASSIGNMENTS[1]);
         let found = [copies(group.engines[0].gradients()), group.engines[0].state().unwrap()].into_iter().flatten();
         for ((name, found), (other, wanted)) in found.zip(gradients.into_iter().chain(state)) {
             assert_eq!(name, other);
@@ -301,7 +301,7 @@ fn what_is_computed_again_counts_once() {
 
 #[test]
 fn memory_is_used_again() {
-    for microbatch_assignment in [DEALS[0], DEALS[2]] {
+    for microbatch_assignment in [ASSIGNMENTS[0], ASSIGNMENTS[2]] {
         let mut group = ReplicaGroup::new(TEXT, replicas_of(microbatch_assignment), Halves::AtOnce);
         let kept = |group: &ReplicaGroup| group.engines.iter().map(|engine| engine.trees.kept()).collect::<Vec<_>>();
         let mut all = Vec::new();
@@ -317,10 +317,10 @@ fn memory_is_used_again() {
 
 fn along(
     branch: Branch,
-    hand_out: &mut HandOut<'_>,
-    work: impl FnOnce(Along<'_>) -> Result<(), EngineError>,
+    emit: &mut EmitFn<'_>,
+    work: impl FnOnce(TreeTarget<'_>) -> Result<(), EngineError>,
 ) -> String {
-    let along = Along { stage: StageId(0), branch, hand_out };
+    let along = TreeTarget { stage: StageId(0), branch, emit };
     work(along).map_or_else(|e| e.to_string(), |()| "done".into())
 }
 
@@ -335,7 +335,7 @@ layers:
 /// A pass through a microbatch of this batch.
 fn small(engine: &mut Engine, (batch, index): (u64, u32), microbatches: u32) -> String {
     let key = MicrobatchKey { batch, index };
-    let pass = Pass { key, step: 1, mode: Mode::Train, apart: true };
+    let pass = Pass { key, step: 1, mode: Mode::Train, defer_statistics: true };
     let kind = engine.params.all[0].tensor.kind();
     let input = normal("x", &[2, 3, 4]).to_kind(kind);
     let output = match engine.forward(&pass, vec![input]) {
@@ -343,7 +343,7 @@ fn small(engine: &mut Engine, (batch, index): (u64, u32), microbatches: u32) -> 
         Err(e) => return e.to_string(),
     };
     let branch = Branch { microbatches, hand_out: None, last: false, tells: false };
-    along(branch, &mut |_| Ok(()), |along| engine.backward_along(key, vec![vec![output]], along).map(drop))
+    along(branch, &mut |_| Ok(()), |along| engine.backward_into_tree(key, vec![vec![output]], along).map(drop))
 }
 
 #[test]
@@ -377,14 +377,14 @@ fn a_leaf_that_has_no_place_is_refused_and_what_is_discarded_leaves_nothing() {
 fn batches_under_way_are_told_apart() {
     let mut engine = replica(&graph(SMALL));
     let forward = |engine: &mut Engine, batch| {
-        let pass = Pass { key: MicrobatchKey { batch, index: 0 }, step: 1, mode: Mode::Train, apart: true };
+        let pass = Pass { key: MicrobatchKey { batch, index: 0 }, step: 1, mode: Mode::Train, defer_statistics: true };
         engine.forward(&pass, vec![normal(&format!("x {batch}"), &[2, 3, 4])]).unwrap().remove(0)
     };
     let outputs = [1, 2].map(|batch| forward(&mut engine, batch));
     for (batch, output) in (1..).zip(outputs) {
         let (key, branch) =
             (MicrobatchKey { batch, index: 0 }, Branch { microbatches: 1, hand_out: None, last: true, tells: false });
-        let back = |along: Along<'_>| engine.backward_along(key, vec![vec![output]], along).map(drop);
+        let back = |along: TreeTarget<'_>| engine.backward_into_tree(key, vec![vec![output]], along).map(drop);
         assert_eq!(along(branch, &mut |_| Ok(()), back), "done");
         engine.reduce(batch, Vec::new(), Vec::new()).unwrap();
         let state: HashMap<String, Tensor> = engine.state().unwrap().into_iter().collect();
@@ -407,11 +407,11 @@ fn gradients_of_another_type_do_not_travel() {
             param.tensor = param.tensor.to_kind(Kind::Double);
         }
     }
-    let pass = Pass { apart: true, ..train(0) };
+    let pass = Pass { defer_statistics: true, ..train(0) };
     let output = engine.forward(&pass, vec![normal("x", &[2, 3, 4]).to_kind(Kind::Double)]).unwrap().remove(0);
     let branch = Branch { microbatches: 1, hand_out: Some(2), last: true, tells: true };
     let error =
-        along(branch, &mut |_| Ok(()), |along| engine.backward_along(key(0), vec![vec![output]], along).map(drop));
+        along(branch, &mut |_| Ok(()), |along| engine.backward_into_tree(key(0), vec![vec![output]], along).map(drop));
     assert_eq!(error, "the gradient of 1.weight is Double; in a stage with replicas gradients must be float32");
 }
 
@@ -423,7 +423,7 @@ fn handed_to_first() -> (Engine, Buckets, Vec<Vec<Tensor>>) {
     for ((bucket, _), sums) in &handed.sums {
         buckets.resize_with(*bucket as usize + 1, Vec::new);
         let slices = runtime::testing::sum(2, sums).unwrap();
-        buckets[*bucket as usize].push(slices.iter().map(|slice| tensor(slice).unwrap()).collect());
+        buckets[*bucket as usize].push(slices.iter().map(|slice| to_tensor(slice).unwrap()).collect());
     }
     (group.engines.remove(0), buckets, vec![handed.statistics[&1].iter().map(Tensor::copy).collect()])
 }

@@ -68,7 +68,7 @@ fn every_problem_of_a_state_is_listed_and_nothing_is_changed() {
     wrong[1].1 = wrong[1].1.to_kind(Kind::Double);
     wrong[2].0 = "2.wait".into();
     let error = engine.load_state(wrong).unwrap_err();
-    let EngineError::State { problems } = &error else { panic!("{error}") };
+    let EngineError::StateMismatch { problems } = &error else { panic!("{error}") };
     assert_eq!(
         problems[..],
         [

@@ -54,19 +54,19 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
                 .filter(|(_, users)| !users.is_empty())
                 .collect(),
         });
-        StageModel {
+        StageConfig {
             inputs: vec![StageInput { value: first, needs_grad: stage.0 > 0, sum_here: true }],
             outputs: vec![layers[layers.len() - 1].outputs[0]],
             tied_copies: tied_copies.collect(),
             tied_owners: tied_owners.filter(|tied_owners| !tied_owners.to.is_empty()).collect(),
             buckets: Vec::new(),
             shard_id: None,
-            scatters: false,
-            gathers_first: false,
+            shards_gradients: false,
+            shards_parameters: false,
             layers,
             seed: 11,
             device: Device::Cpu,
-            own: OwnLayers::default(),
+            custom_layers: CustomLayers::default(),
         }
     };
     (0..count).map(|stage| Engine::build(model(StageId(stage))).unwrap()).collect()
@@ -75,7 +75,7 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
 /// One step of two microbatches; the sums of squares of all gradients.
 fn step(engines: &mut [Engine], number: u64, update: &Update, input: fn(&str) -> Tensor) -> Vec<(u32, u32, f64)> {
     for index in 0..2 {
-        let pass = Pass { key: key(index), step: number, mode: Mode::Train, apart: false };
+        let pass = Pass { key: key(index), step: number, mode: Mode::Train, defer_statistics: false };
         let mut value = input(&format!("{number} {index}"));
         for engine in engines.iter_mut() {
             value = engine.forward(&pass, vec![value]).unwrap().remove(0);
@@ -85,10 +85,10 @@ fn step(engines: &mut [Engine], number: u64, update: &Update, input: fn(&str) ->
             grads = engine.backward(key(index), vec![grads]).unwrap().remove(0);
         }
     }
-    let sent = |result: ByStage| {
+    let sent = |result: TensorsByStage| {
         result.into_iter().map(|(to, tensors)| (to, tensors.iter().map(Tensor::copy).collect::<Vec<_>>()))
     };
-    let mut to_owner: HashMap<StageId, ByStage> = HashMap::new();
+    let mut to_owner: HashMap<StageId, TensorsByStage> = HashMap::new();
     for (stage, engine) in engines.iter_mut().enumerate().rev() {
         for (owner, tensors) in sent(engine.tied_grads().unwrap()) {
             to_owner.entry(owner).or_default().push((StageId(stage as u16), tensors));
@@ -100,7 +100,7 @@ fn step(engines: &mut [Engine], number: u64, update: &Update, input: fn(&str) ->
         let found = engine.grad_norm(tied).unwrap();
         squares.extend(found.into_iter().map(|square| (square.layer.0, square.number, square.sum)));
     }
-    let mut to_users: HashMap<StageId, ByStage> = HashMap::new();
+    let mut to_users: HashMap<StageId, TensorsByStage> = HashMap::new();
     for (stage, engine) in engines.iter_mut().enumerate() {
         for (user, tensors) in sent(engine.optim_step(update, Vec::new()).unwrap()) {
             to_users.entry(user).or_default().push((StageId(stage as u16), tensors));
@@ -142,11 +142,15 @@ fn no_cut_shows_between_layers_that_share() {
 }
 
 #[test]
-fn a_borrower_loads_the_owners_names_and_reports_nothing() {
+fn a_tied_copy_loads_the_owners_names_and_reports_nothing() {
     let mut engines = stages(&graph(TEXT), &[4]);
     let borrower = &mut engines[1];
     assert!(borrower.state().unwrap().iter().all(|(name, _)| !name.contains("embedding") && !name.contains("head")));
-    assert!(borrower.knows("embedding.weight") && borrower.knows("head.weight") && !borrower.knows("2.weight"));
+    assert!(
+        borrower.has_tensor("embedding.weight")
+            && borrower.has_tensor("head.weight")
+            && !borrower.has_tensor("2.weight")
+    );
     let mut state = borrower.state().unwrap();
     state.push(("embedding.weight".into(), Tensor::ones([13, 8], (Kind::Float, Device::Cpu))));
     borrower.load_state(state).unwrap();
@@ -169,14 +173,14 @@ fn tensors_that_are_not_what_is_shared_are_refused() {
     let from = StageId(1);
     for wrong in [vec![], vec![tensor(&[2, 2])], vec![tensor(&[13, 8]), tensor(&[13, 8])]] {
         let error = engines[0].grad_norm(vec![(from, wrong)]).unwrap_err();
-        assert_eq!(error, EngineError::Tied { stage: from });
+        assert_eq!(error, EngineError::TiedMismatch { stage: from });
         engines[0].zero_grad();
     }
     engines[0].grad_norm(vec![(from, vec![tensor(&[0])])]).unwrap();
     let values = engines[0].optim_step(&Update { lr: 0.1, scale: 1.0, clip: 1.0, skip: false }, Vec::new()).unwrap();
     assert_eq!(values[0].0, from);
     let error = engines[1].update_tied(vec![(StageId(0), vec![tensor(&[1])])]).unwrap_err();
-    assert_eq!(error, EngineError::Tied { stage: StageId(0) });
+    assert_eq!(error, EngineError::TiedMismatch { stage: StageId(0) });
     engines[1].update_tied(vec![(StageId(0), values.into_iter().next().unwrap().1)]).unwrap();
 }
 

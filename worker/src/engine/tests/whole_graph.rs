@@ -68,7 +68,7 @@ fn by_layer(engine: &mut Engine, microbatches: &[(Tensor, Tensor)], loss: &LossS
         let pass = train(index as u32);
         let outputs = engine.forward(&pass, vec![input.shallow_clone()]).unwrap();
         let weight = input.size()[0] as f64 / total as f64;
-        let task = LossTask { output: 0, prediction: &outputs[0], target, loss, weight };
+        let task = LossInputs { output: 0, prediction: &outputs[0], target, loss, weight };
         engine.loss(pass.key, &task, Mode::Train).unwrap();
         engine.backward(pass.key, vec![vec![]]).unwrap();
     }
