@@ -80,6 +80,7 @@ mod state_dict;
 mod step;
 pub mod trace;
 pub mod train;
+mod train_settings;
 mod translate;
 mod translations;
 mod under_way;

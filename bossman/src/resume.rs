@@ -5,7 +5,7 @@ use crate::disk;
 use crate::output;
 use crate::redundancy::PeerState;
 use crate::run_file::RunFile;
-use crate::train::Settings;
+use crate::train_settings::Settings;
 use crate::{BossMan, BossManError};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};

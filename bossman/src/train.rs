@@ -5,7 +5,6 @@ use crate::checkpoint::{Best, Checkpoints, Policy, Run, Writing};
 use crate::data::{Batches, Dataset, Part, Parts};
 use crate::epochs::{best_path, look_with_who_is_here, Epochs};
 use crate::fixed_batch::FixedBatch;
-use crate::fleet::FleetSettings;
 use crate::host::{Again, Workers};
 use crate::look::Look;
 use crate::metrics::Metrics;
@@ -22,36 +21,12 @@ use crate::{BossMan, BossManError, Builder, Collective, Model, Redundancy, Repli
 use crate::{StepReport, Timelines};
 use pipeline::message::Failure;
 use runtime::Handle;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+pub use crate::train_settings::Settings;
 
 /// The number of last steps in a trace.
 const TRACED: usize = 8;
-
-/// The settings of `bossman train` beside the run file.
-#[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// The workers to use.
-    pub fleet: FleetSettings,
-    /// The file for metrics, one line of JSON for each step.
-    pub metrics: Option<PathBuf>,
-    /// The file for the timelines of the last steps.
-    pub trace: Option<PathBuf>,
-    /// Weights to start from, unless the run resumes from a checkpoint.
-    pub weights: Option<PathBuf>,
-    /// The file for the weights after each epoch. The best weights go beside it, to
-    /// [`crate::best_path`].
-    pub save: Option<PathBuf>,
-    /// Resume from the last checkpoint, or from the one of this name. With `if-any`, resume from
-    /// the last checkpoint, or begin if there is none.
-    pub resume: Option<Option<String>>,
-    /// Take samples in the order of the file.
-    pub no_shuffle: bool,
-    /// Whether progress goes to standard error, which no program parses.
-    pub quiet: bool,
-    /// Whether ticket holders may join and leave during the run (`bossman serve`).
-    pub pool: bool,
-}
 
 /// The default number of microbatches in a pool, which is also the most workers that can share a
 /// batch.

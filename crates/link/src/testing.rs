@@ -3,11 +3,12 @@
 use crate::connection::link_message::LinkMessage;
 use crate::connection::outgoing;
 use crate::connection::wire::{self, Incoming};
-use crate::connection::{Connection as Connected, ConnectionEvent, DONE};
+use crate::connection::{Connection as Connected, ConnectionEvent};
 use crate::error::LinkError;
 use crate::memory::payload::Payload;
 use crate::memory::pool::BufferPool;
 use crate::memory::shared::{SharedMemory, Transport};
+use crate::quic::close_codes::DONE;
 use crate::quic::endpoint;
 use crate::quic::report::PathReport;
 use crate::trust::handshake::{self, Handshake, HandshakeReply, WorkerInfo};

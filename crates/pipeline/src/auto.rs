@@ -2,9 +2,9 @@
 
 use crate::cut::Cuts;
 use crate::fleet::Fleet;
-use crate::message::Reduction;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, PlanError};
+use crate::replicas::Reduction;
 use crate::replicas::WorkerGroups;
 use crate::schedule::{
     check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms, Timeline,

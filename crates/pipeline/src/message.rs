@@ -7,7 +7,7 @@ use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{Compress, MicrobatchAssignment, Node, UniqueId};
+use crate::replicas::{MicrobatchAssignment, Node, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::assignment::{Assignment, ChangeMembership, PeerAddress};
 pub use crate::failure::Failure;
 pub use crate::mode::Mode;
+pub use crate::replicas::Reduction;
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
@@ -227,8 +228,8 @@ pub enum Head {
     /// part for all. One tensor for each slice of the receiver's [shard](crate::replicas::shard) of
     /// the bucket, of shape `[0]` if there is no gradient. The dtype is float32. If the round
     /// [compresses](Reduction::Compressed), it is bfloat16, or bytes: for each
-    /// [block](Compress::BLOCK) its scale and then its numbers. In int4 the
-    /// [blocks](Compress::SMALL_BLOCK) have two numbers in a byte, and the bytes have shape `[1,
+    /// [block](crate::replicas::Compress::BLOCK) its scale and then its numbers. In int4 the
+    /// [blocks](crate::replicas::Compress::SMALL_BLOCK) have two numbers in a byte, and the bytes have shape `[1,
     /// n]`, or `[n, 1]` if the count of numbers is odd.
     Sum {
         /// The batch of the round.
@@ -510,49 +511,6 @@ pub struct Round {
     pub update: Option<RoundUpdate>,
     /// What the worker checks during the round.
     pub watch: Watch,
-}
-
-/// How the gradients of a batch's microbatches are summed.
-#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum Reduction {
-    /// One microbatch after the other. Takes the least memory. Replicas cannot share the work.
-    #[default]
-    Sequential,
-    /// Along a [tree](crate::replicas::Tree) over the microbatches. Replicas sum branches of it.
-    Tree,
-    /// Along the tree within each replica, and then replica by replica, so that each replica sends
-    /// one sum. The result depends on the assignment of microbatches.
-    Fast,
-    /// As [`Reduction::Fast`], with gradients sent in fewer bits.
-    Compressed(Compress),
-    /// Along the tree within each replica, and then by a collective operation among the devices
-    /// ([`Command::Communicate`]). No gradient travels in frames.
-    Collective,
-}
-
-impl Reduction {
-    /// Whether the gradients of each microbatch are computed apart and summed at the end.
-    pub fn is_apart(self) -> bool {
-        self != Reduction::Sequential
-    }
-
-    /// The form in which gradients travel, if not float32.
-    pub fn compress(self) -> Option<Compress> {
-        match self {
-            Reduction::Compressed(compress) => Some(compress),
-            Reduction::Sequential | Reduction::Tree | Reduction::Fast | Reduction::Collective => None,
-        }
-    }
-
-    /// Whether a replica sums the gradients of all its microbatches before it sends.
-    pub fn adds_up_first(self) -> bool {
-        matches!(self, Reduction::Fast | Reduction::Compressed(_) | Reduction::Collective)
-    }
-
-    /// Whether the sums over replicas are taken by a collective operation of the compute threads.
-    pub fn is_collective(self) -> bool {
-        self == Reduction::Collective
-    }
 }
 
 /// How a round's gradients change parameters.

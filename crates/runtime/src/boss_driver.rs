@@ -2,7 +2,8 @@
 
 use crate::clock::Clock;
 use link::connection::outgoing;
-use link::connection::{Connection, ConnectionEvent, DONE, EVICTED, PROTOCOL_VIOLATION};
+use link::connection::{Connection, ConnectionEvent};
+use link::quic::close_codes::{DONE, EVICTED, PROTOCOL_VIOLATION};
 use link::quic::listening_endpoint::ListeningEndpoint;
 use link::trust::acceptor::{Accept, Acceptor, Caller};
 use link::trust::handshake::{Handshake, WorkerInfo};

@@ -24,6 +24,7 @@ use crate::connection::wire::Incoming;
 use crate::memory::payload::Payload;
 use crate::memory::pool::BufferPool;
 use crate::memory::shared::{SharedMemory, Transport};
+use crate::quic::close_codes::{DONE, EVICTED, PROTOCOL_VIOLATION};
 use crate::quic::endpoint::KEEP_ALIVE;
 use crate::quic::network_path::NetworkPath;
 use crate::quic::probe;
@@ -61,13 +62,6 @@ impl SilenceLimit {
 /// Why a connection ended on which nothing came, or nothing went.
 const SILENT: &str = "silent for 3 seconds";
 const STALLED: &str = "it takes nothing of what it is sent";
-
-/// The close code of a connection that is not needed any more.
-pub const DONE: VarInt = VarInt::from_u32(0);
-/// The close code for a peer that violates the protocol.
-pub const PROTOCOL_VIOLATION: VarInt = VarInt::from_u32(1);
-/// The boss does without this worker, which is not to come again.
-pub const EVICTED: VarInt = VarInt::from_u32(2);
 
 /// An event that a connection reports to its driver.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! QUIC endpoints: one UDP socket each, for listening and dialling.
 
-use crate::connection::DONE;
 use crate::error::LinkError;
+use crate::quic::close_codes::DONE;
 use crate::quic::network_path::NetworkPath;
 use crate::quic::socket::{self, SmallBuffers};
 use crate::trust::identity::Identity;

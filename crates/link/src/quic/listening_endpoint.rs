@@ -4,8 +4,8 @@
 //! may take, which are many seconds where a machine or a line has stood still for a while. So a run that ends because workers
 //! were lost leaves its endpoint behind for a moment, and a listener that is opened for the same address takes it over.
 
-use crate::connection::DONE;
 use crate::error::LinkError;
+use crate::quic::close_codes::DONE;
 use crate::quic::endpoint;
 use crate::quic::socket::SmallBuffers;
 use crate::trust::identity::Identity;

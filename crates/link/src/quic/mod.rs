@@ -1,10 +1,11 @@
 //! QUIC endpoints: their sockets and settings, and what is measured of a path.
 //!
 //! ```text
-//! listening -> endpoint -> socket
-//!                 +-----> path        probe -> report
+//! listening_endpoint -> endpoint -> socket
+//!                 +-----> network_path        probe -> report
 //! ```
 
+pub mod close_codes;
 pub mod endpoint;
 pub mod listening_endpoint;
 pub(crate) mod network_path;

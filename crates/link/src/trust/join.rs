@@ -1,8 +1,9 @@
 //! A worker's way in: dial the boss, greet, get a place.
 
-use crate::connection::{close_reason, Connection, ConnectionEvent, SilenceLimit, DONE};
+use crate::connection::{close_reason, Connection, ConnectionEvent, SilenceLimit};
 use crate::error::LinkError;
 use crate::memory::shared::Transport;
+use crate::quic::close_codes::DONE;
 use crate::quic::endpoint::{client_to_boss, client_to_worker};
 use crate::trust::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
 use crate::trust::ticket::Ticket;

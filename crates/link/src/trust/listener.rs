@@ -1,9 +1,10 @@
 //! The boss's side of joining: workers come in until every place is taken.
 
 use crate::connection::outgoing::Channel;
-use crate::connection::{Connection, ConnectionEvent, SilenceLimit, DONE};
+use crate::connection::{Connection, ConnectionEvent, SilenceLimit};
 use crate::error::LinkError;
 use crate::memory::shared::Transport;
+use crate::quic::close_codes::DONE;
 use crate::quic::endpoint::AcceptPolicy;
 use crate::quic::listening_endpoint::ListeningEndpoint;
 use crate::trust::acceptor::{Accept, Acceptor, Caller};

@@ -2,7 +2,7 @@
 
 use super::{timeline, Action, Costs, Deadlock, Layout, Placement, Schedule, ScheduleKind, StageBytes, Timeline};
 use crate::ids::{StageId, WorkerId};
-use crate::message::Reduction;
+use crate::replicas::Reduction;
 use std::collections::BTreeSet;
 use thiserror::Error;
 

@@ -2,7 +2,7 @@
 
 use super::Action;
 use crate::ids::{StageId, WorkerId};
-use crate::message::Reduction;
+use crate::replicas::Reduction;
 use crate::replicas::{Sharding, StagePlacement};
 
 /// Stages, their places, and what goes between them.

@@ -24,8 +24,8 @@ mod zb_h1;
 mod zb_v;
 
 use crate::ids::StageId;
-use crate::message::Reduction;
 use crate::replicas::MicrobatchAssignment;
+use crate::replicas::Reduction;
 use lanes::lanes;
 use work::Work;
 
