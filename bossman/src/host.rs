@@ -1,7 +1,8 @@
 //! Waiting for workers, at first and again where some of them were lost.
 
+use crate::boss::Builder;
 use crate::local::{Flags, LocalWorkers};
-use crate::output;
+use crate::output::{self, printable};
 use crate::{BossMan, BossManError};
 use link::{Identity, LinkError, Listener, ListenerEvent, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,6 +17,9 @@ const DEFAULT_PORT: u16 = 1024;
 /// So many who are not let in are shown; they may be many.
 const STRANGERS_SHOWN: u32 = 10;
 
+/// The most characters of a line, which may hold text of workers and a path.
+const LONGEST_LINE: usize = 5000;
+
 /// Once all that are left are here again, so long another may come that takes the place of who was lost. A worker that waits for
 /// a place asks for one every second.
 const FOR_ANOTHER: Duration = Duration::from_millis(1500);
@@ -27,12 +31,18 @@ const FOR_PORT: Duration = Duration::from_secs(5);
 /// For whom to wait where a run goes on without workers that were lost.
 pub(crate) struct Again {
     /// So many may be left.
-    pub(crate) left: usize,
+    left: usize,
     /// Whether the run can go on with 0, 1, 2, ... workers.
-    pub(crate) fits: Vec<bool>,
+    fits: Vec<bool>,
 }
 
 impl Again {
+    /// The wait of a run from `builder` that has at most `workers` workers, of which `left` remain.
+    pub(crate) fn new(builder: &Builder, workers: usize, left: usize) -> Self {
+        let fits = |workers| workers > 0 && builder.check(workers).is_ok();
+        Again { left, fits: (0..=workers).map(fits).collect() }
+    }
+
     /// With how many of so many workers the run can go on: as many as possible.
     fn enough(&self, here: usize) -> Option<usize> {
         (1..=here).rev().find(|workers| self.fits.get(*workers) == Some(&true))
@@ -225,9 +235,9 @@ impl Host {
         };
         let say = |text: String| {
             if self.on_stderr && !self.quiet {
-                output::warn(&printable(&text));
+                output::warn(&printable(&text, LONGEST_LINE));
             } else if !self.quiet {
-                output::note(&printable(&text));
+                output::note(&printable(&text, LONGEST_LINE));
             }
         };
         if again.is_none() && (!all_local || self.open) {
@@ -361,9 +371,4 @@ async fn ended(local: &mut Option<LocalWorkers>) -> String {
         Some(local) => local.ended().await,
         None => std::future::pending().await,
     }
-}
-
-/// What others say of themselves, without the control characters that could draw on this terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
