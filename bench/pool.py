@@ -9,7 +9,6 @@ compared. What happened goes to standard output; it ends with an error where a s
 """
 
 import argparse
-import json
 import os
 import random
 import re
@@ -23,6 +22,9 @@ import time
 from pathlib import Path
 
 from programs import CHECKOUT, profile, target
+
+sys.path.insert(0, str(CHECKOUT / "tools"))
+from tensor_file import read_bytes as weights
 
 MOST = 4
 
@@ -48,15 +50,6 @@ replicas: 1
     path = place / "run.yaml"
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def weights(path):
-    """The tensors of a safetensors file as bytes, by name."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
-    header.pop("__metadata__", None)
-    return {name: (t["dtype"], t["shape"], body[slice(*t["data_offsets"])]) for name, t in header.items()}
 
 
 def free_port():

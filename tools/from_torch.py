@@ -17,9 +17,10 @@ import ctypes
 import importlib.util
 import inspect
 import json
-import struct
 import sys
 from pathlib import Path
+
+import tensor_file
 
 # Say where and how a layer computes, not what.
 LEFT_OUT = {"device", "dtype", "inplace", "return_indices", "enable_nested_tensor", "mask_check"}
@@ -117,7 +118,7 @@ def write(module, inputs, folder, name="from-torch"):
     state = module.state_dict()
     if len(layers(module)) == 1 and layers(module)[0][1] is module:
         state = {f"0.{key}": value for key, value in state.items()}
-    save(folder / "model.safetensors", {key: value.detach().cpu().contiguous() for key, value in state.items()})
+    save(folder / "model.safetensors", state)
 
 
 DTYPES = {
@@ -133,21 +134,25 @@ DTYPES = {
 
 
 def save(path, tensors):
-    """A safetensors file; needs no package but torch."""
-    head, end = {}, 0
-    for name, tensor in tensors.items():
-        dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
-        if dtype is None:
-            raise Unknown(f"{name} is {tensor.dtype}, which BossMan has not")
-        size = tensor.numel() * tensor.element_size()
-        head[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(head, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            file.write(ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+    """Writes PyTorch tensors by name to a safetensors file."""
+    # They must live until they are written, because `memory` does not own what it shows.
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    shown = {name: (code(name, tensor), list(tensor.shape), memory(tensor)) for name, tensor in tensors.items()}
+    tensor_file.write_bytes(path, shown)
+
+
+def code(name, tensor):
+    """The format's name of a tensor's type."""
+    found = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    if found is None:
+        raise Unknown(f"{name} is {tensor.dtype}, which BossMan has not")
+    return found
+
+
+def memory(tensor):
+    """The bytes of a contiguous tensor, without a copy."""
+    size = tensor.numel() * tensor.element_size()
+    return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
 
 
 def load(where):

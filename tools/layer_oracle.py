@@ -131,7 +131,7 @@ def record(torch, case, path):
         found = torch.autograd.grad(outputs, list(leaves.values()), grads) if leaves else []
         tensors.update({f"grad.{port}": tensor for port, tensor in enumerate(grads)})
         tensors.update(zip(leaves, found))
-    tensor_file.write(path, {name: plain(tensor) for name, tensor in tensors.items()})
+    tensor_file.write(path, tensor_file.plain(tensors))
 
 
 def initial(torch, case):
@@ -140,12 +140,6 @@ def initial(torch, case):
     all_of = {name: torch.stack([parameters[name].detach() for parameters in fresh]).double() for name in fresh[0]}
     figures = {name: (drawn.mean(), drawn.std(correction=0), drawn.abs().max()) for name, drawn in all_of.items()}
     return {name: torch.stack(of_one).float() for name, of_one in figures.items()}
-
-
-def plain(tensor):
-    tensor = tensor.detach()
-    dtype, numbers = ("F32", tensor) if tensor.is_floating_point() else ("I64", tensor.long())
-    return (dtype, list(tensor.shape), numbers.flatten().tolist())
 
 
 def record_all(torch, folder):

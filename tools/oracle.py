@@ -84,8 +84,8 @@ def record(torch, case, folder):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.yaml").write_text(case.model_text())
     (folder / "run.yaml").write_text(case.run_text())
-    tensor_file.write(folder / "data.safetensors", plain({"x": inputs, "target": targets}))
-    tensor_file.write(folder / "init.safetensors", plain(layers.state_dict()))
+    tensor_file.write(folder / "data.safetensors", tensor_file.plain({"x": inputs, "target": targets}))
+    tensor_file.write(folder / "init.safetensors", tensor_file.plain(layers.state_dict()))
 
     loss_of = getattr(torch.nn, case.loss[0])(**case.loss[1])
     optimizer = getattr(torch.optim, case.optimizer[0])(layers.parameters(), **case.optimizer[1])
@@ -101,15 +101,8 @@ def record(torch, case, folder):
             total += loss.detach()
         optimizer.step()
         losses.append(float(f"{total.item():.9g}"))
-    tensor_file.write(folder / "final.safetensors", plain(layers.state_dict()))
+    tensor_file.write(folder / "final.safetensors", tensor_file.plain(layers.state_dict()))
     (folder / "losses.json").write_text(json.dumps(losses) + "\n")
-
-
-def plain(tensors):
-    def entry(tensor):
-        return ("F32" if tensor.is_floating_point() else "I64", list(tensor.shape), tensor.flatten().tolist())
-
-    return {name: entry(tensor) for name, tensor in tensors.items()}
 
 
 def compare(folder, bossman, workers):

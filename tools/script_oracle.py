@@ -9,7 +9,6 @@
 import sys
 import typing
 
-import layer_oracle
 import pytorch
 import setup_libtorch
 import tensor_file
@@ -90,7 +89,7 @@ def record(torch):
     tensors |= {f"grad.{port}": grad for port, grad in enumerate(grads)}
     tensors |= {f"param_grad.{name}": param.grad for name, param in block.named_parameters()}
     tensors |= {f"state.{name}": param for name, param in block.named_parameters()}
-    tensor_file.write(FOLDER / "plain.safetensors", {name: layer_oracle.plain(t) for name, t in tensors.items()})
+    tensor_file.write(FOLDER / "plain.safetensors", tensor_file.plain(tensors))
 
 
 if __name__ == "__main__":

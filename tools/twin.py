@@ -16,6 +16,7 @@ from pathlib import Path
 
 import from_torch
 import pytorch
+import tensor_file
 
 MASK64, MASK32 = (1 << 64) - 1, (1 << 32) - 1
 
@@ -326,17 +327,11 @@ def load(torch, path):
         files = json.loads(path.read_text())["weight_map"]
         opened = {name: load(torch, path.parent / name) for name in set(files.values())}
         return {name: opened[file][name] for name, file in files.items()}
-    content = bytearray(path.read_bytes())
-    (size,) = struct.unpack_from("<Q", content)
-    head, found = json.loads(content[8 : 8 + size]), {}
-    head.pop("__metadata__", None)
-    for name, entry in head.items():
-        begin, end = entry["data_offsets"]
-        dtype = getattr(torch, KINDS[entry["dtype"]])
-        # A copy, since a file need not put tensors where their dtype may lie.
-        part = bytearray(content[8 + size + begin : 8 + size + end])
-        flat = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
-        found[name] = flat.view(entry["shape"])
+    found = {}
+    for name, (code, shape, content) in tensor_file.read_bytes(path).items():
+        dtype = getattr(torch, KINDS[code])
+        flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        found[name] = flat.view(shape)
     return found
 
 
@@ -551,4 +546,4 @@ def main(about, make, names, more=None):
 
 
 def save(path, model):
-    from_torch.save(path, {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()})
+    from_torch.save(path, model.state_dict())

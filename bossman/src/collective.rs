@@ -11,6 +11,9 @@ use pipeline::replicas::{Collective, Replicas};
 use pipeline::schedule::Action;
 use pipeline::Plan;
 
+/// The most characters of a worker's reason to have no NCCL.
+const LONGEST_REASON: usize = 300;
+
 /// The choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
@@ -88,7 +91,9 @@ fn of_group(asked: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Re
     for worker in group {
         match workers.get(usize::from(worker.0)).map(|info| &info.nccl) {
             Some(Nccl::Here(info)) => here.push((*worker, info)),
-            Some(Nccl::Missing(why)) => return Err(format!("{worker} has no NCCL: {}", printable(why))),
+            Some(Nccl::Missing(why)) => {
+                return Err(format!("{worker} has no NCCL: {}", output::printable(why, LONGEST_REASON)))
+            }
             None => return Err(format!("nothing is known of {worker}'s NCCL")),
         }
     }
@@ -132,11 +137,6 @@ fn of_group(asked: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Re
         )),
         None => Ok(Choice::Nccl { version, open: true }),
     }
-}
-
-/// A worker's description of itself, on one line of this terminal.
-fn printable(text: &str) -> String {
-    text.chars().take(300).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 impl BossMan {

@@ -1,7 +1,8 @@
 //! Waits for workers, at first and after a loss.
 
+use crate::boss::Builder;
 use crate::local::{Flags, LocalWorkers};
-use crate::output;
+use crate::output::{self, printable};
 use crate::{BossMan, BossManError};
 use link::{Identity, LinkError, Listener, ListenerEvent, Ticket, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,6 +17,9 @@ const DEFAULT_PORT: u16 = 1024;
 /// The most rejected callers to show.
 const STRANGERS_SHOWN: u32 = 10;
 
+/// The most characters of a line, which may hold text of workers and a path.
+const LONGEST_LINE: usize = 5000;
+
 /// The time to wait for a spare once all remaining workers have joined again. A spare worker asks
 /// for a place every second.
 const FOR_ANOTHER: Duration = Duration::from_millis(1500);
@@ -28,12 +32,18 @@ const FOR_PORT: Duration = Duration::from_secs(5);
 /// The workers to wait for after a loss.
 pub(crate) struct Again {
     /// The number of workers that may remain.
-    pub(crate) left: usize,
+    left: usize,
     /// Whether the run can continue with 0, 1, 2, ... workers.
-    pub(crate) fits: Vec<bool>,
+    fits: Vec<bool>,
 }
 
 impl Again {
+    /// The wait of a run from `builder` that has at most `workers` workers, of which `left` remain.
+    pub(crate) fn new(builder: &Builder, workers: usize, left: usize) -> Self {
+        let fits = |workers| workers > 0 && builder.check(workers).is_ok();
+        Again { left, fits: (0..=workers).map(fits).collect() }
+    }
+
     /// The largest number of the workers `here` with which the run can continue.
     fn enough(&self, here: usize) -> Option<usize> {
         (1..=here).rev().find(|workers| self.fits.get(*workers) == Some(&true))
@@ -244,9 +254,9 @@ impl Host {
         };
         let say = |text: String| {
             if self.on_stderr && !self.quiet {
-                output::warn(&printable(&text));
+                output::warn(&printable(&text, LONGEST_LINE));
             } else if !self.quiet {
-                output::note(&printable(&text));
+                output::note(&printable(&text, LONGEST_LINE));
             }
         };
         if again.is_none() && (!all_local || self.open) {
@@ -354,9 +364,4 @@ fn describe(event: ListenerEvent, missing: usize) -> String {
         ListenerEvent::Left { worker, reason } => format!("{worker} left ({reason})"),
         ListenerEvent::Rejected { address, reason } => format!("turned away {}: {reason}", address.ip()),
     }
-}
-
-/// Text from other machines, without control characters that could draw on this terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

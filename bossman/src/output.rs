@@ -35,3 +35,20 @@ pub fn note(text: &str) {
 pub fn warn(text: &str) {
     std::io::stderr().write_all(format!("{text}\n").as_bytes()).ok();
 }
+
+/// Makes text of another process or machine safe for this terminal: at most `most` characters, and
+/// a space for each control character.
+pub(crate) fn printable(text: &str, most: usize) -> String {
+    text.chars().take(most).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_others_has_no_control_characters_and_an_end() {
+        assert_eq!(printable("a\u{1b}[2J\r\nb\u{9b}ü", 100), "a [2J  b ü");
+        assert_eq!(printable("üüü", 2), "üü");
+    }
+}

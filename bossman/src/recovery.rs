@@ -9,6 +9,7 @@ use crate::output;
 use crate::progress::Progress;
 use crate::BossManError;
 use pipeline::message::Failure;
+use runtime::Handle;
 use std::time::{Duration, Instant};
 
 /// The most failures in a row without a new step. More end the run or the call, because the workers
@@ -47,6 +48,14 @@ pub(crate) fn ended(error: BossManError, checkpoints: bool) -> BossManError {
             BossManError::Worker(Failure { message: format!("{}; {advice}", failure.message), ..failure })
         }
         other => other,
+    }
+}
+
+/// Disconnects the worker that is unfit for its part, if the error names one, and tells it not to
+/// join again.
+pub(crate) fn evict_unfit(error: &BossManError, handle: &Handle) {
+    if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
+        handle.evict(*worker, message);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::checkpoint::State;
 use crate::host::Again;
 use crate::local::Processes;
 use crate::output;
-use crate::recovery::MAX_ATTEMPTS;
+use crate::recovery::{evict_unfit, MAX_ATTEMPTS};
 use crate::scheduling::Work;
 use crate::step::Prepared;
 use crate::{BossManError, StateDict, StepReport};
@@ -353,9 +353,7 @@ impl BossMan {
 
     /// Closes the connections. A worker that is unfit for its part is told not to join again.
     fn leave(&mut self, error: &BossManError, batch: u64) {
-        if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
-            self.handle.evict(*worker, message);
-        }
+        evict_unfit(error, &self.handle);
         self.handle.disconnect_all();
         self.local = Processes::default();
         if let Some(replay) = &mut self.replay {
@@ -368,12 +366,11 @@ impl BossMan {
     async fn rebuilt(&self, batch: u64) -> Result<BossMan, BossManError> {
         let Some(replay) = &self.replay else { return Err(BossManError::Usage("nothing is kept".into())) };
         let builder = self.origin.settled(self.model.clone(), self.settings.clone());
-        let fits = (0..=replay.workers).map(|workers| workers > 0 && builder.check(workers).is_ok());
-        let again = Again { left: self.host.left_of(self.plan.workers()), fits: fits.collect() };
+        let again = Again::new(&builder, replay.workers, self.host.left_of(self.plan.workers()));
         let mut boss = builder.build(self.host.clone().wait_again(again).await?)?;
         let restored = self.restored(&mut boss, replay, batch).await;
-        if let Err(BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. })) = &restored {
-            boss.handle.evict(*worker, message);
+        if let Err(error) = &restored {
+            evict_unfit(error, &boss.handle);
         }
         restored.map(|()| boss)
     }

@@ -19,7 +19,6 @@ use crate::trace::Trace;
 use crate::translate::Translator;
 use crate::{BossMan, BossManError, Builder, Collective, Model, Redundancy, Replicas, StateDict};
 use crate::{StepReport, Timelines};
-use pipeline::message::Failure;
 use runtime::Handle;
 use std::time::{Duration, Instant};
 
@@ -242,9 +241,8 @@ impl<'a> Training<'a> {
         };
         // Local workers get another port.
         let host = if fleet.local == self.workers { host } else { host.port(port) };
-        let fits = (0..=self.workers).map(|workers| workers > 0 && self.builder().check(workers).is_ok());
         // Local workers are started afresh. One of the others may be missing.
-        let again = Again { left: host.left_of(self.here), fits: fits.collect() };
+        let again = Again::new(&self.builder(), self.workers, host.left_of(self.here));
         let workers = host.wait_again(again).await?;
         recovery.here();
         (self.port, self.here) = (Some(workers.port()), workers.count);
@@ -258,9 +256,8 @@ impl<'a> Training<'a> {
 
     /// Closes all connections. A worker that is unfit for its part is told not to join again.
     fn leave(&mut self, error: &BossManError) {
-        let Some(handle) = self.handle.take() else { return };
-        if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
-            handle.evict(*worker, message);
+        if let Some(handle) = self.handle.take() {
+            recovery::evict_unfit(error, &handle);
         }
     }
 

@@ -73,7 +73,7 @@ fn help_lists_what_the_pages_promise() {
 #[test]
 fn data_sets_are_listed_and_unknown_ones_refused() {
     let (text, _) = said(bossman(&["data", "list"], &[]), 0);
-    for set in ["mnist", "fashion-mnist", "cifar-10", "sotu", "en-de", "en-de-ding", "digits"] {
+    for set in ["mnist", "fashion-mnist", "cifar-10", "sotu", "digits"] {
         assert!(text.lines().any(|line| line.starts_with(&format!("{set} "))), "no {set} in\n{text}");
     }
     let (_, errors) = said(bossman(&["data", "fetch", "digit"], &[]), 1);

@@ -18,7 +18,7 @@ def main():
         sys.exit(f"prepare: needs the tokenizers package: {sys.executable} -m pip install tokenizers")
     train = DATA / "train.tsv"
     if not train.is_file():
-        sys.exit(f"prepare: there is no {train}; fetch it: bossman data fetch en-de --to {DATA}")
+        sys.exit(f"prepare: there is no {train}; fetch it with fetch_data.py")
     texts = [text for line in train.read_text(encoding="utf-8").splitlines() for text in line.split("\t")[:2]]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

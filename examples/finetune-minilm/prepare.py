@@ -73,11 +73,9 @@ def main():
     tokenizer.no_truncation()
 
     # The file has no head: it begins with zeros, in a file of its own, and an index says which tensor is where.
-    weights = (DATA / "model.safetensors").read_bytes()
     head = {"head.weight": ("F32", [2, WIDE], [0.0] * 2 * WIDE), "head.bias": ("F32", [2], [0.0] * 2)}
     tensor_file.write(DATA / "head.safetensors", head)
-    names = json.loads(weights[8 : 8 + int.from_bytes(weights[:8], "little")])
-    places = {name: "model.safetensors" for name in names if name != "__metadata__"}
+    places = {name: "model.safetensors" for name in tensor_file.read_bytes(DATA / "model.safetensors")}
     places.update({name: "head.safetensors" for name in head})
     (DATA / "start.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=1))
 

@@ -73,8 +73,8 @@ def similarities(parser):
         for one, other in PAIRS:
             print(f"{float(found[one] @ found[other]):.4f}  {SENTENCES[one]}  {SENTENCES[other]}")
         firsts, seconds = zip(*PAIRS)
-        columns = {name: column[list(firsts)].contiguous() for name, column in columns.items()}
-        from_torch.save(folder / "similarities.safetensors", {**columns, "target": found[list(seconds)].contiguous()})
+        columns = {name: column[list(firsts)] for name, column in columns.items()}
+        from_torch.save(folder / "similarities.safetensors", {**columns, "target": found[list(seconds)]})
         return True
 
     return run_it

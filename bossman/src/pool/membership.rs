@@ -1,7 +1,8 @@
 //! Between two steps: who has come or gone, who has caught up, and who then has the stages.
 
-use super::{Contributor, Pool, State};
+use super::{Contributor, Pool, State, LONGEST};
 use crate::boss::BossMan;
+use crate::output::printable;
 use crate::BossManError;
 use pipeline::boss::{MembershipChange, Request};
 use pipeline::ids::WorkerId;
@@ -83,8 +84,8 @@ impl BossMan {
                     pool.say(&format!(
                         "{worker} joined from {} ({}, {}, {} threads)",
                         address.ip(),
-                        super::plain(&info.host),
-                        super::plain(&info.device),
+                        printable(&info.host, LONGEST),
+                        printable(&info.device, LONGEST),
                         info.threads
                     ));
                     let newcomer = Contributor::new(info, State::Arrived);

@@ -13,7 +13,8 @@ mod status;
 mod straggler;
 
 use crate::boss::BossMan;
-use crate::{output, BossManError};
+use crate::output::{self, printable};
+use crate::BossManError;
 use contributor::{Contributor, State};
 use pipeline::boss::Request;
 use pipeline::ids::WorkerId;
@@ -135,7 +136,7 @@ impl Pool {
     /// Tells the user. Some of it are words of workers, which must not draw on the terminal.
     fn say(&self, text: &str) {
         if !self.quiet {
-            output::warn(&plain(text));
+            output::warn(&printable(text, LONGEST));
         }
     }
 
@@ -151,9 +152,4 @@ impl Pool {
             contributor.state = state;
         }
     }
-}
-
-/// Without control characters, and not longer than a few lines.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
 }

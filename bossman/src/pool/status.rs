@@ -1,7 +1,8 @@
 //! The status of a pool, as `bossman status` shows it.
 
-use super::{plain, State};
+use super::{State, LONGEST};
 use crate::boss::BossMan;
+use crate::output::printable;
 use crate::BossManError;
 use link::{Identity, Ticket};
 use serde::{Deserialize, Serialize};
@@ -93,16 +94,16 @@ impl fmt::Display for Status {
                 f,
                 "{:>6}  {:12} {:8} {:11} {:>4.0}% {:>7} {:>9} {:>9} {:>10} {:>9.1}{}",
                 w.worker,
-                plain(&w.host),
-                plain(&w.device),
-                plain(&w.state),
+                printable(&w.host, LONGEST),
+                printable(&w.device, LONGEST),
+                printable(&w.state, LONGEST),
                 w.share * 100.0,
                 w.steps,
                 w.samples,
                 number(w.milliseconds),
                 number(w.link_bytes_per_second.map(|rate| rate as f64 / 1e6)),
                 w.last_seen_seconds,
-                w.reason.as_ref().map_or(String::new(), |reason| format!("  {}", plain(reason))),
+                w.reason.as_ref().map_or(String::new(), |reason| format!("  {}", printable(reason, LONGEST))),
             )?;
         }
         match more {
@@ -140,11 +141,11 @@ impl BossMan {
             let nanos = stage.and_then(|stage| self.scheduling.observed.microbatch(stage, *worker));
             workers.push(WorkerStatus {
                 worker: worker.0,
-                host: plain(&c.info.host).chars().take(64).collect(),
-                device: plain(&c.info.device).chars().take(16).collect(),
+                host: printable(&c.info.host, 64),
+                device: printable(&c.info.device, 16),
                 state: c.state.name().into(),
                 reason: match &c.state {
-                    State::Aside { reason, .. } | State::Left { reason } => Some(plain(reason)),
+                    State::Aside { reason, .. } | State::Left { reason } => Some(printable(reason, LONGEST)),
                     _ => None,
                 },
                 share: c.share,

