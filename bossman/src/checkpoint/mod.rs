@@ -9,25 +9,26 @@
 //! random is drawn from the seed and the numbers of steps, so the random state is these numbers
 //! (`manifest.rs`).
 
-#[cfg_attr(not(feature = "object-stores"), path = "no_cloud.rs")]
-mod cloud;
+mod checkpoint_writer;
 #[cfg(test)]
 mod faulty;
-mod known;
+mod folder;
 mod manifest;
-mod place;
 mod policy;
 mod read_error;
+#[cfg_attr(not(feature = "object-stores"), path = "no_remote_store.rs")]
+mod remote_store;
 mod snapshot;
 mod store;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod unreadable;
-mod writing;
+mod verified_steps;
 
 #[cfg(test)]
 use crate::BossManError;
+pub(crate) use checkpoint_writer::Writing;
 pub use manifest::Counters;
 pub(crate) use manifest::{Best, Run};
 pub(crate) use policy::Due;
@@ -36,4 +37,3 @@ pub use read_error::ReadError;
 pub use snapshot::State;
 pub(crate) use store::{is_one, weights_of};
 pub use store::{Checkpoints, Listed};
-pub(crate) use writing::Writing;

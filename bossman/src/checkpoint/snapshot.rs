@@ -1,9 +1,9 @@
 //! The state of training, out of the workers and into them.
 
 use super::manifest::Counters;
-use crate::boss::BossMan;
-use crate::payload::{from_payload, to_payload};
-use crate::state_dict::{expected, Wanted};
+use crate::data::tensor_payload::{from_payload, to_payload};
+use crate::session::boss::BossMan;
+use crate::weights::state_dict::{expected, Wanted};
 use crate::{BossManError, StateDict};
 use layerspec::LayerGraph;
 use link::{Payload, Slots};

@@ -1,12 +1,12 @@
 //! Checkpoints in a folder, of this machine or of an object store.
 
-use super::known::Known;
+use super::folder::{Content, Folder};
 use super::manifest::{hash, name_of, step_of, File, Manifest, Run, Unfit, DAMAGED};
-use super::place::{Content, Folder};
 use super::policy::Policy;
 use super::read_error::ReadError;
 use super::snapshot::State;
-use crate::{disk, output, weight_files, BossManError, StateDict};
+use super::verified_steps::Known;
+use crate::{data::disk, output, weights::safetensors_files, BossManError, StateDict};
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -133,7 +133,8 @@ impl Checkpoints {
         for (number, (layer, tensors)) in by_layer(&state).into_iter().enumerate() {
             for (kind, tensors) in tensors {
                 // Encoded one after the other, so that memory holds one of them twice, not all.
-                let encode = move || weight_files::encode(tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)));
+                let encode =
+                    move || safetensors_files::encode(tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)));
                 let encoded = tokio::task::spawn_blocking(move || encode().map(|bytes| (hash(&bytes), bytes))).await;
                 let encoded = encoded.map_err(|e| BossManError::Usage(format!("encoding a checkpoint: {e}")))?;
                 let (sha256, bytes) = encoded?;
@@ -160,10 +161,11 @@ impl Checkpoints {
             let bytes = self.checked(name, file).await?;
             // The bytes are those that were written. So another program wrote them, or there is no
             // memory for them.
-            let tensors = weight_files::decode(&bytes, &self.folder.path(&place)).map_err(|error| match error {
-                error @ BossManError::File { .. } => ReadError::Unreadable(error),
-                error => ReadError::Unreadable(self.folder.wrong(&place, error)),
-            })?;
+            let tensors =
+                safetensors_files::decode(&bytes, &self.folder.path(&place)).map_err(|error| match error {
+                    error @ BossManError::File { .. } => ReadError::Unreadable(error),
+                    error => ReadError::Unreadable(self.folder.wrong(&place, error)),
+                })?;
             match file.name.split('/').next() {
                 Some(WEIGHTS) => tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor)),
                 Some(OPTIMIZER) => {
@@ -394,7 +396,7 @@ pub(crate) fn weights_of(folder: &Path) -> Result<StateDict, BossManError> {
         if hash(&bytes) != file.sha256 {
             return Err(BossManError::file(&path, DAMAGED));
         }
-        weight_files::decode(&bytes, &path)?.iter().for_each(|(name, tensor)| weights.insert(name, tensor));
+        safetensors_files::decode(&bytes, &path)?.iter().for_each(|(name, tensor)| weights.insert(name, tensor));
     }
     Ok(weights)
 }

@@ -2,7 +2,7 @@
 //! nothing.
 
 use super::faulty::{Faulty, Operation};
-use super::place::Folder;
+use super::folder::Folder;
 use super::tests::{assert_is, run, state};
 use super::*;
 use object_store::Error;

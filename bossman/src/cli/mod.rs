@@ -1,11 +1,11 @@
 //! The command line: what may be said, and who does it.
 
 mod checkpoint;
-mod files;
+mod export_and_data;
 mod fleet;
-mod look;
-mod speak;
-mod work;
+mod inspect;
+mod runs;
+mod text;
 
 use anyhow::Result;
 use bossman::output;
@@ -35,31 +35,31 @@ Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line
 #[derive(Subcommand)]
 enum Command {
     /// Check a model or run file, and print the layers with shapes, parameters and costs.
-    Check(look::Check),
+    Check(inspect::Check),
     /// Measure a run's layers on its workers and print what each schedule would take.
-    Plan(look::Plan),
+    Plan(inspect::Plan),
     /// Train as a run file says.
-    Train(work::Train),
+    Train(runs::Train),
     /// Train as a run file says with whoever comes: workers may join and leave at any moment.
-    Serve(work::Serve),
+    Serve(runs::Serve),
     /// Ask a boss that serves how its run stands, worker by worker.
-    Status(work::Status),
+    Status(runs::Status),
     /// Test trained weights on a part of a run's data.
-    Eval(work::Eval),
+    Eval(runs::Eval),
     /// Write what a model makes of data to a file.
-    Predict(work::Predict),
+    Predict(runs::Predict),
     /// Write text with a language model, token by token across the workers.
-    Generate(speak::Generate),
+    Generate(text::Generate),
     /// Translate texts with a model of an encoder and a decoder.
-    Translate(speak::Translate),
+    Translate(text::Translate),
     /// Write weights for elsewhere: in one file or several, as another type.
-    Export(files::Export),
+    Export(export_and_data::Export),
     /// List, check or delete the checkpoints of a run.
     #[command(subcommand)]
     Checkpoint(checkpoint::Checkpoint),
     /// Data sets to start with.
     #[command(subcommand)]
-    Data(files::Data),
+    Data(export_and_data::Data),
     /// Print this user's join ticket, made at the first call.
     Ticket,
     /// Print completions for a shell.

@@ -1,8 +1,8 @@
 //! Between two steps: who has come or gone, who has caught up, and who then has the stages.
 
 use super::{Contributor, Pool, State, LONGEST};
-use crate::boss::BossMan;
 use crate::output::printable;
+use crate::session::boss::BossMan;
 use crate::BossManError;
 use pipeline::boss::{MembershipChange, Request};
 use pipeline::ids::WorkerId;

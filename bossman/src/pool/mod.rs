@@ -6,16 +6,16 @@
 //! to the bit: a step's sums depend on its microbatches alone. A worker that would slow the others
 //! down takes no part (`straggler`).
 
-mod contributor;
-mod joining;
+mod member;
 mod membership;
+mod prepare_member;
 mod status;
 mod straggler;
 
-use crate::boss::BossMan;
 use crate::output::{self, printable};
+use crate::session::boss::BossMan;
 use crate::BossManError;
-use contributor::{Contributor, State};
+use member::{Contributor, State};
 use pipeline::boss::Request;
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, LinkReport};

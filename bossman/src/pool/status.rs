@@ -1,8 +1,8 @@
 //! The status of a pool, as `bossman status` shows it.
 
 use super::{State, LONGEST};
-use crate::boss::BossMan;
 use crate::output::printable;
+use crate::session::boss::BossMan;
 use crate::BossManError;
 use link::{Identity, Ticket};
 use serde::{Deserialize, Serialize};

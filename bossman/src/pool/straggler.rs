@@ -5,7 +5,7 @@
 //! is empty.
 
 use super::State;
-use crate::boss::BossMan;
+use crate::session::boss::BossMan;
 use pipeline::boss::Request;
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::LinkReport;

@@ -1,7 +1,7 @@
 //! The key `data` of a run file: which files, of which format, and how they are brought into range.
 
+use super::string_map::words;
 use super::text;
-use super::words::words;
 use crate::data::{Normalize, Source, Table};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, TEXT};
 use layerspec::Fault;

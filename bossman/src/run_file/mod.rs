@@ -4,15 +4,15 @@ mod checkpoint;
 mod collective;
 mod data;
 #[cfg(test)]
-mod fuzz;
+mod fuzz_tests;
 mod guards;
 mod learning;
-mod redundancy;
+mod recovery;
+mod string_map;
 mod text;
-mod words;
 
 use crate::checkpoint::Policy;
-use crate::rename::Rename;
+use crate::weights::rename_rules::Rename;
 use crate::{BossManError, Guards, Redundancy, Translating};
 pub use data::{Data, Validation};
 use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT};
@@ -193,7 +193,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
         group_by_length: group_by_length(&run)?,
         translate: translate(&run)?,
         checkpoint: checkpoint::checkpoint(&run, folder)?,
-        redundancy: redundancy::redundancy(&run)?,
+        redundancy: recovery::redundancy(&run)?,
         guards: guards::guards(&run)?,
     })
 }

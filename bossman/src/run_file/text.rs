@@ -1,6 +1,6 @@
 //! The keys of text in a run file: files, tokenizer, lengths.
 
-use super::words::words;
+use super::string_map::words;
 use crate::data::{Text, TextPairs, Tokenizer};
 use crate::{Search, Translating};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, COUNT, NON_NEGATIVE, SIZE, TEXT};

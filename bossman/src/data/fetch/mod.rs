@@ -6,7 +6,7 @@ mod images;
 mod package;
 mod sets;
 
-use crate::disk::rename_flushed;
+use crate::data::disk::rename_flushed;
 use crate::BossManError;
 use serde_json::json;
 use sha2::{Digest, Sha256};

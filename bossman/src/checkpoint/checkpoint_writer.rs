@@ -1,0 +1,138 @@
+//! The checkpoints of a run, made when they are due and written while training continues.
+
+use super::manifest::Run;
+use super::policy::{Due, Policy};
+use super::store::Checkpoints;
+use crate::train::metrics::Metrics;
+use crate::train::progress::Progress;
+use crate::{output, BossMan, BossManError};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// So long a run that has failed waits for its last checkpoint.
+const LAST: Duration = Duration::from_secs(60);
+/// The time to delete the files of a checkpoint that was not written by then.
+const CLEARING: Duration = Duration::from_secs(10);
+
+/// The checkpoints of a run.
+pub(crate) struct Writing {
+    checkpoints: Checkpoints,
+    policy: Policy,
+    due: Due,
+    /// One is due that could not be made yet.
+    owed: bool,
+    /// The one that is being written, and after which step it was made.
+    at_work: Option<(u64, JoinHandle<Result<(), BossManError>>)>,
+    /// The user knows that training waits for them.
+    warned: bool,
+}
+
+impl Writing {
+    pub(crate) fn new(checkpoints: Checkpoints, policy: Policy) -> Self {
+        let due = Due::start(policy.every);
+        Writing { checkpoints, policy, due, owed: false, at_work: None, warned: false }
+    }
+
+    /// A step has ended, which may be the last, or one after which there was a look at the model:
+    /// makes a checkpoint where one is due. Reports errors, and training continues.
+    pub(crate) async fn after_step(
+        &mut self,
+        boss: &mut BossMan,
+        step: u64,
+        (last, looked): (bool, bool),
+        (run, metrics): (Run, Option<&Metrics>),
+        progress: &Progress,
+    ) {
+        let written = self.at_work.as_ref().is_some_and(|(_, writing)| writing.is_finished());
+        if written {
+            self.take_note(progress).await;
+        }
+        self.owed |= self.due.is_now(step) || last || (looked && self.policy.keep_best.is_some());
+        if !self.owed || !boss.is_between_updates() {
+            return;
+        }
+        // One is written at a time, so that no more than one is in memory.
+        let waits = self.at_work.as_ref().filter(|(_, writing)| !writing.is_finished() && !last);
+        if let Some((before, _)) = waits.filter(|_| !self.warned) {
+            output::warn(&format!(
+                "warning: a checkpoint of step {step} is due while that of step {before} is still being written, for which \
+                 training waits; make them less often"
+            ));
+            self.warned = true;
+        }
+        self.take_note(progress).await;
+        self.owed = false;
+        self.begin(boss, step, run, metrics).await;
+    }
+
+    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: Run, metrics: Option<&Metrics>) {
+        let flush = metrics.map(Metrics::flush).transpose();
+        let begun = match flush {
+            Ok(flush) => boss.begin_snapshot().await.map(|snapshot| (snapshot, flush)),
+            Err(error) => Err(error),
+        };
+        let (snapshot, flush) = match begun {
+            Ok(begun) => begun,
+            Err(error) => return output::warn(&format!("warning: no checkpoint of step {step}: {error}")),
+        };
+        let (checkpoints, policy) = (self.checkpoints.clone(), self.policy.clone());
+        let write = async move {
+            let state = snapshot.finish().await?;
+            // The disk must keep the metrics that the checkpoint counts.
+            if let Some(flush) = flush {
+                let flushed = tokio::task::spawn_blocking(flush).await;
+                flushed.map_err(|e| BossManError::Usage(format!("flushing the metrics: {e}")))??;
+            }
+            checkpoints.write(state, run).await?;
+            if let Err(error) = checkpoints.prune(&policy, step).await {
+                output::warn(&format!("warning: older checkpoints are not deleted after step {step}: {error}"));
+            }
+            Ok(())
+        };
+        self.at_work = Some((step, tokio::spawn(write)));
+    }
+
+    /// Waits for the one that is being written.
+    pub(crate) async fn take_note(&mut self, progress: &Progress) {
+        let Some((step, writing)) = &mut self.at_work else { return };
+        let step = *step;
+        let problem = match writing.await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        self.at_work = None;
+        match problem {
+            None => progress.line(&format!("checkpoint of step {step} written")),
+            Some(problem) => output::warn(&format!("warning: no checkpoint of step {step}: {problem}")),
+        }
+    }
+
+    /// Waits for it, and no longer than a little, for somebody waits for the end of it.
+    pub(crate) async fn end(mut self, progress: &Progress) {
+        if tokio::time::timeout(LAST, self.take_note(progress)).await.is_ok() {
+            return;
+        }
+        let Some((step, writing)) = self.at_work else { return };
+        writing.abort();
+        // Until then it may write.
+        writing.await.ok();
+        let late = format!("was not written within {} s", LAST.as_secs());
+        let cleared = tokio::time::timeout(CLEARING, self.checkpoints.clear(step)).await;
+        match cleared {
+            Ok(Ok(false)) => progress.line(&format!("checkpoint of step {step} written")),
+            Ok(Ok(true)) => output::warn(&format!("warning: no checkpoint of step {step}: it {late}")),
+            Ok(Err(error)) => output::warn(&format!("warning: no checkpoint of step {step}: it {late}; {error}")),
+            Err(_) => {
+                output::warn(&format!("warning: no checkpoint of step {step}: it {late}, and its files are left"))
+            }
+        }
+    }
+}
+
+impl BossMan {
+    /// Whether no gradients wait for an update.
+    pub(crate) fn is_between_updates(&self) -> bool {
+        self.gathered.steps == 0
+    }
+}

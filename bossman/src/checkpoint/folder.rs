@@ -1,0 +1,222 @@
+//! The place of checkpoints: a folder of this machine, or of an object store.
+
+use super::remote_store;
+use crate::{data::disk, BossManError};
+use bytes::Bytes;
+use futures_util::{stream, StreamExt, TryStreamExt};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as Name;
+use object_store::{Error, ListResult, ObjectStore, ObjectStoreExt, PutPayload};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The size of the parts of a large file.
+const PART: u64 = 8 << 20;
+/// The number of parts in flight at once.
+const PARTS: usize = 4;
+
+/// A folder.
+#[derive(Clone, Debug)]
+pub(super) struct Folder {
+    store: Arc<dyn ObjectStore>,
+    /// As it was named.
+    named: String,
+    /// Set on this machine.
+    local: Option<PathBuf>,
+    /// The waits before each further attempt to read. Clients of object stores have their own.
+    waits: &'static [Duration],
+}
+
+/// The result of reading a file.
+pub(super) enum Content {
+    Whole(Bytes),
+    /// The store says that there is no such file.
+    Missing,
+    /// It has this size, which is more than expected.
+    TooLarge(u64),
+}
+
+impl Folder {
+    /// This folder, by its path or URL; a local folder is created if it is missing and `make` is
+    /// set.
+    pub(super) fn open(named: &str, make: bool) -> Result<Self, BossManError> {
+        let local = named.strip_prefix("file://").or((!named.contains("://")).then_some(named));
+        let (store, waits): (Arc<dyn ObjectStore>, &'static [Duration]) = match local {
+            Some(path) => (Arc::new(of_this_machine(Path::new(path), make)?), disk::WAITS),
+            None => (remote_store::open(named)?, &[]),
+        };
+        Ok(Folder { store, named: named.to_string(), local: local.map(PathBuf::from), waits })
+    }
+
+    /// A folder of any store.
+    #[cfg(test)]
+    pub(super) fn of(store: Arc<dyn ObjectStore>, named: &str, waits: &'static [Duration]) -> Self {
+        Folder { store, named: named.to_string(), local: None, waits }
+    }
+
+    /// As it was named.
+    pub(super) fn named(&self) -> &str {
+        &self.named
+    }
+
+    /// The path of a file in it, for messages.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.local.as_deref().unwrap_or(Path::new(&self.named)).join(name)
+    }
+
+    /// The folders in it whose names are `ours`.
+    ///
+    /// # Errors
+    /// The list, or a folder in it, cannot be read.
+    pub(super) async fn folders(&self, ours: fn(&str) -> bool) -> Result<Vec<String>, BossManError> {
+        let cannot = |e: &dyn ToString| self.wrong("", format!("cannot be listed: {}", e.to_string()));
+        if let Some(path) = &self.local {
+            let list = || {
+                let path = path.clone();
+                async { tokio::task::spawn_blocking(move || folders_of_this_machine(&path, ours)).await? }
+            };
+            return disk::retry(self.waits, list).await.map_err(|e| cannot(&e));
+        }
+        let list = || self.store.list_with_delimiter(None);
+        let found: ListResult = disk::retry(self.waits, list).await.map_err(|e| cannot(&e))?;
+        let names = found.common_prefixes.iter().filter_map(|name| name.filename());
+        Ok(names.filter(|name| ours(name)).map(str::to_string).collect())
+    }
+
+    /// Whether a folder of it has no files. Some object stores list such folders.
+    pub(super) async fn is_empty(&self, name: &str) -> Result<bool, BossManError> {
+        let first = async { self.store.list(Some(&Name::from(name))).try_next().await };
+        let cannot = |e| self.wrong(name, format!("cannot be listed: {e}"));
+        Ok(self.local.is_none() && first.await.map_err(cannot)?.is_none())
+    }
+
+    /// Reads a file of at most `most` bytes.
+    ///
+    /// # Errors
+    /// The store gives neither the file nor the answer that it is missing.
+    pub(super) async fn get(&self, name: &str, most: u64) -> Result<Content, BossManError> {
+        let place = Name::from(name);
+        let attempt = || async {
+            match self.get_once(&place, most).await {
+                Err(error) if says_missing(&error) => Ok(Content::Missing),
+                content => content,
+            }
+        };
+        let cannot = |e| self.wrong(name, format!("cannot be read: {e}"));
+        disk::retry(self.waits, attempt).await.map_err(cannot)
+    }
+
+    async fn get_once(&self, place: &Name, most: u64) -> Result<Content, Error> {
+        let found = self.store.get(place).await?;
+        match found.meta.size {
+            size if size > most => Ok(Content::TooLarge(size)),
+            _ => found.bytes().await.map(Content::Whole),
+        }
+    }
+
+    /// Writes a file, which is there as a whole or not at all.
+    pub(super) async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), BossManError> {
+        let place = Name::from(name);
+        // On this machine a file in parts would be written no differently.
+        match self.local.is_none() && bytes.len() as u64 > PART {
+            false => self.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(|e| self.wrong(name, e)),
+            true => self.put_parts(name, &place, bytes.into()).await,
+        }
+    }
+
+    async fn put_parts(&self, name: &str, place: &Name, bytes: Bytes) -> Result<(), BossManError> {
+        let mut upload = self.store.put_multipart(place).await.map_err(|e| self.wrong(name, e))?;
+        let starts = (0..bytes.len()).step_by(PART as usize);
+        let parts = starts.map(|start| bytes.slice(start..bytes.len().min(start + PART as usize)));
+        let sent = stream::iter(parts.map(|part| upload.put_part(part.into())));
+        let sent = sent.buffer_unordered(PARTS).try_for_each(|()| async { Ok(()) }).await;
+        let put = match sent {
+            Ok(()) => upload.complete().await.map(drop),
+            Err(error) => Err(error),
+        };
+        let Err(error) = put else { return Ok(()) };
+        // The store would keep the parts, hidden and paid for.
+        match upload.abort().await {
+            Ok(()) | Err(Error::NotFound { .. }) => Err(self.wrong(name, error)),
+            Err(left) => Err(self.wrong(name, format!("{error}; and the parts sent cannot be deleted: {left}"))),
+        }
+    }
+
+    /// Deletes a file, if it exists.
+    pub(super) async fn delete(&self, name: &str) -> Result<(), BossManError> {
+        match self.store.delete(&Name::from(name)).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(self.wrong(name, e)),
+        }
+    }
+
+    /// Deletes all that is in a folder of it.
+    pub(super) async fn delete_folder(&self, name: &str) -> Result<(), BossManError> {
+        if self.local.is_none() {
+            let files = self.store.list(Some(&Name::from(name))).map_ok(|file| file.location);
+            let files: Vec<Name> = files.try_collect().await.map_err(|e| self.wrong(name, e))?;
+            for file in files {
+                self.delete(file.as_ref()).await?;
+            }
+            return Ok(());
+        }
+        // With what a program that was killed had begun to write, which the store does not list.
+        let folder = self.path(name);
+        let gone = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
+        match gone.map_err(|e| self.wrong(name, e))? {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(BossManError::io(&self.path(name), &e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// An error of a file in it.
+    pub(super) fn wrong(&self, name: &str, problem: impl ToString) -> BossManError {
+        // Messages of stores have several lines.
+        let problem = problem.to_string();
+        BossManError::file(&self.path(name), problem.split_whitespace().collect::<Vec<_>>().join(" "))
+    }
+}
+
+fn of_this_machine(path: &Path, make: bool) -> Result<LocalFileSystem, BossManError> {
+    if make {
+        std::fs::create_dir_all(path).map_err(|e| BossManError::io(path, &e))?;
+    }
+    match disk::metadata(path).map_err(|e| BossManError::io(path, &e))? {
+        Some(there) if there.is_dir() => {}
+        _ => return Err(BossManError::file(path, "there is no such folder")),
+    }
+    // A file that was written survives a loss of power.
+    let store = LocalFileSystem::new_with_prefix(path).map_err(|e| BossManError::file(path, e))?;
+    Ok(store.with_automatic_cleanup(true).with_fsync(true))
+}
+
+/// Whether a store says that there is no such file. Every other error leaves that open.
+fn says_missing(error: &Error) -> bool {
+    let mut causes = std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source());
+    // On this machine a part of the path can be a file.
+    let is_below_a_file = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotADirectory)
+    };
+    matches!(error, Error::NotFound { .. }) || causes.any(is_below_a_file)
+}
+
+/// The folders in a folder whose names are `ours`. The store's own list leaves out what it cannot
+/// look at.
+fn folders_of_this_machine(path: &Path, ours: fn(&str) -> bool) -> io::Result<Vec<String>> {
+    let mut folders = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        let Some(name) = entry.file_name().to_str().filter(|name| ours(name)).map(str::to_string) else { continue };
+        match disk::metadata(&entry.path())? {
+            Some(there) if there.is_dir() => folders.push(name),
+            None if entry.path().is_symlink() => {
+                let problem = format!("{name} is a link to a folder that is not there");
+                return Err(io::Error::new(io::ErrorKind::NotFound, problem));
+            }
+            _ => {}
+        }
+    }
+    Ok(folders)
+}

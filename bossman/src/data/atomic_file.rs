@@ -1,0 +1,97 @@
+//! Files that appear whole under their name or not at all: written beside it, and moved there when all is written.
+
+use crate::data::disk::{flush, flush_folder_of, folder_of, metadata};
+use crate::BossManError;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use tempfile::NamedTempFile;
+
+/// Whether a file can be written there; to be known before the work that makes it.
+///
+/// # Errors
+/// A folder, a device or a pipe is there, which would itself be replaced; or nothing can be written beside it.
+pub(crate) fn check(path: &Path) -> Result<(), BossManError> {
+    begin(path).map(drop)
+}
+
+/// Begins a file that goes again unless [`finish`] is called. The errors are those of [`check`].
+pub(crate) fn begin(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManError> {
+    match metadata(path).map_err(|e| BossManError::io(path, &e))? {
+        Some(there) if there.is_dir() => return Err(BossManError::file(path, "is a folder; name a file")),
+        Some(there) if !there.is_file() => {
+            return Err(BossManError::file(path, "is a device or a pipe, which cannot be replaced; name a file"))
+        }
+        _ => {}
+    }
+    let folder = folder_of(path);
+    if !folder.is_dir() {
+        let problem = match folder.exists() {
+            true => format!("{} is a file, not a folder; name another place", folder.display()),
+            false => format!("there is no folder {}; make it first", folder.display()),
+        };
+        return Err(BossManError::file(path, problem));
+    }
+    beside(path).map(BufWriter::new).map_err(|e| BossManError::io(path, &e))
+}
+
+/// Flushes the file to the disk and moves it to its final name.
+pub(crate) fn finish(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
+    let whole = file.flush().and_then(|()| file.into_inner().map_err(std::io::IntoInnerError::into_error));
+    let moved = whole.and_then(|file| {
+        flush(file.as_file())?;
+        file.persist(path)?;
+        flush_folder_of(path)
+    });
+    moved.map_err(|e| BossManError::io(path, &e))
+}
+
+/// A new file in the same folder, that whoever may see the folder's other files may see; gone where it is not kept.
+pub(crate) fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+    let mut file = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As far as the user's mask lets it.
+        file.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    file.prefix(".bossman-").tempfile_in(folder_of(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_when_all_is_written_and_not_before() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("a.txt");
+        std::fs::write(&path, "old").unwrap();
+        let text = || std::fs::read_to_string(&path).unwrap();
+        let mut file = begin(&path).unwrap();
+        file.write_all(b"new").unwrap();
+        drop(file);
+        assert_eq!(text(), "old");
+        let mut file = begin(&path).unwrap();
+        file.write_all(b"new").unwrap();
+        finish(&path, file).unwrap();
+        assert_eq!(text(), "new");
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_known_before() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::write(place.path().join("a.txt"), "kept").unwrap();
+        let refused = |path: &Path| check(path).unwrap_err().to_string();
+        assert!(refused(place.path()).ends_with("is a folder; name a file"));
+        let under = place.path().join("a.txt/w.safetensors");
+        assert!(refused(&under).ends_with("a.txt is a file, not a folder; name another place"), "{}", refused(&under));
+        assert!(refused(&place.path().join("none/w.safetensors")).ends_with("none; make it first"));
+        #[cfg(unix)]
+        {
+            // As root it would be replaced for all of the machine.
+            assert!(refused(Path::new("/dev/null")).ends_with("which cannot be replaced; name a file"));
+            assert!(refused(Path::new("/dev/full")).ends_with("which cannot be replaced; name a file"));
+        }
+    }
+}

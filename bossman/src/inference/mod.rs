@@ -1,0 +1,11 @@
+//! Uses a trained model: evaluation, prediction, generation, translation.
+
+pub(crate) mod bleu;
+pub(crate) mod evaluate;
+pub(crate) mod generate;
+pub(crate) mod load_model;
+pub(crate) mod predict;
+pub(crate) mod sampling;
+pub(crate) mod score;
+pub(crate) mod translate;
+pub(crate) mod translation_score;

@@ -1,0 +1,249 @@
+//! Predictions of a model, written to a file.
+
+use crate::data::batch_inputs::Inputs;
+use crate::data::fixed_batch::FixedBatch;
+use crate::data::{Dataset, Order};
+use crate::inference::evaluate::MOST_AT_ONCE;
+use crate::session::boss::BossMan;
+use crate::{data::atomic_file, BossManError, StateDict};
+use serde_json::{Map, Value};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use tch::{Kind, Tensor};
+use tempfile::NamedTempFile;
+use tensor::TensorError;
+
+/// The format of predictions, by the file's ending.
+pub struct Predictions {
+    path: PathBuf,
+    form: Form,
+}
+
+enum Form {
+    /// A line a sample: the elements of the first output.
+    Csv(BufWriter<NamedTempFile>),
+    /// An object a sample: each output by its name.
+    Jsonl(BufWriter<NamedTempFile>),
+    /// A tensor for each output, of all samples; written at the end.
+    Safetensors(Vec<Vec<Tensor>>),
+}
+
+impl Predictions {
+    /// Begins the file: `.csv`, `.jsonl` or `.safetensors`.
+    ///
+    /// # Errors
+    /// Another ending, or the file cannot be written.
+    pub fn create(path: &Path) -> Result<Self, BossManError> {
+        let form = match path.extension().map(|ending| ending.to_string_lossy().into_owned()).as_deref() {
+            Some("csv") => Form::Csv(atomic_file::begin(path)?),
+            Some("jsonl") => Form::Jsonl(atomic_file::begin(path)?),
+            Some("safetensors") => {
+                StateDict::can_save(path)?;
+                Form::Safetensors(Vec::new())
+            }
+            _ => return Err(BossManError::file(path, "expected a name ending in .csv, .jsonl or .safetensors")),
+        };
+        Ok(Predictions { path: path.to_path_buf(), form })
+    }
+
+    /// Runs all samples through the model, so many at once, and writes what comes out.
+    ///
+    /// # Errors
+    /// A worker failed, data cannot be read or does not go up in the model's one batch size, or the file cannot be written.
+    pub async fn of(mut self, boss: &mut BossMan, data: &Dataset, together: u64) -> Result<Predicted, BossManError> {
+        let graph = boss.model().graph();
+        let fixed = FixedBatch::of(graph);
+        fixed.as_ref().map_or(Ok(()), |fixed| fixed.check_whole("the data", data.samples()))?;
+        let together = fixed.map_or(together, |fixed| fixed.samples);
+        let names: Vec<String> = graph.outputs().iter().map(|id| graph.value(*id).name.clone()).collect();
+        boss.eval();
+        let mut predicted = Predicted::default();
+        let order = Order::new(data.samples(), None, 0);
+        let starts = (0..data.samples()).step_by(usize::try_from(together).unwrap_or(usize::MAX).max(1));
+        let mut batches = starts.map(|start| data.inputs(&order.at(start..start.saturating_add(together))));
+        loop {
+            // One for each replica.
+            let (mut group, mut bytes) = (Vec::new(), 0u64);
+            while group.len() < boss.plan.batches_at_once() && bytes < MOST_AT_ONCE {
+                let Some((x, variables)) = batches.next().transpose()? else { break };
+                bytes = bytes.saturating_add(boss.bytes_of(&Inputs::check(boss.model().graph(), &x, &variables)?));
+                group.push((x, variables));
+            }
+            if group.is_empty() {
+                break;
+            }
+            for outputs in boss.forward_at_once(&group).await? {
+                predicted.count(&outputs)?;
+                self.write(&names, outputs)?;
+            }
+        }
+        self.finish(&names)?;
+        Ok(Predicted { samples: data.samples(), ..predicted })
+    }
+
+    fn write(&mut self, names: &[String], outputs: Vec<Tensor>) -> Result<(), BossManError> {
+        let error = |e: std::io::Error| BossManError::io(&self.path, &e);
+        match &mut self.form {
+            Form::Csv(file) => {
+                for row in outputs.first().map(rows).transpose()?.unwrap_or_default() {
+                    let numbers: Vec<String> = row.iter().map(Element::in_text).collect();
+                    writeln!(file, "{}", numbers.join(",")).map_err(error)?;
+                }
+            }
+            Form::Jsonl(file) => {
+                let columns = outputs.iter().map(nested).collect::<Result<Vec<_>, _>>()?;
+                let samples = columns.first().map_or(0, Vec::len);
+                let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
+                for _ in 0..samples {
+                    let values = names.iter().zip(&mut columns);
+                    let line: Map<String, Value> =
+                        values.filter_map(|(name, column)| Some((name.clone(), column.next()?))).collect();
+                    writeln!(file, "{}", Value::Object(line)).map_err(error)?;
+                }
+            }
+            Form::Safetensors(all) => all.push(outputs),
+        }
+        Ok(())
+    }
+
+    fn finish(self, names: &[String]) -> Result<(), BossManError> {
+        match self.form {
+            Form::Csv(file) | Form::Jsonl(file) => atomic_file::finish(&self.path, file),
+            Form::Safetensors(all) => {
+                let mut whole = StateDict::default();
+                for (place, name) in names.iter().enumerate() {
+                    let parts: Vec<&Tensor> = all.iter().filter_map(|outputs| outputs.get(place)).collect();
+                    let joined = Tensor::f_cat(&parts, 0).map_err(|e| {
+                        let problem = format!("`{name}` has another shape in each batch ({e}); write .jsonl instead");
+                        BossManError::file(&self.path, problem)
+                    })?;
+                    whole.insert(name, &joined);
+                }
+                whole.save(&self.path)
+            }
+        }
+    }
+}
+
+/// The predictions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Predicted {
+    /// The number of samples.
+    pub samples: u64,
+    /// The number of them with NaN among their outputs; it is written as it is.
+    pub not_numbers: u64,
+    /// The first of these, counted from 0.
+    pub first: Option<u64>,
+}
+
+impl Predicted {
+    /// Counts a batch, of which each output has a row for each sample.
+    fn count(&mut self, outputs: &[Tensor]) -> Result<(), TensorError> {
+        let samples = outputs.first().and_then(|output| output.size().first().copied()).unwrap_or(0);
+        let mut found = vec![false; usize::try_from(samples).unwrap_or(0)];
+        for output in outputs.iter().filter(|output| output.is_floating_point() && output.numel() > 0) {
+            let rows = output.size().first().copied().unwrap_or(1);
+            let odd = Vec::<bool>::try_from(output.f_reshape([rows, -1])?.f_isnan()?.f_any_dim(1, false)?)?;
+            found.iter_mut().zip(odd).for_each(|(found, odd)| *found |= odd);
+        }
+        let first = found.iter().position(|found| *found).map(|place| self.samples + place as u64);
+        self.first = self.first.or(first);
+        self.not_numbers += found.iter().filter(|found| **found).count() as u64;
+        self.samples += found.len() as u64;
+        Ok(())
+    }
+}
+
+/// One number of an output.
+#[derive(Clone, Copy)]
+enum Element {
+    Fraction(f32),
+    Whole(i64),
+}
+
+impl Element {
+    /// The shortest decimal that reads back as the same f32; `NaN`, `inf` and `-inf` where it is none.
+    fn in_text(&self) -> String {
+        match self {
+            Element::Fraction(number) => format!("{number:?}"),
+            Element::Whole(number) => number.to_string(),
+        }
+    }
+
+    /// The same; null where it is no number, for which JSON has no word.
+    fn in_json(self) -> Value {
+        match self {
+            Element::Fraction(number) => number.to_string().parse::<f64>().map_or(Value::Null, Value::from),
+            Element::Whole(number) => number.into(),
+        }
+    }
+}
+
+/// The elements of each sample.
+fn rows(output: &Tensor) -> Result<Vec<Vec<Element>>, TensorError> {
+    let samples = output.size().first().copied().unwrap_or(1);
+    let flat = output.f_reshape([samples, -1])?;
+    let width = usize::try_from(flat.size().get(1).copied().unwrap_or(1)).unwrap_or(1).max(1);
+    let numbers: Vec<Element> = match flat.is_floating_point() {
+        true => {
+            let numbers = Vec::<f32>::try_from(flat.f_to_kind(Kind::Float)?.f_reshape(-1)?)?;
+            numbers.into_iter().map(Element::Fraction).collect()
+        }
+        false => {
+            let numbers = Vec::<i64>::try_from(flat.f_to_kind(Kind::Int64)?.f_reshape(-1)?)?;
+            numbers.into_iter().map(Element::Whole).collect()
+        }
+    };
+    Ok(numbers.chunks(width).map(<[Element]>::to_vec).collect())
+}
+
+/// Each sample as lists in lists.
+fn nested(output: &Tensor) -> Result<Vec<Value>, TensorError> {
+    let sizes = output.size();
+    let within = sizes.get(1..).unwrap_or_default();
+    let in_json = |row: Vec<Element>| row.into_iter().map(Element::in_json).collect();
+    Ok(rows(output)?.into_iter().map(|row| folded(in_json(row), within)).collect())
+}
+
+fn folded(numbers: Vec<Value>, sizes: &[i64]) -> Value {
+    match sizes.split_first() {
+        None => numbers.into_iter().next().unwrap_or(Value::Null),
+        Some((count, rest)) => {
+            let each = (numbers.len() / usize::try_from(*count).unwrap_or(1).max(1)).max(1);
+            Value::Array(numbers.chunks(each).map(|part| folded(part.to_vec(), rest)).collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_of_any_shape_and_type_become_lists() {
+        let fractions = Tensor::from_slice(&[0.1f32, 2.0, -3.5, f32::NAN]);
+        assert_eq!(serde_json::to_string(&nested(&fractions).unwrap()).unwrap(), "[0.1,2.0,-3.5,null]");
+        let pairs = nested(&fractions.view([2, 1, 2])).unwrap();
+        assert_eq!(serde_json::to_string(&pairs).unwrap(), "[[[0.1,2.0]],[[-3.5,null]]]");
+        let large = Tensor::from_slice(&[1i64 << 53]).view([1, 1]);
+        assert_eq!(serde_json::to_string(&nested(&large).unwrap()).unwrap(), "[[9007199254740992]]");
+    }
+
+    #[test]
+    fn csv_says_what_is_no_number() {
+        let fractions = Tensor::from_slice(&[0.1f32, 2.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+        let text: Vec<String> = rows(&fractions).unwrap().iter().map(|row| row[0].in_text()).collect();
+        assert_eq!(text, ["0.1", "2.0", "NaN", "inf", "-inf"]);
+    }
+
+    #[test]
+    fn samples_that_are_no_numbers_are_counted() {
+        let mut predicted = Predicted::default();
+        let good = Tensor::from_slice(&[1.0f32, f32::INFINITY, 3.0, 4.0]).view([2, 2]);
+        let odd = Tensor::from_slice(&[1.0f32, f32::NAN]);
+        predicted.count(&[good.shallow_clone(), Tensor::from_slice(&[1i64, 2])]).unwrap();
+        predicted.count(&[good.shallow_clone(), odd.shallow_clone()]).unwrap();
+        predicted.count(&[odd]).unwrap();
+        assert_eq!(predicted, Predicted { samples: 6, not_numbers: 2, first: Some(3) });
+    }
+}

@@ -1,0 +1,322 @@
+//! Texts from texts by an encoder and a decoder, as translations: greedy, or by beam search.
+
+use crate::data::{LoadedTokenizer, Role, TextPairs};
+use crate::inference::generate::last_logits;
+use crate::inference::sampling::no_numbers;
+use crate::session::boss::BossMan;
+use crate::{BossManError, Model};
+use layerspec::{Dim, LayerId};
+use pipeline::cached::Cached;
+use tch::{Device, Kind, Tensor};
+use tensor::TensorError;
+
+/// How the best translation is looked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Search {
+    /// The number of unfinished translations to follow; 1 is greedy.
+    pub beams: u32,
+    /// A translation's log probability is divided by `((5 + tokens) / 6) ^ length_penalty` (Wu et al. 2016,
+    /// arXiv:1609.08144).
+    pub length_penalty: f64,
+    /// The most tokens of a translation.
+    pub max_length: u64,
+}
+
+impl Search {
+    /// The most beams: each is a row of a batch.
+    pub const MOST_BEAMS: u32 = 256;
+
+    /// # Errors
+    /// A number that is out of its range.
+    fn check(&self) -> Result<(), BossManError> {
+        let wrong = |problem: String| Err(BossManError::Usage(problem));
+        if !(1..=Self::MOST_BEAMS).contains(&self.beams) {
+            return wrong(format!("{} beams: expected 1 to {}", self.beams, Self::MOST_BEAMS));
+        }
+        if self.max_length == 0 {
+            return wrong("a max_length of 0: expected 1 or more".into());
+        }
+        if !(self.length_penalty >= 0.0 && self.length_penalty.is_finite()) {
+            return wrong(format!("a length_penalty of {}: expected 0 or more", self.length_penalty));
+        }
+        Ok(())
+    }
+}
+
+impl Default for Search {
+    /// Greedy, 128 tokens at most.
+    fn default() -> Self {
+        Search { beams: 1, length_penalty: 0.6, max_length: 128 }
+    }
+}
+
+/// A model of pairs at work. Workers keep keys and values of the tokens so far, and what the encoder made.
+pub struct Translator {
+    source: LoadedTokenizer,
+    target: Option<LoadedTokenizer>,
+    /// Begin and end of a translation; end and padding of a source.
+    bos: u32,
+    eos: u32,
+    source_eos: u32,
+    source_pad: u32,
+    /// The source of each of the model's inputs.
+    roles: Vec<Role>,
+    /// The layers that continue with each token; or why some layer cannot.
+    growing: Result<Vec<LayerId>, String>,
+    most: usize,
+}
+
+impl Translator {
+    /// For a model whose inputs are as [`TextPairs`] makes them.
+    ///
+    /// # Errors
+    /// An input of the model is none of the pairs', the model takes sequences of one length only, or a tokenizer cannot be
+    /// read.
+    pub fn new(model: &Model, texts: &TextPairs) -> Result<Self, BossManError> {
+        let graph = model.graph();
+        for id in graph.inputs() {
+            if let Some(Dim::Fixed(rows)) = graph.value(*id).ty.dims().first() {
+                let name = &graph.value(*id).name;
+                let problem = format!("translating needs a model that takes batches of any size: `{name}` has {rows} rows; write a word as `batch` in the model");
+                return Err(BossManError::Usage(problem));
+            }
+            if let Some(Dim::Fixed(size)) = graph.value(*id).ty.dims().get(1) {
+                let name = &graph.value(*id).name;
+                let problem = format!("translating needs a model that takes sequences of any length: `{name}` has {size} positions; give their number a name in the model");
+                return Err(BossManError::Usage(problem));
+            }
+        }
+        let names = graph.inputs().iter().map(|id| graph.value(*id).name.as_str());
+        let roles = names.map(|name| texts.role(name)).collect::<Result<Vec<_>, _>>()?;
+        let grows = |role: &Role| matches!(role, Role::Target | Role::TargetPadding);
+        let grown = graph.inputs().iter().zip(&roles).filter(|(_, role)| grows(role)).map(|(id, _)| *id);
+        let growing = graph.growing(&grown.collect::<Vec<_>>()).map_err(|needs| needs.to_string());
+        let source = LoadedTokenizer::load(&texts.tokenizer)?;
+        let target = texts.target_tokenizer.as_ref().map(LoadedTokenizer::load).transpose()?;
+        let [bos, eos, pad] = &texts.special_tokens;
+        let into = target.as_ref().unwrap_or(&source);
+        let (bos, last) = (into.special_token("bos", bos)?, into.special_token("eos", eos)?);
+        let (source_eos, source_pad) = (source.special_token("eos", eos)?, source.special_token("pad", pad)?);
+        let most = texts.max_length.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+        Ok(Translator { source, target, bos, eos: last, source_eos, source_pad, roles, growing, most })
+    }
+
+    /// Why every token takes its whole sequence through the stages again; nothing where it does not.
+    pub fn slow(&self) -> Option<&str> {
+        self.growing.as_ref().err().map(String::as_str)
+    }
+
+    /// A translation of each text, all of them in one batch.
+    ///
+    /// # Errors
+    /// A worker failed, or the model does not give a logit for each token and position.
+    pub async fn translate(
+        &self,
+        boss: &mut BossMan,
+        texts: &[impl AsRef<str>],
+        search: &Search,
+    ) -> Result<Vec<String>, BossManError> {
+        search.check()?;
+        let longest = search.max_length.min(self.most as u64);
+        let mut sentences = Vec::with_capacity(texts.len());
+        for (number, text) in texts.iter().enumerate() {
+            let mut tokens = Vec::new();
+            self.source.encode(text.as_ref(), &mut tokens)?;
+            tokens.truncate(self.most.saturating_sub(1));
+            tokens.push(self.source_eos);
+            let beams = vec![Beam { tokens: vec![self.bos], score: 0.0, row: 0 }];
+            sentences.push(Sentence { number, source: tokens, beams, finished: Vec::new() });
+        }
+        // As wide to the end, whichever texts are done: the workers remember what the encoder made of the padding, too.
+        let width = sentences.iter().map(|sentence| sentence.source.len()).max().unwrap_or(0);
+        let mut found = vec![Vec::new(); texts.len()];
+        let mut length = 0;
+        while !sentences.is_empty() {
+            let logits = self.step(boss, &sentences, width, length == 0).await?;
+            length += 1;
+            let mut row = 0;
+            for sentence in &mut sentences {
+                let rows = sentence.beams.len() as i64;
+                sentence.advance(&logits.f_narrow(0, row, rows).map_err(TensorError::from)?, row, self.eos, search)?;
+                row += rows;
+            }
+            let over = length >= longest;
+            sentences.retain_mut(|sentence| match sentence.best(search, over) {
+                Some(best) => {
+                    found[sentence.number] = best;
+                    false
+                }
+                None => true,
+            });
+        }
+        let into = self.target.as_ref().unwrap_or(&self.source);
+        found.iter().map(|tokens| Ok(into.decode(tokens)?)).collect()
+    }
+
+    /// The log probabilities of the next token, `[beams of all sentences, vocabulary]`.
+    async fn step(
+        &self,
+        boss: &mut BossMan,
+        sentences: &[Sentence],
+        width: usize,
+        first: bool,
+    ) -> Result<Tensor, BossManError> {
+        let beams: Vec<&Beam> = sentences.iter().flat_map(|sentence| &sentence.beams).collect();
+        let past = beams.first().map_or(0, |beam| beam.tokens.len() - 1);
+        let (from, cached) = match &self.growing {
+            Ok(layers) => {
+                let rows = if first { Vec::new() } else { beams.iter().map(|beam| beam.row).collect() };
+                (past, Some(Cached { past: past as u64, rows, layers: layers.clone() }))
+            }
+            Err(_) => (0, None),
+        };
+        let positions = past + 1 - from;
+        let sources = || sentences.iter().flat_map(|s| std::iter::repeat_n(&s.source, s.beams.len()));
+        let inputs = self.roles.iter().map(|role| match role {
+            Role::Source => rows(sources().map(|tokens| {
+                let tokens = tokens.iter().map(|token| i64::from(*token));
+                tokens.chain(std::iter::repeat(i64::from(self.source_pad))).take(width)
+            })),
+            Role::SourcePadding => {
+                let padding = sources().map(|tokens| (0..width).map(|at| i64::from(at >= tokens.len())));
+                Ok(rows(padding)?.f_to_kind(Kind::Bool)?)
+            }
+            Role::Target | Role::Labels => {
+                rows(beams.iter().map(|beam| beam.tokens[from..].iter().map(|token| i64::from(*token))))
+            }
+            Role::TargetPadding => {
+                Ok(Tensor::f_zeros([beams.len() as i64, positions as i64], (Kind::Bool, Device::Cpu))?)
+            }
+        });
+        let inputs = inputs.collect::<Result<Vec<_>, TensorError>>()?;
+        let output = boss.forward_cached(&inputs, cached).await?;
+        let logits = last_logits(&output, positions)?;
+        Ok(logits.f_log_softmax(-1, Kind::Double).map_err(TensorError::from)?)
+    }
+}
+
+fn rows(rows: impl Iterator<Item = impl Iterator<Item = i64>>) -> Result<Tensor, TensorError> {
+    let (mut numbers, mut count) = (Vec::new(), 0i64);
+    for row in rows {
+        numbers.extend(row);
+        count += 1;
+    }
+    Ok(Tensor::f_from_slice(&numbers)?.f_view([count, -1])?)
+}
+
+/// A text on its way.
+struct Sentence {
+    number: usize,
+    source: Vec<u32>,
+    beams: Vec<Beam>,
+    /// Translations that ended, with their scores.
+    finished: Vec<(f64, Vec<u32>)>,
+}
+
+/// An unfinished translation.
+struct Beam {
+    /// Begin, and the tokens so far.
+    tokens: Vec<u32>,
+    /// Its log probability.
+    score: f64,
+    /// The row of the pass before that it goes on from.
+    row: u32,
+}
+
+impl Sentence {
+    /// Takes the log probabilities of its beams' next tokens; `first` is the row of the first one.
+    fn advance(&mut self, logs: &Tensor, first: i64, eos: u32, search: &Search) -> Result<(), TensorError> {
+        let scores: Vec<f64> = self.beams.iter().map(|beam| beam.score).collect();
+        let all = logs.f_add(&Tensor::f_from_slice(&scores)?.f_unsqueeze(1)?)?;
+        let vocabulary = logs.size().get(1).copied().unwrap_or(1).max(1);
+        let wide = search.beams as usize;
+        // Enough that as many go on where all others end.
+        let (best, places) = all.f_flatten(0, -1)?.f_topk((2 * wide as i64).min(all.numel() as i64), 0, true, true)?;
+        let (best, places) = (Vec::<f64>::try_from(best)?, Vec::<i64>::try_from(places)?);
+        if best.first().is_some_and(|score| score.is_nan()) {
+            return Err(no_numbers());
+        }
+        let mut beams = Vec::new();
+        for (rank, (score, place)) in best.into_iter().zip(places).enumerate() {
+            let (beam, token) = (place / vocabulary, (place % vocabulary) as u32);
+            let from = &self.beams[beam as usize];
+            if token == eos {
+                if rank < wide {
+                    let length = from.tokens.len() as f64;
+                    let penalty = ((5.0 + length) / 6.0).powf(search.length_penalty);
+                    self.finished.push((score / penalty, from.tokens[1..].to_vec()));
+                }
+            } else if beams.len() < wide {
+                let tokens = from.tokens.iter().copied().chain([token]).collect();
+                beams.push(Beam { tokens, score, row: (first + beam) as u32 });
+            }
+        }
+        self.beams = beams;
+        Ok(())
+    }
+
+    /// The translation, if it is found, or if it must be now.
+    fn best(&mut self, search: &Search, now: bool) -> Option<Vec<u32>> {
+        if self.finished.len() < search.beams as usize && !now && !self.beams.is_empty() {
+            return None;
+        }
+        let finished = std::mem::take(&mut self.finished).into_iter();
+        let best = finished.reduce(|best, other| if other.0 > best.0 { other } else { best });
+        let unfinished = || self.beams.first().map(|beam| beam.tokens[1..].to_vec());
+        Some(best.map(|(_, tokens)| tokens).or_else(unfinished).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Logs of the next token after any beam, over tokens 0, 1 and the end, 2.
+    fn advance(sentence: &mut Sentence, logs: &[[f64; 3]], search: &Search) {
+        let rows: Vec<f64> = logs.iter().flatten().map(|p| p.ln()).collect();
+        let logs = Tensor::from_slice(&rows).view([logs.len() as i64, 3]);
+        sentence.advance(&logs, 0, 2, search).unwrap();
+    }
+
+    fn sentence() -> Sentence {
+        let beams = vec![Beam { tokens: vec![9], score: 0.0, row: 0 }];
+        Sentence { number: 0, source: Vec::new(), beams, finished: Vec::new() }
+    }
+
+    #[test]
+    fn beams_find_what_greed_does_not() {
+        // The likeliest first token leads to less likely ends.
+        let greedy = Search { beams: 1, length_penalty: 0.0, max_length: 9 };
+        let mut one = sentence();
+        advance(&mut one, &[[0.6, 0.4, 0.0]], &greedy);
+        advance(&mut one, &[[0.3, 0.3, 0.4]], &greedy);
+        assert_eq!(one.best(&greedy, false), Some(vec![0]));
+
+        let wide = Search { beams: 2, ..greedy };
+        let mut two = sentence();
+        advance(&mut two, &[[0.6, 0.4, 0.0]], &wide);
+        assert_eq!(two.beams.len(), 2);
+        advance(&mut two, &[[0.3, 0.3, 0.4], [0.0, 0.1, 0.9]], &wide);
+        assert_eq!(two.best(&wide, false), Some(vec![1]));
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_an_error() {
+        let logs = Tensor::from_slice(&[-1.0, f64::NAN, -2.0]).view([1, 3]);
+        for beams in [1, 3] {
+            let error =
+                sentence().advance(&logs, 0, 2, &Search { beams, ..Search::default() }).unwrap_err().to_string();
+            assert!(error.contains("gave logits that are no numbers"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_translation_that_does_not_end_is_cut() {
+        let search = Search { beams: 2, length_penalty: 0.6, max_length: 2 };
+        let mut endless = sentence();
+        advance(&mut endless, &[[0.9, 0.1, 0.0]], &search);
+        assert_eq!(endless.best(&search, false), None);
+        assert_eq!(endless.beams[0].tokens, [9, 0]);
+        assert_eq!(endless.best(&search, true), Some(vec![0]));
+    }
+}

@@ -1,0 +1,71 @@
+//! How well a model translates: BLEU over pairs, and some of its translations to read.
+
+use crate::data::{Dataset, TextPairs};
+use crate::inference::bleu::bleu;
+use crate::inference::translate::{Search, Translator};
+use crate::session::boss::BossMan;
+use crate::BossManError;
+
+/// Texts that go through the model together.
+const TOGETHER: usize = 32;
+
+/// The pairs to translate when a model is validated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Translating {
+    /// How.
+    pub search: Search,
+    /// The most pairs to translate; the first ones.
+    pub pairs: u64,
+    /// The number of them to show.
+    pub samples: u64,
+}
+
+/// The translations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Translations {
+    /// From 0 to 100; see [`crate::bleu()`].
+    pub bleu: f64,
+    /// The number of translations.
+    pub pairs: usize,
+    /// Some of them: text, reference, translation.
+    pub samples: Vec<[String; 3]>,
+}
+
+impl Translations {
+    /// Of the pairs that are the samples of `data`.
+    ///
+    /// # Errors
+    /// As [`Translator`]'s, and those of the file.
+    pub async fn of(
+        boss: &mut BossMan,
+        texts: &TextPairs,
+        data: &Dataset,
+        how: &Translating,
+    ) -> Result<Self, BossManError> {
+        let translator = Translator::new(boss.model(), texts)?;
+        let wanted: Vec<Option<i64>> =
+            (0..data.samples().min(how.pairs)).map(|number| data.number(number.cast_signed())).collect();
+        let last = wanted.iter().flatten().max().copied().unwrap_or(0);
+        let all = texts.texts(last.unsigned_abs() + 1)?;
+        let lost = || BossManError::file(&texts.path, "has fewer pairs than when it was opened");
+        let pairs = wanted.into_iter().map(|number| all.get(usize::try_from(number?).ok()?));
+        let pairs: Vec<&[String; 2]> = pairs.collect::<Option<_>>().ok_or_else(lost)?;
+        // Texts of about one length go together, so that little is padding.
+        let mut order: Vec<usize> = (0..pairs.len()).collect();
+        order.sort_by_key(|place| pairs[*place][0].len());
+        let mut translations = vec![String::new(); pairs.len()];
+        for places in order.chunks(TOGETHER) {
+            let sources: Vec<&str> = places.iter().map(|place| pairs[*place][0].as_str()).collect();
+            let found = translator.translate(boss, &sources, &how.search).await?;
+            for (place, translation) in places.iter().zip(found) {
+                translations[*place] = translation;
+            }
+        }
+        let references: Vec<&str> = pairs.iter().map(|pair| pair[1].as_str()).collect();
+        let bleu = bleu(&translations, &references);
+        let shown = usize::try_from(how.samples).unwrap_or(usize::MAX);
+        let samples = pairs.iter().zip(&translations).take(shown);
+        let samples = samples.map(|([text, reference], t)| [text.clone(), reference.clone(), t.clone()]).collect();
+        Ok(Translations { bleu, pairs: pairs.len(), samples })
+    }
+}

@@ -1,0 +1,6 @@
+//! Continues after a loss of workers, from a checkpoint, a peer snapshot or a log of calls.
+
+pub(crate) mod peer_snapshots;
+pub(crate) mod policy;
+pub(crate) mod replay;
+pub(crate) mod resume;

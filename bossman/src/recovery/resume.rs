@@ -1,0 +1,276 @@
+//! The state that a run resumes from: a checkpoint, or what workers keep.
+
+use crate::checkpoint::{Checkpoints, Counters, KeepBest, Listed, Policy, ReadError, Run, State};
+use crate::data::disk;
+use crate::output;
+use crate::recovery::peer_snapshots::PeerState;
+use crate::run_file::RunFile;
+use crate::train::settings::Settings;
+use crate::{BossMan, BossManError};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::time::Duration;
+
+/// In place of a checkpoint's name: the last one, or the beginning if there is none.
+const IF_ANY: &str = "if-any";
+/// Metrics have no longer lines.
+const LONGEST_LINE: u64 = 1 << 16;
+
+/// The state that a run resumes from.
+pub(crate) enum Found {
+    /// A checkpoint, which is in memory.
+    Checkpoint(State, Run),
+    /// A copy that workers keep.
+    Kept(PeerState),
+}
+
+impl Found {
+    pub(crate) fn counters(&self) -> Counters {
+        match self {
+            Found::Checkpoint(state, _) => state.counters,
+            Found::Kept(kept) => kept.counters,
+        }
+    }
+
+    pub(crate) fn run(&self) -> &Run {
+        match self {
+            Found::Checkpoint(_, run) => run,
+            Found::Kept(kept) => &kept.run,
+        }
+    }
+
+    pub(crate) fn kept(&self) -> Option<&PeerState> {
+        match self {
+            Found::Checkpoint(..) => None,
+            Found::Kept(kept) => Some(kept),
+        }
+    }
+
+    /// Its name in the log.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Found::Checkpoint(..) => "the checkpoint",
+            Found::Kept(_) => "the workers' copy",
+        }
+    }
+
+    /// Gives it to the workers.
+    pub(crate) async fn restore(&self, boss: &mut BossMan) -> Result<(), BossManError> {
+        match self {
+            Found::Checkpoint(state, _) => boss.restore(state).await,
+            Found::Kept(kept) => boss.restore_peer_state(kept).await,
+        }
+    }
+}
+
+/// The newest state to resume from: a copy that workers keep of the run with this number, or its
+/// last whole checkpoint. `at_hand` is a checkpoint that was read before.
+///
+/// # Errors
+/// Workers were lost again; or the metrics, or a checkpoint that may be newer than the copy, cannot
+/// be read.
+pub(crate) async fn newest(
+    boss: &mut BossMan,
+    (run, steps): (&Run, u64),
+    checkpoints: Option<&Checkpoints>,
+    (at_hand, metrics): (Option<Found>, Option<&Path>),
+) -> Result<Option<Found>, BossManError> {
+    let copies = match run.number {
+        Some(number) => boss.kept(number).await?,
+        None => Vec::new(),
+    };
+    let mut kept = None;
+    for copy in copies {
+        // A worker can say anything.
+        let is_of_run = copy.run.differs(run).is_none() && copy.counters.step <= steps;
+        if kept.is_none() && is_of_run && can_go_on(metrics, &copy).await? {
+            kept = Some(copy);
+        }
+    }
+    // No other process writes checkpoints of this run. So a copy as new as them makes reading them
+    // unnecessary.
+    let newest = match (&at_hand, checkpoints) {
+        (Some(found), _) => found.counters().step,
+        (None, Some(checkpoints)) => checkpoints.newest_known().unwrap_or(0),
+        (None, None) => 0,
+    };
+    let step = kept.as_ref().map(|kept| kept.counters.step);
+    if step.is_some_and(|step| step >= newest) {
+        return Ok(kept.map(Found::Kept));
+    }
+    let checkpoint = match (at_hand, checkpoints) {
+        (None, Some(checkpoints)) => last_checkpoint(checkpoints).await?,
+        (at_hand, _) => at_hand,
+    };
+    match checkpoint {
+        // A newer one may be damaged.
+        Some(found) if step.is_none_or(|step| step < found.counters().step) => Ok(Some(found)),
+        _ => Ok(kept.map(Found::Kept)),
+    }
+}
+
+/// Whether the metrics still have the line of a snapshot's step at the byte where they ended when
+/// it was made. They do not if the machine that wrote them failed since, or if the run resumed from
+/// an older state.
+///
+/// # Errors
+/// The metrics cannot be read.
+async fn can_go_on(metrics: Option<&Path>, kept: &PeerState) -> Result<bool, BossManError> {
+    let (Some(path), Some(expected)) = (metrics, kept.run.metrics) else { return Ok(true) };
+    let step = kept.counters.step;
+    let line = disk::retry(disk::WAITS, || std::future::ready(last_line(path, expected))).await;
+    let line = line.map_err(|e| BossManError::io(path, &e))?;
+    let line: Option<serde_json::Value> = line.and_then(|line| serde_json::from_slice(&line).ok());
+    let fits = line.is_some_and(|line| line["step"].as_u64() == Some(step));
+    if !fits {
+        output::warn(&format!(
+            "warning: {} has not the lines that it had when workers copied the state of step {step}, which is not used",
+            path.display()
+        ));
+    }
+    Ok(fits)
+}
+
+/// The last line of the first `bytes` bytes of a file. Nothing if there is no file, if it is
+/// shorter, or if no line ends there.
+///
+/// # Errors
+/// The file cannot be read.
+fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
+    let mut file = match File::open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    // Before anything is made of a number that a worker names.
+    if file.metadata()?.len() < bytes {
+        return Ok(None);
+    }
+    let from = bytes.saturating_sub(LONGEST_LINE);
+    file.seek(SeekFrom::Start(from))?;
+    let mut end = vec![0; (bytes - from) as usize];
+    match file.read_exact(&mut end) {
+        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let Some(lines) = end.strip_suffix(b"\n") else { return Ok(None) };
+    let begin = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+    Ok(Some(lines[begin..].to_vec()))
+}
+
+/// The last whole checkpoint; nothing if there is none yet.
+///
+/// # Errors
+/// A checkpoint that may be the last whole one still cannot be read after several attempts.
+async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<Found>, BossManError> {
+    // Whatever cut workers off may do so with a store, too.
+    let mut waits = [1, 4, 16].into_iter();
+    loop {
+        match checkpoints.last_whole().await {
+            Ok(found) => return Ok(found.map(|(state, manifest)| Found::Checkpoint(state, manifest.run))),
+            Err(error) => match waits.next() {
+                None => return Err(error),
+                Some(seconds) => {
+                    output::warn(&format!("warning: {error}; trying again in {seconds} s"));
+                    tokio::time::sleep(Duration::from_secs(seconds)).await;
+                }
+            },
+        }
+    }
+}
+
+/// Checks that the initial weights and the state to resume from do not contradict each other.
+pub(crate) fn check_beginning(settings: &Settings) -> Result<(), BossManError> {
+    if settings.weights.is_none() || settings.resume.is_none() || begins_if_none(settings) {
+        return Ok(());
+    }
+    let problem = "--weights: with --resume the run goes on with its checkpoint's; leave one of them out, or take \
+                   --resume=if-any, which begins with these where there is no checkpoint yet";
+    Err(BossManError::Usage(problem.into()))
+}
+
+/// Whether the run begins if there is nothing to resume from.
+fn begins_if_none(settings: &Settings) -> bool {
+    settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY))
+}
+
+/// The run's checkpoints, and the one to resume from.
+pub(crate) async fn checkpoints(
+    file: &RunFile,
+    settings: &Settings,
+    run: &Run,
+) -> Result<(Option<(Checkpoints, Policy)>, Option<Found>), BossManError> {
+    let Some(policy) = &file.checkpoint else {
+        return match settings.resume {
+            Some(_) => Err(BossManError::Usage(
+                "--resume: the run file does not say where checkpoints are; set `checkpoint: {dir: .., every: ..}`"
+                    .into(),
+            )),
+            None => Ok((None, None)),
+        };
+    };
+    if policy.keep_best.is_some() && file.data.validation.is_none() {
+        return Err(BossManError::Usage(
+            "`keep_best`: the run's `data` has no `validation` to tell the best by".into(),
+        ));
+    }
+    if policy.keep_best == Some(KeepBest::Accuracy) && file.loss.classes().is_none() {
+        return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
+    }
+    let if_any = begins_if_none(settings);
+    let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
+    let listed = checkpoints.list().await?;
+    let begins = if_any && listed.iter().all(Listed::is_unfinished);
+    let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
+        // Else it could not be told later which checkpoint is of which run.
+        return match listed.into_iter().rfind(|listed| !listed.is_unfinished()) {
+            Some(Listed { bytes: Err(ReadError::Unreadable(error)), .. }) => Err(error),
+            Some(last) => Err(BossManError::Usage(format!(
+                "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
+                policy.dir, last.step
+            ))),
+            None => Ok((Some((checkpoints, policy.clone())), None)),
+        };
+    };
+    let (state, manifest) = checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
+    let microbatches = if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
+    if let Some(problem) = manifest.run.differs(&Run { microbatches, ..run.clone() }) {
+        return Err(BossManError::Usage(format!(
+            "--resume: {problem}, so the run would not go on as it was; restore that, or begin anew in another folder"
+        )));
+    }
+    let mut run = manifest.run;
+    if name.as_deref().is_some_and(|name| name != IF_ANY) {
+        // From there it may take another way: what workers keep of the one before is no part of it.
+        run.number = None;
+    }
+    Ok((Some((checkpoints, policy.clone())), Some(Found::Checkpoint(state, run))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_metrics_is_found_where_it_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n").unwrap();
+        let line = |bytes| last_line(&path, bytes).unwrap().map(|line| String::from_utf8(line).unwrap());
+        assert_eq!(line(11).as_deref(), Some("{\"step\":1}"));
+        assert_eq!(line(22).as_deref(), Some("{\"step\":2}"));
+        // In a line, behind the end, before the beginning, and of a file that is not there.
+        assert_eq!((line(12), line(34), line(0), line(u64::MAX)), (None, None, None, None));
+        assert_eq!(last_line(&folder.path().join("none"), 11).unwrap(), None);
+    }
+
+    /// A failed read proves nothing about the lines.
+    #[test]
+    #[cfg(unix)]
+    fn metrics_that_cannot_be_read_are_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        last_line(&path, 11).unwrap_err();
+    }
+}

@@ -1,0 +1,359 @@
+//! Guards against training that fails silently: numbers that are not finite, layers that learn
+//! nothing, a loss that stays at chance level.
+
+use crate::output;
+use crate::session::boss::BossMan;
+use crate::session::train_step::{Learned, Prepared};
+use crate::BossManError;
+use layerspec::{LayerGraph, LayerId};
+use pipeline::boss::Request;
+use pipeline::message::{Failure, Mode, RoundLoss};
+use pipeline::replicas::Speed;
+use pipeline::watch::{Finite, LayerHealth, Watch};
+use pipeline::LossSpec;
+use std::collections::{BTreeSet, VecDeque};
+
+/// What is watched in training, and the reaction. No setting changes a result, except
+/// [`NonFinite::Skip`] when it skips a step.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Guards {
+    /// The reaction to a loss or gradients that are not finite. With [`crate::Precision::Fp16`]
+    /// such steps are always skipped, and the loss scale shrinks.
+    pub nonfinite: NonFinite,
+    /// The interval, in optimizer steps, at which workers check that each layer has gradients and
+    /// changes. The 10th step is checked, too. 0 means never.
+    pub layers_every: u64,
+    /// The step after which the loss is compared with chance level, if the kind of loss and the
+    /// number of classes determine that level. 0 means never.
+    pub chance_after: u64,
+}
+
+impl Default for Guards {
+    fn default() -> Self {
+        Guards { nonfinite: NonFinite::Stop, layers_every: 100, chance_after: 1000 }
+    }
+}
+
+/// The reaction to a loss or gradients that are not finite.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// A step whose loss is not finite is an error that names the layer where it began, and changes
+    /// nothing. The same holds for gradients if their norm is known
+    /// ([`crate::Builder::clip_grad_norm`], and in a pool). Without a norm, gradients are checked
+    /// at the interval of [`Guards::layers_every`]. A loss computed by hand is not checked.
+    #[default]
+    Stop,
+    /// A step whose gradients are not all finite changes nothing, and training continues. Ten such
+    /// steps in a row are an error. Each update waits for the norm of all gradients, as with
+    /// [`crate::Builder::clip_grad_norm`].
+    Skip,
+}
+
+/// The number of skipped steps in a row that ends the run.
+const MOST_SKIPPED: u32 = 10;
+/// The optimizer step of the first, early check of layers.
+const FIRST_LOOK: u64 = 10;
+/// The number of steps over which the mean loss is compared with chance level, and the relative
+/// margin.
+const LAST_LOSSES: usize = 50;
+const NEAR: f64 = 0.01;
+/// Below this fraction of the optimizer's learning rate, unchanged weights are no fault.
+const PART_OF_RATE: f64 = 0.01;
+/// The most layers that a warning names.
+const MOST_NAMED: usize = 5;
+
+/// The state of the guards during a run.
+#[derive(Default)]
+pub(crate) struct Watching {
+    guards: Guards,
+    /// Warnings already shown, which are not repeated.
+    told: BTreeSet<(LayerId, Trouble)>,
+    skipped: u32,
+    losses: VecDeque<f32>,
+}
+
+/// A fault of a layer.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Trouble {
+    NoGradient,
+    Unchanged,
+}
+
+impl Watching {
+    pub(crate) fn new(guards: Guards) -> Self {
+        Watching { guards, ..Watching::default() }
+    }
+
+    /// Restarts the counts, because training continues from another state.
+    pub(crate) fn begin_anew(&mut self) {
+        *self = Watching::new(self.guards);
+    }
+
+    pub(crate) fn skips(&self) -> bool {
+        self.guards.nonfinite == NonFinite::Skip
+    }
+
+    /// What workers check in the step before this update, if any. An overflow of a scaled loss is
+    /// no error.
+    pub(crate) fn watch(&self, update: Option<u64>, scaled: bool) -> Watch {
+        let every = self.guards.layers_every;
+        let looks = |update: u64| update == FIRST_LOOK.min(every) || update.is_multiple_of(every);
+        let finite = if scaled || self.skips() { Finite::Nowhere } else { Finite::Loss };
+        Watch { finite, health: every > 0 && update.is_some_and(looks) }
+    }
+
+    /// The warning about the health of layers after this step, with this learning rate.
+    ///
+    /// # Errors
+    /// Layers were updated with gradients that are not finite.
+    fn layers(
+        &mut self,
+        graph: &LayerGraph,
+        (step, lr): (u64, f64),
+        health: &[LayerHealth],
+    ) -> Result<Vec<String>, String> {
+        let of =
+            |wanted: fn(&LayerHealth) -> bool| health.iter().filter(move |seen| wanted(seen)).map(|seen| seen.layer);
+        let broken: Vec<LayerId> = of(|seen| !seen.finite).collect();
+        if !broken.is_empty() {
+            return Err(format!(
+                "step {step}: gradients of {} are no finite numbers, and weights have changed by them; go on from a checkpoint \
+                 before this step with a lower learning rate or `clip_grad_norm`, or set `guards: {{nonfinite: skip}}`",
+                named(graph, &broken)
+            ));
+        }
+        let mut new = |trouble, layers: &mut dyn Iterator<Item = LayerId>| -> Option<String> {
+            let layers: Vec<LayerId> = layers.filter(|layer| self.told.insert((*layer, trouble))).collect();
+            (!layers.is_empty()).then(|| named(graph, &layers))
+        };
+        let idle = new(Trouble::NoGradient, &mut of(|seen| !seen.has_gradient));
+        // A rate that changes nothing on purpose, for example at the end of a schedule, is no
+        // fault.
+        let fixed = new(Trouble::Unchanged, &mut of(|seen| seen.has_gradient && !seen.changed).filter(|_| lr != 0.0));
+        let idle = idle.map(|layers| {
+            format!(
+                "warning: step {step}: all gradients of {layers} are 0, so nothing is learned there: what comes after is dead \
+                 (as ReLUs whose inputs are all negative), or the loss does not depend on it"
+            )
+        });
+        let fixed = fixed.map(|layers| {
+            format!(
+                "warning: step {step}: the weights of {layers} have not changed though there are gradients: the learning rate \
+                 ({lr:.1e}) is too small beside the weights"
+            )
+        });
+        Ok(idle.into_iter().chain(fixed).collect())
+    }
+
+    /// The warning about the loss after this step.
+    fn loss(&mut self, step: u64, loss: f32, chance: impl FnOnce() -> Option<f64>) -> Option<String> {
+        let after = self.guards.chance_after;
+        if after == 0 || step > after {
+            self.losses = VecDeque::new();
+            return None;
+        }
+        self.losses.extend(Some(loss).filter(|loss| loss.is_finite()));
+        self.losses.drain(..self.losses.len().saturating_sub(LAST_LOSSES));
+        let chance = chance().filter(|_| step == after && !self.losses.is_empty())?;
+        let mean = self.losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / self.losses.len() as f64;
+        ((mean - chance).abs() <= NEAR * chance).then(|| {
+            format!(
+                "warning: step {step}: the loss ({mean:.4}, the mean of the last {}) is that of guessing ({chance:.4}): look \
+                 whether samples and targets belong together, and at the learning rate",
+                self.losses.len()
+            )
+        })
+    }
+
+    /// Records whether the norm of the gradients was finite. If not, the update was skipped.
+    /// Returns the warning.
+    ///
+    /// # Errors
+    /// A skipped update must stop training, or too many updates in a row were skipped.
+    pub(crate) fn after_update(&mut self, step: u64, finite: bool) -> Result<Option<String>, BossManError> {
+        self.skipped = if finite { 0 } else { self.skipped + 1 };
+        match (self.skipped, self.guards.nonfinite) {
+            (0, _) => Ok(None),
+            (_, NonFinite::Stop) => Err(BossManError::Usage(format!(
+                "step {step}: the gradients are no finite numbers though the loss is; the step changed no weights; lower the \
+                 learning rate, look at the data, or skip such steps with `guards: {{nonfinite: skip}}`"
+            ))),
+            (MOST_SKIPPED.., NonFinite::Skip) => Err(BossManError::Usage(format!(
+                "step {step}: the gradients of {MOST_SKIPPED} steps in a row were no finite numbers, so none of these steps \
+                 changed the weights; lower the learning rate, clip the gradients, or look for NaN in data and weights"
+            ))),
+            _ => Ok(Some(format!(
+                "warning: step {step}: the gradients are no finite numbers; the step is skipped and changes nothing"
+            ))),
+        }
+    }
+}
+
+/// The loss at chance level: every class is equally likely.
+fn of_guessing(loss: &LossSpec, graph: &LayerGraph) -> Option<f64> {
+    let classes = || graph.value(*graph.outputs().first()?).ty.dims().get(1)?.as_fixed();
+    match loss {
+        LossSpec::CrossEntropyLoss { .. } | LossSpec::NLLLoss { .. } => {
+            classes().filter(|classes| *classes > 1).map(|classes| (classes as f64).ln())
+        }
+        LossSpec::BCELoss => Some(2f64.ln()),
+        LossSpec::BCEWithLogitsLoss { pos_weight } if pos_weight.is_empty() => Some(2f64.ln()),
+        _ => None,
+    }
+}
+
+fn named(graph: &LayerGraph, layers: &[LayerId]) -> String {
+    let name = |layer: &LayerId| {
+        let layer = graph.layer(*layer);
+        format!("{} ({})", layer.name, layer.kind.name())
+    };
+    let names: Vec<String> = layers.iter().take(MOST_NAMED).map(name).collect();
+    let word = if layers.len() == 1 { "layer" } else { "layers" };
+    match layers.len().saturating_sub(MOST_NAMED) {
+        0 => format!("{word} {}", names.join(", ")),
+        more => format!("{word} {} and {more} more", names.join(", ")),
+    }
+}
+
+impl BossMan {
+    /// Checks a completed step and prints warnings.
+    pub(crate) fn check_learning(&mut self, learned: &Learned) -> Result<(), BossManError> {
+        let step = self.step;
+        let graph = self.model.graph();
+        let chance = || of_guessing(self.settings.loss.as_ref()?, graph);
+        let of_loss = learned.loss.and_then(|loss| self.watching.loss(step, loss, chance));
+        // A schedule may make the rate as small as it likes.
+        let usual = self.optimizer.map_or(0.0, |optimizer| optimizer.lr());
+        let lr = learned.lr.filter(|lr| *lr >= PART_OF_RATE * usual).unwrap_or(0.0);
+        let of_layers = self.watching.layers(graph, (step, lr), &learned.health);
+        let said = of_layers.map_err(BossManError::Usage)?;
+        said.iter().chain(&of_loss).for_each(|text| self.warn(text));
+        Ok(())
+    }
+
+    pub(crate) fn warn(&self, text: &str) {
+        if !self.quiet {
+            output::warn(text);
+        }
+    }
+
+    /// The error of a step whose loss is not finite, with the place where that began. The samples
+    /// go forward once more, with every number checked.
+    pub(crate) async fn began_where(&mut self, failure: Failure, prepared: &Prepared) -> BossManError {
+        let began = match self.forward_checked(prepared, failure.microbatch).await {
+            Err(BossManError::Worker(found)) if found.not_finite => {
+                format!("it began here: {}", Failure { step: None, ..found })
+            }
+            Err(other) => format!("where it began cannot be told: {other}"),
+            Ok(()) => "when the samples went forward once more every number was finite".into(),
+        };
+        let message = format!(
+            "{}; {began}. The step changed no weights; look at the data, lower the learning rate or set `clip_grad_norm`, or \
+             skip such steps with `guards: {{nonfinite: skip}}`",
+            failure.message
+        );
+        BossManError::Worker(Failure { message, ..failure })
+    }
+
+    async fn forward_checked(&mut self, prepared: &Prepared, only: Option<u32>) -> Result<(), BossManError> {
+        self.batch += 1;
+        let batch = self.batch;
+        // Activations of all would be kept at once.
+        let taken = |microbatch: u32| only.is_none_or(|only| only == microbatch);
+        let mut run = self.round(|_| None);
+        // As it was: with the same dropout.
+        run.mode = Mode::Train;
+        run.microbatches = prepared.microbatches;
+        run.microbatch_assignment = self.plan.assign_batches(run.microbatches, |_, _| Speed::default());
+        run.actions = self.plan.forwards(&run.microbatch_assignment, run.microbatches);
+        run.actions.iter_mut().for_each(|list| list.retain(|action| action.microbatch().is_none_or(taken)));
+        run.watch.finite = Finite::Everywhere;
+        run.loss = Some(RoundLoss { spec: self.loss()?.clone(), weights: vec![1.0; run.microbatches as usize] });
+        run.samples = prepared.samples_to_read.clone();
+        run.inputs = self.hold_all(prepared.inputs.iter().filter(|(index, ..)| taken(*index)).cloned().collect());
+        let targets = prepared.targets.iter().filter(|(index, _)| taken(*index));
+        run.targets = targets.map(|(index, payload)| (*index, self.handle.slots.insert(payload.clone()))).collect();
+        self.run(self.gathering(run)?).await?;
+        self.call(Request::Discard { batch }).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: &str =
+        "model: m\ninputs: {x: [batch, 4]}\nlayers:\n- Linear: {in_features: 4, out_features: 8}\n- ReLU\n\
+                         - Linear: {in_features: 8, out_features: 10}\n";
+
+    fn graph() -> LayerGraph {
+        LayerGraph::from_yaml(MODEL, "m.yaml").unwrap()
+    }
+
+    fn seen(layer: u32, finite: bool, has_gradient: bool, changed: bool) -> LayerHealth {
+        LayerHealth { layer: LayerId(layer), finite, has_gradient, changed }
+    }
+
+    #[test]
+    fn layers_are_looked_at_early_and_now_and_then() {
+        let looks = |guards, update| Watching::new(guards).watch(update, false).health;
+        let looked: Vec<u64> = (1..=300).filter(|update| looks(Guards::default(), Some(*update))).collect();
+        assert_eq!(looked, [10, 100, 200, 300]);
+        assert!(looks(Guards { layers_every: 3, ..Guards::default() }, Some(3)));
+        assert!(!looks(Guards::default(), None));
+        assert!((0..300).all(|update| !looks(Guards { layers_every: 0, ..Guards::default() }, Some(update))));
+    }
+
+    #[test]
+    fn a_loss_must_be_finite_but_where_it_is_scaled_or_steps_are_skipped() {
+        let watching = Watching::default();
+        assert_eq!(watching.watch(None, false).finite, Finite::Loss);
+        assert_eq!(watching.watch(None, true).finite, Finite::Nowhere);
+        let skipping = Watching::new(Guards { nonfinite: NonFinite::Skip, ..Guards::default() });
+        assert_eq!(skipping.watch(None, false).finite, Finite::Nowhere);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_layer_is_said_once_with_its_name() {
+        let (graph, mut watching) = (graph(), Watching::default());
+        let said =
+            watching.layers(&graph, (10, 0.1), &[seen(0, true, true, true), seen(2, true, false, false)]).unwrap();
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("warning: step 10: all gradients of layer 2 (Linear) are 0"), "{said:?}");
+        let unchanged = [seen(0, true, true, false), seen(2, true, false, false)];
+        // Nothing is to change with a rate of 0.
+        assert!(watching.layers(&graph, (11, 0.0), &unchanged).unwrap().is_empty());
+        let said = watching.layers(&graph, (12, 1e-12), &unchanged).unwrap();
+        assert!(said.len() == 1 && said[0].contains("layer 0 (Linear) have not changed"), "{said:?}");
+        let error = watching.layers(&graph, (13, 0.1), &[seen(0, false, true, true)]).unwrap_err();
+        assert!(error.starts_with("step 13: gradients of layer 0 (Linear) are no finite numbers"), "{error}");
+    }
+
+    #[test]
+    fn a_loss_that_stays_that_of_guessing_is_told_of_once() {
+        let graph = graph();
+        let loss = LossSpec::CrossEntropyLoss { classes: Default::default(), label_smoothing: 0.0 };
+        let chance = || of_guessing(&loss, &graph);
+        let told = |value: f32| {
+            let mut watching = Watching::new(Guards { chance_after: 60, ..Guards::default() });
+            (1..=100).filter_map(|step| watching.loss(step, value, chance).map(|text| (step, text))).collect::<Vec<_>>()
+        };
+        let [(60, text)] = &told(2.31)[..] else { panic!("{:?}", told(2.31)) };
+        assert!(text.contains("is that of guessing (2.3026)"), "{text}");
+        assert!(told(2.2).is_empty());
+        assert_eq!(of_guessing(&LossSpec::MSELoss, &graph), None);
+    }
+
+    #[test]
+    fn steps_that_are_skipped_end_the_run_only_where_there_is_no_end() {
+        let mut watching = Watching::new(Guards { nonfinite: NonFinite::Skip, ..Guards::default() });
+        for step in 1..=9 {
+            assert!(watching.after_update(step, false).unwrap().is_some());
+        }
+        assert!(watching.after_update(10, true).unwrap().is_none());
+        for step in 11..=19 {
+            watching.after_update(step, false).unwrap();
+        }
+        assert!(watching.after_update(20, false).unwrap_err().to_string().contains("10 steps in a row"));
+    }
+}

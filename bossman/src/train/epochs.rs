@@ -1,0 +1,119 @@
+//! The end of an epoch: validates the model and saves its weights.
+
+use crate::data::{Dataset, Part};
+use crate::inference::score::Score;
+use crate::run_file::RunFile;
+use crate::train::metrics::Metrics;
+use crate::train::progress::Progress;
+use crate::train::validation::{look, Look};
+use crate::{BossMan, BossManError};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// The epochs of a run so far.
+pub(crate) struct Epochs<'a> {
+    file: &'a RunFile,
+    validation: Option<Dataset>,
+    save: Option<&'a Path>,
+    /// The look whose loss was the lowest, and after which step.
+    pub(crate) best: Option<(u64, Look)>,
+    /// The last look, and after which step.
+    pub(crate) last: Option<(u64, Score)>,
+}
+
+impl<'a> Epochs<'a> {
+    /// `best` is the best of the epochs before, if the run resumed.
+    pub(crate) fn new(
+        file: &'a RunFile,
+        validation: Option<Dataset>,
+        save: Option<&'a Path>,
+        best: Option<(u64, Score)>,
+    ) -> Self {
+        let best = best.map(|(step, score)| (step, Look { score, translations: None }));
+        Epochs { file, validation, save, best, last: None }
+    }
+
+    /// An epoch ended with this step, or the run did.
+    pub(crate) async fn end(
+        &mut self,
+        boss: &mut BossMan,
+        step: u64,
+        epoch: u64,
+        progress: &Progress,
+        metrics: Option<&mut Metrics>,
+    ) -> Result<(), BossManError> {
+        // Saved before anything can fail that is not training.
+        let weights = match self.save {
+            Some(path) => {
+                let weights = loop {
+                    match boss.state_dict().await {
+                        Err(error) if boss.recover(&error) => boss.update_membership().await?,
+                        other => break other?,
+                    }
+                };
+                weights.save(path)?;
+                Some((path, weights))
+            }
+            None => None,
+        };
+        let looked = match &self.validation {
+            Some(data) => Some(look_with_who_is_here(boss, self.file, Part::Validation, data).await?),
+            None => None,
+        };
+        let best = looked.as_ref().is_some_and(|look| match &self.best {
+            // Also if the best score so far is not a number.
+            Some((_, best)) => look.score.loss < best.score.loss || best.score.loss.is_nan(),
+            None => true,
+        });
+        if let Some((path, weights)) = weights.filter(|_| best) {
+            weights.save(best_path(path))?;
+        }
+        let Some(look) = looked else { return Ok(()) };
+        progress.line(&in_words(&look, step, epoch, best));
+        if let Some(metrics) = metrics {
+            metrics.write_look(step, epoch, &look)?;
+        }
+        self.last = Some((step, look.score));
+        if best {
+            self.best = Some((step, look));
+        }
+        Ok(())
+    }
+}
+
+/// A look at the model; if a worker leaves meanwhile, the remaining ones repeat it.
+pub(crate) async fn look_with_who_is_here(
+    boss: &mut BossMan,
+    file: &RunFile,
+    part: Part,
+    data: &Dataset,
+) -> Result<Look, BossManError> {
+    loop {
+        match look(boss, file, part, data).await {
+            Err(error) if boss.recover(&error) => boss.update_membership().await?,
+            other => return other,
+        }
+    }
+}
+
+/// The file for the weights of the best epoch: `w.best.safetensors` beside `w.safetensors`.
+pub fn best_path(last: &Path) -> PathBuf {
+    let ending = last.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
+    let stem = last.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    last.with_file_name(format!("{stem}.best{ending}"))
+}
+
+fn in_words(look: &Look, step: u64, epoch: u64, best: bool) -> String {
+    let mut text = format!("epoch {epoch}, step {step}: validation {}", look.score);
+    if let Some(translations) = &look.translations {
+        let (bleu, pairs) = (translations.bleu, translations.pairs);
+        write!(text, ", BLEU {bleu:.2} over {pairs} pairs").ok();
+    }
+    if best {
+        text.push_str(" (the best so far)");
+    }
+    for [source, reference, translation] in look.translations.iter().flat_map(|translations| &translations.samples) {
+        write!(text, "\n  text         {source}\n  translation  {translation}\n  reference    {reference}").ok();
+    }
+    text
+}

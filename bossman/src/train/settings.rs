@@ -1,0 +1,29 @@
+//! The settings of a training run beside its run file.
+
+use crate::workers::fleet_settings::FleetSettings;
+use std::path::PathBuf;
+
+/// The settings of `bossman train` beside the run file.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The workers to use.
+    pub fleet: FleetSettings,
+    /// The file for metrics, one line of JSON for each step.
+    pub metrics: Option<PathBuf>,
+    /// The file for the timelines of the last steps.
+    pub trace: Option<PathBuf>,
+    /// Weights to start from, unless the run resumes from a checkpoint.
+    pub weights: Option<PathBuf>,
+    /// The file for the weights after each epoch. The best weights go beside it, to
+    /// [`crate::best_path`].
+    pub save: Option<PathBuf>,
+    /// Resume from the last checkpoint, or from the one of this name. With `if-any`, resume from
+    /// the last checkpoint, or begin if there is none.
+    pub resume: Option<Option<String>>,
+    /// Take samples in the order of the file.
+    pub no_shuffle: bool,
+    /// Whether progress goes to standard error, which no program parses.
+    pub quiet: bool,
+    /// Whether ticket holders may join and leave during the run (`bossman serve`).
+    pub pool: bool,
+}

@@ -1,0 +1,137 @@
+//! Timelines of a step as a trace file for Perfetto (ui.perfetto.dev) or chrome://tracing: what each worker did and
+//! when, and what was predicted, one above the other.
+//!
+//! The format is Chrome's trace events: <https://perfetto.dev/docs/getting-started/other-formats>.
+
+use crate::{data::atomic_file, BossManError, Timelines};
+use pipeline::schedule::{Action, Timeline};
+use serde::Serialize;
+use std::path::Path;
+
+/// Process 0 of the trace is the measurement, process 1 the prediction; each worker is a thread.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The timelines of the workers.
+    Measured = 0,
+    /// The prediction of the schedule's timeline.
+    Predicted = 1,
+}
+
+/// Microseconds between two steps of a trace.
+const BETWEEN: u64 = 100;
+
+/// Events, in the order in which they were added.
+#[derive(Debug, Default)]
+pub struct Trace {
+    events: Vec<Event>,
+}
+
+#[derive(Debug, Serialize)]
+struct Event {
+    name: String,
+    cat: &'static str,
+    ph: &'static str,
+    /// Microseconds.
+    ts: u64,
+    dur: u64,
+    pid: u8,
+    tid: usize,
+    args: Details,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Details {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stage: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    microbatch: Option<u32>,
+}
+
+impl Trace {
+    /// These steps one after the other.
+    pub fn of(steps: &[(u64, Timelines)]) -> Self {
+        let mut trace = Trace::default();
+        let mut from = 0;
+        for (step, timelines) in steps {
+            trace.add(Side::Measured, *step, from, &timelines.measured);
+            let predicted = timelines.predicted.as_ref().inspect(|predicted| {
+                trace.add(Side::Predicted, *step, from, predicted);
+            });
+            from += timelines.measured.end().max(predicted.map_or(0, Timeline::end)) + BETWEEN;
+        }
+        trace
+    }
+
+    /// Adds the timeline of a step, its times in microseconds, moved so that it starts at `from`.
+    pub fn add(&mut self, side: Side, step: u64, from: u64, timeline: &Timeline) {
+        if !self.events.iter().any(|event| event.pid == side as u8) {
+            self.introduce(side, timeline.workers.len());
+        }
+        for (worker, intervals) in timeline.workers.iter().enumerate() {
+            for interval in intervals {
+                let action = &interval.action;
+                self.events.push(Event {
+                    name: label(action),
+                    cat: action.verb(),
+                    ph: "X",
+                    ts: from + interval.start,
+                    dur: interval.end - interval.start,
+                    pid: side as u8,
+                    tid: worker,
+                    args: Details {
+                        name: None,
+                        step: Some(step),
+                        stage: Some(action.stage().0),
+                        microbatch: action.microbatch(),
+                    },
+                });
+            }
+        }
+    }
+
+    /// Names the process and its threads.
+    fn introduce(&mut self, side: Side, workers: usize) {
+        let name = match side {
+            Side::Measured => "measured",
+            Side::Predicted => "predicted",
+        };
+        let metadata = |what: &str, tid: usize, name: String| Event {
+            name: what.into(),
+            cat: "metadata",
+            ph: "M",
+            ts: 0,
+            dur: 0,
+            pid: side as u8,
+            tid,
+            args: Details { name: Some(name), ..Details::default() },
+        };
+        self.events.push(metadata("process_name", 0, name.into()));
+        self.events.extend((0..workers).map(|worker| metadata("thread_name", worker, format!("worker {worker}"))));
+    }
+
+    /// Whether the file can be written; to be known before the run.
+    pub(crate) fn can_save(path: &Path) -> Result<(), BossManError> {
+        atomic_file::check(path)
+    }
+
+    /// Writes the file; it appears whole under its name or not at all.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), BossManError> {
+        let mut file = atomic_file::begin(path)?;
+        serde_json::to_writer(&mut file, &self.events).map_err(|e| BossManError::io(path, &e.into()))?;
+        atomic_file::finish(path, file)
+    }
+}
+
+fn label(action: &Action) -> String {
+    match action.microbatch() {
+        Some(microbatch) => format!("{} {microbatch}, stage {}", action.verb(), action.stage().0),
+        None => format!("{}, stage {}", action.verb(), action.stage().0),
+    }
+}

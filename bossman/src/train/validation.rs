@@ -1,0 +1,65 @@
+//! How well a model does on a part of a run's data.
+
+use crate::data::fixed_batch::FixedBatch;
+use crate::data::{Dataset, Order, Part, Source};
+use crate::inference::score::Score;
+use crate::inference::translation_score::Translations;
+use crate::run_file::RunFile;
+use crate::{BossMan, BossManError};
+
+/// Samples in a batch where nothing is kept for backward.
+const TEST_BATCH: u64 = 256;
+
+/// A look at a model that learns.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// How well it does.
+    pub score: Score,
+    /// The translations, if the run file asks for them.
+    pub translations: Option<Translations>,
+}
+
+impl Look {
+    /// Its numbers: `loss`, and `accuracy` and `bleu` if they exist.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut json = serde_json::json!({"loss": self.score.loss});
+        if let Some(accuracy) = self.score.accuracy {
+            json["accuracy"] = accuracy.into();
+        }
+        if let Some(translations) = &self.translations {
+            json["bleu"] = translations.bleu.into();
+        }
+        json
+    }
+}
+
+/// Runs a part of the data through the model in evaluation mode, and translates if the run file
+/// asks for it.
+///
+/// # Errors
+/// A worker failed, a file cannot be read, or the samples do not go up in the model's one batch size.
+pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset) -> Result<Look, BossManError> {
+    if let Some(fixed) = FixedBatch::of(boss.model().graph()) {
+        fixed.check_whole("the data", data.samples())?;
+    }
+    let order = Order::new(data.samples(), None, 0);
+    let size = batch_size(boss, file);
+    let starts = (0..data.samples()).step_by(usize::try_from(size).unwrap_or(usize::MAX));
+    let batches = starts.map(|start| Ok(data.batch(&order.at(start..start.saturating_add(size)))?));
+    let score = Score::of(boss, batches).await?;
+    let translations = match (&file.translate, file.pairs(part)) {
+        (Some(how), Some(texts)) => Some(Translations::of(boss, texts, data, how).await?),
+        _ => None,
+    };
+    Ok(Look { score, translations })
+}
+
+/// Samples that go through the model together where nothing is kept for backward.
+pub(crate) fn batch_size(boss: &BossMan, file: &RunFile) -> u64 {
+    match (FixedBatch::of(boss.model().graph()), &file.data.train) {
+        (Some(fixed), _) => fixed.samples,
+        // Texts are long.
+        (None, Source::Text(_) | Source::Pairs(_)) => file.batch_size,
+        (None, _) => TEST_BATCH.max(file.batch_size),
+    }
+}

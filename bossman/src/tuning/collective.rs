@@ -1,0 +1,294 @@
+//! How replicas sum their gradients: NCCL or frames, as asked for and as far as their machines
+//! allow; and how those that sum with NCCL find each other.
+
+use crate::session::boss::BossMan;
+use crate::session::settings::Settings;
+use crate::{output, BossManError};
+use link::{Nccl, NcclInfo, WorkerInfo};
+use pipeline::boss::{Request, RunRequest};
+use pipeline::ids::WorkerId;
+use pipeline::replicas::{Collective, Replicas};
+use pipeline::schedule::Action;
+use pipeline::Plan;
+
+/// The most characters of a worker's reason to have no NCCL.
+const LONGEST_REASON: usize = 300;
+
+/// The choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// NCCL of this version; whether its connections can be reached from other machines.
+    Nccl { version: u32, open: bool },
+    /// Frames, and why.
+    Quic { why: String },
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Choice::Nccl { version, open } => {
+                write!(f, "replicas sum their gradients with NCCL {}", tensor::nccl::version_name(*version))?;
+                match open {
+                    true => f.write_str(", over connections that are neither encrypted nor authenticated"),
+                    false => Ok(()),
+                }
+            }
+            Choice::Quic { why } => write!(f, "replicas sum their gradients over QUIC: {why}"),
+        }
+    }
+}
+
+/// Refuses what does not go with NCCL, before any worker is asked.
+pub(crate) fn check(settings: &Settings) -> Result<(), BossManError> {
+    if settings.collective != Collective::Nccl {
+        return Ok(());
+    }
+    let problem = match (&settings.replicas, settings.compress, settings.sharding) {
+        (None, ..) => "without replicas no gradients are exchanged; set `replicas`".to_string(),
+        (_, Some(compress), _) => format!("it does not go with compress({compress}): NCCL sums float32"),
+        (.., Some(sharding)) => format!("it does not go with shard({sharding}): with NCCL each replica gets all sums"),
+        (Some(Replicas::Each(1)), ..) => "with one replica no gradients are exchanged".to_string(),
+        (Some(Replicas::Of(of)), ..) if of.iter().all(|replicas| *replicas <= 1) => {
+            "with one replica at each place no gradients are exchanged".to_string()
+        }
+        _ => return Ok(()),
+    };
+    Err(BossManError::Usage(format!("collective(nccl): {problem}")))
+}
+
+/// The workers that sum gradients together, for each stage that several have.
+fn groups(plan: &Plan) -> Vec<Vec<WorkerId>> {
+    plan.summing().map(|stage| plan.stage_placement.of(stage).to_vec()).collect()
+}
+
+/// Chooses for these groups of workers.
+///
+/// # Errors
+/// NCCL is asked for, and cannot be.
+fn choose(asked: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) -> Result<Choice, String> {
+    if asked == Collective::Quic {
+        return Ok(Choice::Quic { why: "as asked for".into() });
+    }
+    let found = groups.iter().map(|group| of_group(asked, group, workers)).collect::<Result<Vec<_>, String>>();
+    let found = found.and_then(|found| found.into_iter().reduce(worst).ok_or_else(|| "there are no replicas".into()));
+    match found {
+        Ok(Choice::Quic { why }) | Err(why) if asked == Collective::Auto => Ok(Choice::Quic { why }),
+        other => other,
+    }
+}
+
+/// Combines the choices for two groups into one for both.
+fn worst(one: Choice, other: Choice) -> Choice {
+    match (&one, &other) {
+        (Choice::Nccl { open: true, .. }, _) => one,
+        _ => other,
+    }
+}
+
+/// Whether these workers can sum with NCCL, and if not, why.
+fn of_group(asked: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Result<Choice, String> {
+    let mut here: Vec<(WorkerId, &NcclInfo)> = Vec::new();
+    for worker in group {
+        match workers.get(usize::from(worker.0)).map(|info| &info.nccl) {
+            Some(Nccl::Here(info)) => here.push((*worker, info)),
+            Some(Nccl::Missing(why)) => {
+                return Err(format!("{worker} has no NCCL: {}", output::printable(why, LONGEST_REASON)))
+            }
+            None => return Err(format!("nothing is known of {worker}'s NCCL")),
+        }
+    }
+    let Some((first, like)) = here.first().copied() else { return Err("there are no replicas".into()) };
+    let version = like.version;
+    if let Some((other, info)) = here.iter().find(|(_, info)| info.version != version) {
+        let [one, two] = [version, info.version].map(tensor::nccl::version_name);
+        return Err(format!("{first} has NCCL {one}, and {other} {two}; they must have the same"));
+    }
+    for (number, (worker, info)) in here.iter().enumerate() {
+        if info.gpu.is_empty() {
+            return Err(format!("it is not known which GPU {worker} has"));
+        }
+        let same = |(_, other): &&(WorkerId, &NcclInfo)| (&other.machine, &other.gpu) == (&info.machine, &info.gpu);
+        if let Some((other, _)) = here[..number].iter().find(same) {
+            return Err(format!("{other} and {worker} share a GPU, which NCCL does not allow"));
+        }
+    }
+    let between_machines = like.machine.is_empty() || here.iter().any(|(_, info)| info.machine != like.machine);
+    let open = here.iter().find(|(_, info)| info.beyond_machine);
+    match open {
+        Some((worker, _)) if !between_machines && asked == Collective::Auto => {
+            return Err(format!(
+                "{worker}'s NCCL_SOCKET_IFNAME opens NCCL to more than its machine, and its connections are neither encrypted nor \
+                 authenticated; `collective: nccl` takes it where the network is trusted"
+            ));
+        }
+        open if !between_machines => return Ok(Choice::Nccl { version, open: open.is_some() }),
+        _ => {}
+    }
+    if asked == Collective::Auto {
+        return Err(format!(
+            "the replicas of a stage are not all on {first}'s machine, and NCCL's connections are neither encrypted nor \
+             authenticated; `collective: nccl` takes it where the network is trusted"
+        ));
+    }
+    match here.iter().find(|(_, info)| !info.beyond_machine) {
+        Some((worker, _)) => Err(format!(
+            "the replicas of a stage are not all on one machine, and {worker} keeps NCCL to its own; start every worker with \
+             NCCL_SOCKET_IFNAME, which names the interfaces of a network that is trusted"
+        )),
+        None => Ok(Choice::Nccl { version, open: true }),
+    }
+}
+
+impl BossMan {
+    /// Chooses how replicas sum their gradients in this plan, and reports it if there was a choice.
+    pub(crate) fn choose_collective(&mut self) -> Result<(), BossManError> {
+        let Settings { collective, compress, sharding, .. } = self.settings;
+        let (groups, workers) = (groups(&self.plan), self.handle.workers());
+        (self.settings.nccl, self.communicators) = (false, false);
+        // Combinations that NCCL excludes were refused before. How workers are grouped may not be
+        // found yet.
+        let must = collective == Collective::Nccl && self.settings.replicas != Some(Replicas::Auto);
+        if compress.is_some() || sharding.is_some() || (groups.is_empty() && !must) {
+            return Ok(());
+        }
+        let usage = |why| BossManError::Usage(format!("collective(nccl): {why}"));
+        let choice = choose(collective, &groups, workers).map_err(usage)?;
+        let is_here = |worker: &WorkerId| {
+            workers.get(usize::from(worker.0)).is_some_and(|info| matches!(info.nccl, Nccl::Here(_)))
+        };
+        let could = collective != Collective::Quic && groups.iter().flatten().any(is_here);
+        self.settings.nccl = matches!(choice, Choice::Nccl { .. });
+        self.scheduling.collective = could.then(|| choice.to_string());
+        if let Some(told) = self.scheduling.collective.as_ref().filter(|_| !self.quiet) {
+            output::warn(told);
+        }
+        Ok(())
+    }
+
+    /// Has replicas find each other before the first round in which they sum gradients, and again
+    /// after one that failed. If they cannot, and NCCL was not requested, they sum over QUIC from
+    /// then on.
+    pub(crate) async fn find_replicas(&mut self, run: &mut RunRequest) -> Result<(), BossManError> {
+        let sums = run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
+        if !run.reduction.is_collective() || !sums || self.communicators {
+            return Ok(());
+        }
+        match self.communicate().await {
+            Err(error) if self.settings.collective == Collective::Auto && !error.workers_were_lost() => {
+                if error.was_refused() {
+                    return Err(error);
+                }
+                let why = format!("replicas cannot sum with NCCL, and sum over QUIC from now on: {error}");
+                output::warn(&format!("warning: {why}"));
+                self.settings.nccl = false;
+                self.scheduling.collective = Some(why);
+                run.reduction = self.settings.reduction();
+                Ok(())
+            }
+            found => found,
+        }
+    }
+
+    async fn communicate(&mut self) -> Result<(), BossManError> {
+        let ids = self.call(Request::MakeIds).await?.unique_ids;
+        self.call(Request::Communicate(ids)).await?;
+        self.communicators = true;
+        Ok(())
+    }
+
+    /// Frees the tensors of a round that is not carried out.
+    pub(crate) fn let_go(&self, run: RunRequest) {
+        let grads = run.grads.into_iter().flatten().flat_map(|(.., slots)| slots);
+        let inputs = run.inputs.into_iter().map(|(.., slot)| slot);
+        let all = inputs.chain(run.targets.into_iter().map(|(_, slot)| slot)).chain(grads);
+        all.for_each(|slot| drop(self.handle.slots.remove(slot)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nccl(version: u32, machine: &str, gpu: &str) -> NcclInfo {
+        NcclInfo { version, machine: machine.into(), gpu: gpu.into(), beyond_machine: false }
+    }
+
+    fn worker(nccl: Nccl) -> WorkerInfo {
+        WorkerInfo { device: "cuda:0".into(), nccl, ..WorkerInfo::default() }
+    }
+
+    fn fleet(infos: &[NcclInfo]) -> Vec<WorkerInfo> {
+        infos.iter().map(|info| worker(Nccl::Here(info.clone()))).collect()
+    }
+
+    const TWO: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];
+
+    /// The choices of `auto` and `nccl` for two replicas.
+    fn both(workers: &[WorkerInfo]) -> [Result<Choice, String>; 2] {
+        [Collective::Auto, Collective::Nccl].map(|asked| choose(asked, &[TWO.to_vec()], workers))
+    }
+
+    #[test]
+    fn replicas_on_gpus_of_one_machine_sum_with_nccl() {
+        let workers = fleet(&[nccl(22703, "a", "0"), nccl(22703, "a", "1")]);
+        let taken = Choice::Nccl { version: 22703, open: false };
+        assert_eq!(both(&workers), [Ok(taken.clone()), Ok(taken.clone())]);
+        assert_eq!(taken.to_string(), "replicas sum their gradients with NCCL 2.27.3");
+        let asked = choose(Collective::Quic, &[TWO.to_vec()], &workers).unwrap();
+        assert_eq!(asked.to_string(), "replicas sum their gradients over QUIC: as asked for");
+    }
+
+    #[test]
+    fn where_that_cannot_be_auto_takes_frames_and_nccl_is_an_error_that_says_why() {
+        let gpu = |version, machine, gpu| Nccl::Here(nccl(version, machine, gpu));
+        let cases = [
+            (Nccl::Missing("no\nlibrary".into()), "worker 1 has no NCCL: no library"),
+            (gpu(22800, "a", "1"), "worker 0 has NCCL 2.27.3, and worker 1 2.28.0"),
+            (gpu(22703, "a", "0"), "worker 0 and worker 1 share a GPU"),
+            (gpu(22703, "b", "0"), "not all on"),
+            (gpu(22703, "", "1"), "not all on"),
+            (gpu(22703, "a", ""), "not known which GPU worker 1 has"),
+        ];
+        for (second, why) in cases {
+            let workers = [worker(gpu(22703, "a", "0")), worker(second)];
+            let [auto, asked] = both(&workers);
+            assert!(matches!(&auto, Ok(Choice::Quic { why: found }) if found.contains(why)), "{auto:?}");
+            assert!(asked.as_ref().unwrap_err().contains(why), "{asked:?}");
+        }
+        let [auto, asked] = both(&fleet(&[nccl(22703, "a", "0")]));
+        assert!(auto.unwrap().to_string().contains("worker 1's NCCL") && asked.is_err());
+        let unknown = fleet(&[nccl(22703, "", "0"), nccl(22703, "", "1")]);
+        assert!(matches!(both(&unknown), [Ok(Choice::Quic { .. }), Err(_)]), "machines that nobody knows are not one");
+    }
+
+    #[test]
+    fn between_machines_nccl_is_taken_where_boss_and_workers_say_so() {
+        let trusted = |info| NcclInfo { beyond_machine: true, ..info };
+        let (one, other) = (nccl(22703, "a", "0"), nccl(22703, "b", "0"));
+        let [auto, asked] = both(&fleet(&[trusted(one.clone()), trusted(other.clone())]));
+        assert!(matches!(&auto, Ok(Choice::Quic { why }) if why.contains("neither encrypted nor authenticated")));
+        let taken = asked.unwrap();
+        assert_eq!(taken, Choice::Nccl { version: 22703, open: true });
+        assert!(taken.to_string().ends_with("neither encrypted nor authenticated"));
+        // One machine, which others can reach.
+        let beside = nccl(22703, "a", "1");
+        let [auto, asked] = both(&fleet(&[trusted(one.clone()), beside]));
+        assert!(matches!(&auto, Ok(Choice::Quic { why }) if why.contains("worker 0's NCCL_SOCKET_IFNAME")), "{auto:?}");
+        assert_eq!(asked.unwrap(), Choice::Nccl { version: 22703, open: true });
+        let [_, asked] = both(&fleet(&[trusted(one), other]));
+        assert!(asked.unwrap_err().contains("worker 1 keeps NCCL to its own"));
+    }
+
+    #[test]
+    fn every_group_counts_and_who_is_in_none_does_not() {
+        let missing = worker(Nccl::Missing("it computes on cpu".into()));
+        let gpu = |number: &str| worker(Nccl::Here(nccl(22703, "a", number)));
+        let workers = [gpu("0"), missing, gpu("1"), gpu("2")];
+        let of =
+            |pairs: &[[u16; 2]]| -> Vec<Vec<WorkerId>> { pairs.iter().map(|p| p.map(WorkerId).to_vec()).collect() };
+        let taken = |groups: &[[u16; 2]]| choose(Collective::Auto, &of(groups), &workers).unwrap();
+        assert!(matches!(taken(&[[0, 2]]), Choice::Nccl { .. }), "worker 1 is no replica");
+        assert!(matches!(taken(&[[0, 2], [1, 3]]), Choice::Quic { .. }));
+        assert!(matches!(taken(&[]), Choice::Quic { .. }));
+    }
+}

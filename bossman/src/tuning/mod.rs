@@ -1,0 +1,9 @@
+//! Measures layers and links, and chooses the schedule, the assignment of microbatches and the collective.
+
+pub(crate) mod choose_schedule;
+pub(crate) mod collective;
+pub(crate) mod layer_probes;
+pub(crate) mod microbatch_assignment;
+pub(crate) mod observed_times;
+pub mod plan_command;
+pub(crate) mod schedule_state;

@@ -1,0 +1,74 @@
+//! A model as the user has it: a checked YAML file.
+
+use crate::{weights::script_file, BossManError};
+use bytes::Bytes;
+use layerspec::LayerGraph;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A model read from YAML, with every shape and name checked.
+#[derive(Clone)]
+pub struct Model {
+    graph: LayerGraph,
+    /// The contents of files that layers are made from, by SHA-256.
+    files: BTreeMap<String, Bytes>,
+}
+
+impl Model {
+    /// Reads a model file; `docs/model-file.md` says what it holds.
+    ///
+    /// ```
+    /// let model = bossman::Model::from_file("../examples/models/residual.yaml")?;
+    /// assert_eq!(model.graph().name(), "residual-small");
+    /// # Ok::<(), bossman::BossManError>(())
+    /// ```
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, BossManError> {
+        let path = path.as_ref();
+        Self::with_files(LayerGraph::from_file(path)?, path.parent().unwrap_or_else(|| Path::new(".")))
+    }
+
+    /// Reads a model from text. Paths in it are relative to the working folder.
+    ///
+    /// ```
+    /// let model = bossman::Model::from_yaml("{model: m, inputs: {x: [batch, 2]}, layers: [ReLU]}")?;
+    /// # Ok::<(), bossman::BossManError>(())
+    /// ```
+    pub fn from_yaml(text: &str) -> Result<Self, BossManError> {
+        Self::with_files(LayerGraph::from_yaml(text, "model")?, Path::new("."))
+    }
+
+    /// Reads the files that layers are made from.
+    fn with_files(mut graph: LayerGraph, folder: &Path) -> Result<Self, BossManError> {
+        let mut files = BTreeMap::new();
+        for script in graph.scripts_mut() {
+            let path = folder.join(&script.path);
+            let (hash, contents) = script_file::read(&path)?;
+            if script.sha256.as_ref().is_some_and(|expected| *expected != hash) {
+                return Err(BossManError::file(&path, format!("its SHA-256 is {hash}, not what the model file says")));
+            }
+            script.sha256 = Some(hash.clone());
+            files.insert(hash, contents);
+        }
+        Ok(Model { graph, files })
+    }
+
+    /// The contents of files that layers are made from, by SHA-256.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&String, &Bytes)> {
+        self.files.iter()
+    }
+
+    /// The activations to recompute in the backward pass, if the file does not set it.
+    pub(crate) fn set_recompute(&mut self, recompute: layerspec::Recompute) {
+        self.graph.default_recompute(recompute);
+    }
+
+    /// In which type layers compute their products.
+    pub(crate) fn set_precision(&mut self, precision: layerspec::Precision) {
+        self.graph.set_precision(precision);
+    }
+
+    /// Its layers, variables and shapes.
+    pub fn graph(&self) -> &LayerGraph {
+        &self.graph
+    }
+}

@@ -1,0 +1,226 @@
+//! Weights that were saved under other names: which of a file's tensors become which of the model's.
+
+use crate::weights::model::Model;
+use crate::{BossManError, StateDict};
+use std::collections::{BTreeMap, BTreeSet};
+use tch::Tensor;
+
+/// A table of names.
+///
+/// A name may have words in braces, which stand for whole numbers: `blocks.{i}.norm.weight`. The
+/// first rule that matches a parameter of the model names its source; one that no rule fits comes
+/// from its own name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rename {
+    rules: Vec<(Pattern, Vec<String>)>,
+    ignored: Vec<Pattern>,
+    fresh: Vec<Pattern>,
+}
+
+/// A name with words for numbers.
+#[derive(Clone, Debug, PartialEq)]
+struct Pattern(Vec<Part>);
+
+#[derive(Clone, Debug, PartialEq)]
+enum Part {
+    Text(String),
+    Number(String),
+}
+
+impl Rename {
+    /// The model's parameters of this name are the file's of that name; of several names, one below the other.
+    ///
+    /// # Errors
+    /// Braces that do not close, or a word in the sources that the name has not.
+    pub fn rule(&mut self, name: &str, sources: &[String]) -> Result<(), String> {
+        let pattern = Pattern::parse(name)?;
+        for source in sources {
+            for part in Pattern::parse(source)?.0 {
+                if let Part::Number(word) = part {
+                    if !pattern.0.contains(&Part::Number(word.clone())) {
+                        return Err(format!("`{source}` has {{{word}}}, which `{name}` has not"));
+                    }
+                }
+            }
+        }
+        self.rules.push((pattern, sources.to_vec()));
+        Ok(())
+    }
+
+    /// The file's tensors of this name are not used.
+    ///
+    /// # Errors
+    /// Braces that do not close.
+    pub fn ignore(&mut self, name: &str) -> Result<(), String> {
+        self.ignored.push(Pattern::parse(name)?);
+        Ok(())
+    }
+
+    /// The model's parameters of this name are not in the file: they are drawn from the run's seed.
+    ///
+    /// # Errors
+    /// Braces that do not close.
+    pub fn fresh(&mut self, name: &str) -> Result<(), String> {
+        self.fresh.push(Pattern::parse(name)?);
+        Ok(())
+    }
+
+    /// The model's parameters that are drawn.
+    pub(crate) fn fresh_of(&self, model: &Model) -> Vec<String> {
+        let names = StateDict::names(model.graph()).into_iter();
+        names.filter(|name| self.fresh.iter().any(|pattern| pattern.fits(name).is_some())).collect()
+    }
+
+    /// A file's tensors under the model's names. What nothing of the model comes from keeps its name, so that it is noticed.
+    ///
+    /// # Errors
+    /// Tensors that are to become one do not fit together.
+    pub fn apply(&self, file: &StateDict, model: &Model) -> Result<StateDict, BossManError> {
+        let (mut named, mut used) = (StateDict::default(), BTreeSet::new());
+        for name in StateDict::names(model.graph()) {
+            let sources = self.sources(&name);
+            let tensors: Option<Vec<&Tensor>> = sources.iter().map(|source| file.get(source)).collect();
+            let Some(tensors) = tensors else { continue };
+            match tensors[..] {
+                [one] => named.insert(&name, one),
+                _ => {
+                    let joined = Tensor::f_cat(&tensors, 0);
+                    let problem = |e| format!("`{name}`: `{}` do not fit together: {e}", sources.join("`, `"));
+                    named.insert(&name, &joined.map_err(|e| BossManError::StateDict(vec![problem(e)]))?);
+                }
+            }
+            used.extend(sources);
+        }
+        let ignored = |name: &str| self.ignored.iter().any(|pattern| pattern.fits(name).is_some());
+        for (name, tensor) in file.iter().filter(|(name, _)| !used.contains(*name) && !ignored(name)) {
+            if named.get(name).is_some() {
+                let sources = self.sources(name).join("`, `");
+                let problem = format!(
+                    "`{name}`: `rename` takes `{sources}` for it, but it is in the file, too; put it in `ignore`"
+                );
+                return Err(BossManError::StateDict(vec![problem]));
+            }
+            named.insert(name, tensor);
+        }
+        Ok(named)
+    }
+
+    fn sources(&self, name: &str) -> Vec<String> {
+        for (pattern, sources) in &self.rules {
+            if let Some(numbers) = pattern.fits(name) {
+                let fill = |source: &String| {
+                    numbers
+                        .iter()
+                        .fold(source.clone(), |text, (word, number)| text.replace(&format!("{{{word}}}"), number))
+                };
+                return sources.iter().map(fill).collect();
+            }
+        }
+        vec![name.to_string()]
+    }
+}
+
+impl Pattern {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('{') {
+            let (word, after) =
+                after.split_once('}').ok_or_else(|| format!("`{text}`: a brace that does not close"))?;
+            parts.push(Part::Text(before.to_string()));
+            parts.push(Part::Number(word.to_string()));
+            rest = after;
+        }
+        parts.push(Part::Text(rest.to_string()));
+        Ok(Pattern(parts))
+    }
+
+    /// The numbers that its words stand for in this name; nothing where it does not fit.
+    fn fits<'a>(&self, name: &'a str) -> Option<BTreeMap<&str, &'a str>> {
+        let (mut numbers, mut rest) = (BTreeMap::new(), name);
+        for part in &self.0 {
+            match part {
+                Part::Text(text) => rest = rest.strip_prefix(text.as_str())?,
+                Part::Number(word) => {
+                    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+                    let (number, after) = rest.split_at(end);
+                    if number.is_empty() || *numbers.entry(word.as_str()).or_insert(number) != number {
+                        return None;
+                    }
+                    rest = after;
+                }
+            }
+        }
+        rest.is_empty().then_some(numbers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    const MODEL: &str = "
+inputs: {x: [batch, 2]}
+layers:
+  - repeat: 2
+    name: blocks
+    layers:
+      - Linear: {in_features: 2, out_features: 2}
+        name: lin
+";
+
+    fn full(value: i64, sizes: &[i64]) -> Tensor {
+        Tensor::full(sizes, value, (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn numbers_are_carried_over_and_parts_joined() {
+        let model = Model::from_yaml(MODEL).unwrap();
+        let names: Vec<String> = StateDict::names(model.graph());
+        assert_eq!(names, ["blocks.0.lin.bias", "blocks.0.lin.weight", "blocks.1.lin.bias", "blocks.1.lin.weight"]);
+        let mut rename = Rename::default();
+        rename.rule("blocks.{i}.lin.weight", &["h.{i}.top".into(), "h.{i}.bottom".into()]).unwrap();
+        rename.rule("blocks.{i}.lin.bias", &["h.{i}.b".into()]).unwrap();
+        rename.ignore("h.{i}.unused").unwrap();
+        let mut file = StateDict::default();
+        for block in 0..2 {
+            file.insert(&format!("h.{block}.top"), &full(block, &[1, 2]));
+            file.insert(&format!("h.{block}.bottom"), &full(10 + block, &[1, 2]));
+            file.insert(&format!("h.{block}.b"), &full(20 + block, &[2]));
+            file.insert(&format!("h.{block}.unused"), &full(0, &[1]));
+        }
+        file.insert("h.x.unused", &full(0, &[1]));
+        let named = rename.apply(&file, &model).unwrap();
+        let found: Vec<&str> = named.iter().map(|(name, _)| name).collect();
+        assert_eq!(found, [&names.iter().map(String::as_str).collect::<Vec<_>>()[..], &["h.x.unused"]].concat());
+        let weight = Vec::<f64>::try_from(named.get("blocks.1.lin.weight").unwrap().flatten(0, -1)).unwrap();
+        assert_eq!(weight, [1.0, 1.0, 11.0, 11.0]);
+    }
+
+    #[test]
+    fn a_tensor_that_stands_twice_is_refused() {
+        let model = Model::from_yaml(MODEL).unwrap();
+        let mut rename = Rename::default();
+        rename.rule("blocks.{i}.lin.bias", &["b.{i}".into()]).unwrap();
+        let mut file = StateDict::default();
+        ["b.0", "b.1", "blocks.0.lin.bias"].iter().for_each(|name| file.insert(name, &full(1, &[2])));
+        let error = rename.apply(&file, &model).unwrap_err().to_string();
+        assert!(
+            error.contains("`blocks.0.lin.bias`: `rename` takes `b.0` for it, but it is in the file, too"),
+            "{error}"
+        );
+        rename.rule("blocks.{i}.lin.weight", &["b.{i}".into(), "w.{i}".into()]).unwrap();
+        file.insert("w.0", &full(1, &[3, 3]));
+        let error = rename.apply(&file, &model).unwrap_err().to_string();
+        assert!(error.contains("`blocks.0.lin.weight`: `b.0`, `w.0` do not fit together"), "{error}");
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let mut rename = Rename::default();
+        assert_eq!(rename.rule("a.{i", &["b".into()]), Err("`a.{i`: a brace that does not close".into()));
+        let error = rename.rule("a.{i}", &["b.{j}".into()]);
+        assert_eq!(error, Err("`b.{j}` has {j}, which `a.{i}` has not".into()));
+    }
+}

@@ -1,0 +1,310 @@
+//! Weights in files: one safetensors file, or several with an index, as Hugging Face's libraries write them.
+
+use crate::checkpoint;
+use crate::data::atomic_file;
+use crate::data::disk;
+use crate::data::tensor_payload::{from_payload, to_payload};
+use crate::{BossManError, StateDict};
+use bytes::Bytes;
+use layerspec::DType;
+use link::Payload;
+use pipeline::TensorMeta;
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, View};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tch::Tensor;
+
+/// What an index is called beside its files, and what it ends in.
+const INDEX: &str = "model.safetensors.index.json";
+const INDEX_ENDING: &str = ".safetensors.index.json";
+/// The file of weights that are in one.
+const SINGLE: &str = "model.safetensors";
+
+/// Which file holds which tensor.
+#[derive(Serialize, Deserialize)]
+struct Index {
+    #[serde(default)]
+    metadata: BTreeMap<String, serde_json::Value>,
+    weight_map: BTreeMap<String, String>,
+}
+
+impl StateDict {
+    /// Reads a safetensors file; or all files that an index (`.safetensors.index.json`) names; or a folder with
+    /// `model.safetensors` or `model.safetensors.index.json`; or a checkpoint's folder.
+    ///
+    /// # Errors
+    /// A file cannot be read, is no safetensors file, holds a dtype that BossMan has not, or lacks a tensor that the index
+    /// looks for in it.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, BossManError> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            if checkpoint::is_one(path)? {
+                return checkpoint::weights_of(path);
+            }
+            for file in [INDEX, SINGLE].map(|name| path.join(name)) {
+                if disk::is_file(&file).map_err(|e| BossManError::io(&file, &e))? {
+                    return Self::load(file);
+                }
+            }
+            return Err(BossManError::file(path, format!("holds neither {SINGLE} nor {INDEX}")));
+        }
+        match path.to_string_lossy().ends_with(INDEX_ENDING) {
+            true => by_index(path),
+            false => single(path),
+        }
+    }
+
+    /// Whether a file can be written there; to be known before the work that makes it.
+    pub fn can_save(path: &Path) -> Result<(), BossManError> {
+        atomic_file::check(path)
+    }
+
+    /// Writes a safetensors file. It appears whole under its name or not at all, also if the
+    /// machine loses power.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BossManError> {
+        write(path.as_ref(), self.iter())
+    }
+
+    /// Writes safetensors files of at most so many bytes of tensors each (a larger tensor has a file of its own), and the
+    /// index, last, which says which tensor is where. The folder is made where it is missing.
+    pub fn save_sharded(&self, folder: impl AsRef<Path>, most_bytes: u64) -> Result<(), BossManError> {
+        let folder = folder.as_ref();
+        std::fs::create_dir_all(folder).map_err(|e| BossManError::io(folder, &e))?;
+        let (mut shards, mut filled) = (vec![Vec::new()], 0u64);
+        let mut total = 0u64;
+        for (name, tensor) in self.iter() {
+            let bytes = to_payload(tensor)?.bytes.len() as u64;
+            if filled > 0 && filled + bytes > most_bytes {
+                shards.push(Vec::new());
+                filled = 0;
+            }
+            filled += bytes;
+            total += bytes;
+            if let Some(shard) = shards.last_mut() {
+                shard.push((name, tensor));
+            }
+        }
+        let count = shards.len();
+        let mut weight_map = BTreeMap::new();
+        for (number, shard) in (1..).zip(&shards) {
+            let file = format!("model-{number:05}-of-{count:05}.safetensors");
+            write(&folder.join(&file), shard.iter().copied())?;
+            weight_map.extend(shard.iter().map(|(name, _)| (name.to_string(), file.clone())));
+        }
+        let index = Index { metadata: [("total_size".to_string(), total.into())].into(), weight_map };
+        let path = folder.join(INDEX);
+        let text = serde_json::to_vec_pretty(&index).map_err(|e| BossManError::file(&path, e))?;
+        let mut file = atomic_file::begin(&path)?;
+        file.write_all(&text).map_err(|e| BossManError::io(&path, &e))?;
+        atomic_file::finish(&path, file)
+    }
+}
+
+fn single(path: &Path) -> Result<StateDict, BossManError> {
+    decode(&Bytes::from(std::fs::read(path).map_err(|e| BossManError::io(path, &e))?), path)
+}
+
+/// The content of a safetensors file.
+pub(crate) fn encode<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<Vec<u8>, BossManError> {
+    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
+    let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
+    safetensors::serialize(views, None).map_err(|e| BossManError::Usage(format!("tensors that cannot be written: {e}")))
+}
+
+/// What the content of a safetensors file holds; errors name the file.
+pub(crate) fn decode(bytes: &Bytes, path: &Path) -> Result<StateDict, BossManError> {
+    let file = SafeTensors::deserialize(bytes)
+        .map_err(|e| BossManError::file(path, format!("not a safetensors file: {e}")))?;
+    let mut state = StateDict::default();
+    for (name, view) in file.iter() {
+        let dtype = dtype(view.dtype()).ok_or_else(|| {
+            let problem = format!("tensor `{name}` has dtype {:?}, which BossMan cannot use", view.dtype());
+            BossManError::file(path, problem)
+        })?;
+        let meta = TensorMeta { dtype, shape: view.shape().iter().map(|d| *d as u64).collect() };
+        let payload = Payload { meta, bytes: bytes.slice_ref(view.data()) };
+        state.insert(name, &from_payload(&payload)?);
+    }
+    Ok(state)
+}
+
+fn by_index(path: &Path) -> Result<StateDict, BossManError> {
+    let text = std::fs::read(path).map_err(|e| BossManError::io(path, &e))?;
+    let index: Index =
+        serde_json::from_slice(&text).map_err(|e| BossManError::file(path, format!("not an index of weights: {e}")))?;
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let mut state = StateDict::default();
+    for file in index.weight_map.values().collect::<BTreeSet<_>>() {
+        // An index names its neighbours, and nothing elsewhere.
+        if Path::new(file).file_name() != Some(file.as_ref()) {
+            return Err(BossManError::file(path, format!("names `{file}`, which is not a file beside it")));
+        }
+        let shard: PathBuf = folder.join(file);
+        let found = single(&shard)?;
+        for (name, _) in index.weight_map.iter().filter(|(_, of)| *of == file) {
+            let missing =
+                || BossManError::file(&shard, format!("lacks `{name}`, which {} looks for in it", path.display()));
+            state.insert(name, found.get(name).ok_or_else(missing)?);
+        }
+    }
+    Ok(state)
+}
+
+fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<(), BossManError> {
+    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
+    let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
+    atomic_file::check(path)?;
+    let io = |e: std::io::Error| BossManError::io(path, &e);
+    let draft = atomic_file::beside(path).map_err(io)?;
+    // The library replaces the draft with a file that only its owner can read, and does not flush
+    // it.
+    safetensors::serialize_to_file(views, None, draft.path()).map_err(|e| match e {
+        SafeTensorError::IoError(e) => io(e),
+        e => BossManError::file(path, e),
+    })?;
+    let usual = draft.as_file().metadata().map_err(io)?.permissions();
+    std::fs::set_permissions(draft.path(), usual).map_err(io)?;
+    disk::rename_flushed(draft.path(), path).map_err(io)
+}
+
+/// A tensor as the safetensors crate wants to see it.
+struct Stored {
+    payload: Payload,
+    shape: Vec<usize>,
+}
+
+impl Stored {
+    fn new(tensor: &Tensor) -> Result<Self, BossManError> {
+        let payload = to_payload(tensor)?;
+        let shape = payload.meta.shape.iter().map(|d| *d as usize).collect();
+        Ok(Stored { payload, shape })
+    }
+}
+
+impl View for Stored {
+    fn dtype(&self) -> Dtype {
+        match self.payload.meta.dtype {
+            DType::Float32 => Dtype::F32,
+            DType::Float64 => Dtype::F64,
+            DType::Float16 => Dtype::F16,
+            DType::BFloat16 => Dtype::BF16,
+            DType::Int64 => Dtype::I64,
+            DType::Int32 => Dtype::I32,
+            DType::UInt8 => Dtype::U8,
+            DType::Bool => Dtype::BOOL,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.payload.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.payload.bytes.len()
+    }
+}
+
+fn dtype(stored: Dtype) -> Option<DType> {
+    Some(match stored {
+        Dtype::F32 => DType::Float32,
+        Dtype::F64 => DType::Float64,
+        Dtype::F16 => DType::Float16,
+        Dtype::BF16 => DType::BFloat16,
+        Dtype::I64 => DType::Int64,
+        Dtype::I32 => DType::Int32,
+        Dtype::U8 => DType::UInt8,
+        Dtype::BOOL => DType::Bool,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Model;
+    use tch::{Device, Kind};
+
+    fn state(kind: Kind) -> StateDict {
+        let mut state = StateDict::default();
+        state.insert("0.weight", &Tensor::arange(12, (kind, Device::Cpu)).reshape([4, 3]));
+        state.insert("0.bias", &Tensor::arange(4, (kind, Device::Cpu)));
+        state.insert("1.weight", &Tensor::arange(4, (kind, Device::Cpu)).reshape([1, 4]));
+        state.insert("1.bias", &Tensor::arange(1, (kind, Device::Cpu)));
+        state
+    }
+
+    fn same(left: &StateDict, right: &StateDict) {
+        let names = |state: &StateDict| state.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>();
+        assert_eq!(names(left), names(right));
+        assert!(left.iter().all(|(name, tensor)| tensor.equal(right.get(name).unwrap())));
+    }
+
+    #[test]
+    fn several_files_and_their_index_are_one_state_dict() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("weights");
+        state(Kind::Float).save_sharded(&folder, 40).unwrap();
+        // 4 + 16 bytes, then 4, then 16 and 48.
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 4);
+        same(&StateDict::load(&folder).unwrap(), &state(Kind::Float));
+        same(&StateDict::load(folder.join(INDEX)).unwrap(), &state(Kind::Float));
+    }
+
+    #[test]
+    fn a_saved_file_replaces_one_of_its_name_and_leaves_no_draft() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("w.safetensors");
+        std::fs::write(&path, "old").unwrap();
+        std::fs::write(place.path().join("usual"), "").unwrap();
+        state(Kind::Float).save(&path).unwrap();
+        same(&StateDict::load(&path).unwrap(), &state(Kind::Float));
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 2);
+        let permissions = |name: &str| place.path().join(name).metadata().unwrap().permissions();
+        assert_eq!(permissions("w.safetensors"), permissions("usual"));
+    }
+
+    #[test]
+    fn what_an_index_says_is_checked() {
+        let place = tempfile::tempdir().unwrap();
+        state(Kind::Float).save(place.path().join("a.safetensors")).unwrap();
+        let refused = |text: &str| {
+            std::fs::write(place.path().join(INDEX), text).unwrap();
+            StateDict::load(place.path()).unwrap_err().to_string()
+        };
+        assert!(refused("[]").contains("not an index of weights"));
+        let elsewhere = refused(r#"{"weight_map": {"0.bias": "../a.safetensors"}}"#);
+        assert!(elsewhere.contains("names `../a.safetensors`, which is not a file beside it"), "{elsewhere}");
+        let lacking = refused(r#"{"weight_map": {"2.bias": "a.safetensors"}}"#);
+        assert!(lacking.contains("lacks `2.bias`"), "{lacking}");
+        assert!(refused(r#"{"weight_map": {"0.bias": "b.safetensors"}}"#).contains("b.safetensors"));
+        let empty = place.path().join("empty");
+        std::fs::create_dir(&empty).unwrap();
+        let error = StateDict::load(&empty).unwrap_err().to_string();
+        assert!(error.contains("holds neither model.safetensors nor model.safetensors.index.json"), "{error}");
+    }
+
+    #[test]
+    fn other_floating_point_types_are_converted_and_nothing_else() {
+        let text = "inputs: {x: [batch, 3]}\nlayers:\n  - Linear: {in_features: 3, out_features: 4}\n  - Linear: \
+                    {in_features: 4, out_features: 1}\n";
+        let model = Model::from_yaml(text).unwrap();
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double] {
+            same(&state(kind).fitting(model.graph()).unwrap(), &state(Kind::Float));
+        }
+        let mut wrong = state(Kind::Float);
+        wrong.insert("0.bias", &Tensor::arange(4, (Kind::Int64, Device::Cpu)));
+        wrong.insert("1.bias", &Tensor::zeros([2], (Kind::Float, Device::Cpu)));
+        wrong.insert("2.bias", &Tensor::zeros([2], (Kind::Float, Device::Cpu)));
+        let error = wrong.fitting(model.graph()).unwrap_err().to_string();
+        for part in ["`0.bias`: expected float32", "`1.bias`: expected", "`2.bias`: the model has no such parameter"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
