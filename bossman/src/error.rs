@@ -34,7 +34,7 @@ pub enum BossManError {
         "`{parameter}` of {stage} is not the same on {} as on {} after {updates} optimizer steps: replicas must compute alike, so take \
          machines with the same kind of processor and as many threads, or leave one out", workers.1, workers.0
     )]
-    Replicas {
+    ReplicasDiffer {
         /// The stage.
         stage: pipeline::ids::StageId,
         /// The first of its parameters that differs: layer and name.

@@ -9,7 +9,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// It cannot be written though somebody may wait for it, as where the disk is full.
-pub fn say(text: &str) -> Result<bool, BossManError> {
+pub fn print(text: &str) -> Result<bool, BossManError> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Ok(()) => Ok(true),
@@ -18,17 +18,17 @@ pub fn say(text: &str) -> Result<bool, BossManError> {
     }
 }
 
-/// As [`say`], a line.
+/// As [`print`], a line.
 ///
 /// # Errors
-/// As [`say`].
-pub fn line(text: &str) -> Result<bool, BossManError> {
-    say(&format!("{text}\n"))
+/// As [`print`].
+pub fn print_line(text: &str) -> Result<bool, BossManError> {
+    print(&format!("{text}\n"))
 }
 
 /// A line on how work goes on, which goes on whether or not the line can be written.
-pub fn note(text: &str) {
-    line(text).ok();
+pub fn print_progress(text: &str) {
+    print_line(text).ok();
 }
 
 /// The same on standard error.

@@ -94,9 +94,9 @@ fn more_batches_than_allowed_are_an_error_that_says_what_to_do() {
         assert_eq!(
             error.to_string(),
             "2 batches wait for their backward pass and workers keep the activations of each: call backward_batch() or \
-             forget_batch() for one, or allow more with Builder::in_flight"
+             discard_batch() for one, or allow more with Builder::in_flight"
         );
-        boss.forget_batch(first).await.unwrap();
+        boss.discard_batch(first).await.unwrap();
         boss.forward_batch(&x(2, 4), Variables::new()).await.unwrap();
         boss.backward_batch(second, &[gradient(&outputs[0])]).await.unwrap();
         let error = boss.backward_batch(first, &[Tensor::ones([4, 1], (Kind::Float, Device::Cpu))]).await.unwrap_err();
@@ -130,7 +130,7 @@ fn a_discarded_batch_leaves_no_gradients() {
             let (id, outputs) = boss.forward_batch(&x(0, 4), Variables::new()).await.unwrap();
             if forgotten {
                 let (other, _) = boss.forward_batch(&x(1, 4), Variables::new()).await.unwrap();
-                boss.forget_batch(other).await.unwrap();
+                boss.discard_batch(other).await.unwrap();
             }
             boss.backward_batch(id, &[gradient(&outputs[0])]).await.unwrap();
             boss.optim_step().await.unwrap();

@@ -174,7 +174,7 @@ async fn workers_that_join_a_pool_read_data_too() {
     let folder = place.file("");
     let there = ["--data", folder.to_str().unwrap()];
     let _first = place.worker(&port, &there);
-    let host = Host::new(1).port(port.parse().unwrap()).open(true).quiet().wait().await.unwrap();
+    let host = Host::new(1).port(port.parse().unwrap()).open_to_joins(true).quiet().wait().await.unwrap();
     let builder = || BossMan::builder(case.model.clone()).microbatches(4).loss(case.loss.clone()).seed(case.seed);
     let mut boss = builder().replicas(Replicas::Each(1)).build(host).unwrap();
     boss.distribute_model().await.unwrap();

@@ -53,7 +53,7 @@ async fn workers_that_join_and_are_killed_leave_the_weights_of_a_quiet_run() {
     let case = Case::convnet();
     let port = free_port().to_string();
     let first = place.worker(&port, &[]);
-    let workers = Host::new(1).port(port.parse().unwrap()).open(true).quiet().wait().await.unwrap();
+    let workers = Host::new(1).port(port.parse().unwrap()).open_to_joins(true).quiet().wait().await.unwrap();
     let mut boss = builder(&case).build(workers).unwrap();
     boss.distribute_model().await.unwrap();
     boss.send_optimizer(case.optimizer).await.unwrap();

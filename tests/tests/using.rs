@@ -93,7 +93,7 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
         for workers in [1, 3] {
             let mut boss = boss(WRITER, workers).await;
             let generator = Generator::new(boss.model(), &text).unwrap();
-            assert_eq!(generator.slow(), None);
+            assert_eq!(generator.why_not_incremental(), None);
             let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
             let what = Generation { prompt: "Hello".into(), max_new_tokens: 30, sampling };
             let mut pieces = String::new();
@@ -123,7 +123,7 @@ fn translations_are_what_the_whole_model_would_say() {
         let texts = pairs();
         let mut boss = boss(TRANSLATOR, 2).await;
         let translator = Translator::new(boss.model(), &texts).unwrap();
-        assert_eq!(translator.slow(), None);
+        assert_eq!(translator.why_not_incremental(), None);
         let search = Search { max_length: 8, ..Search::default() };
         let sources = ["one", "another text", "x"];
         let together = translator.translate(&mut boss, &sources, &search).await.unwrap();
@@ -430,14 +430,14 @@ fn a_head_that_the_file_has_not_is_drawn() {
             RunFile::from_file(&run).unwrap()
         };
         let cluster = bossman::fleet::FleetSettings { local: 1, ..Default::default() };
-        let error = with("").ready(&cluster, None).await.err().unwrap().to_string();
+        let error = with("").load_model(&cluster, None).await.err().unwrap().to_string();
         assert!(error.contains("`4.bias`: missing") && error.contains("`4.weight`: missing"), "{error}");
-        let mut boss = with(", fresh: [4.weight, 4.bias]").ready(&cluster, None).await.unwrap();
+        let mut boss = with(", fresh: [4.weight, 4.bias]").load_model(&cluster, None).await.unwrap();
         let loaded = boss.state_dict().await.unwrap();
         assert!(whole.iter().all(|(name, tensor)| loaded.get(name).unwrap().equal(tensor)));
         boss.shutdown().await;
         let error =
-            with(", fresh: [4.weight, 4.bias, 0.weight]").ready(&cluster, None).await.err().unwrap().to_string();
+            with(", fresh: [4.weight, 4.bias, 0.weight]").load_model(&cluster, None).await.err().unwrap().to_string();
         assert!(error.contains("`0.weight`: in the weights, but `fresh` in the run file"), "{error}");
         assert!(matches!(RunFile::from_file(&run).unwrap().data.train, Source::Text(_)));
     });

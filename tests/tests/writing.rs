@@ -149,7 +149,10 @@ fn every_command_that_is_shown_exists() {
                 }
                 // The page shows the command as the boss prints it.
                 "worker" => {
-                    assert!(read("bossman/src/workers/host.rs").contains(&format!(" {}\"", words[0])), "{page}: `{line}`");
+                    assert!(
+                        read("bossman/src/workers/host.rs").contains(&format!(" {}\"", words[0])),
+                        "{page}: `{line}`"
+                    );
                     for flag in words.iter().filter_map(|w| w.strip_prefix("--")) {
                         let field = format!("{}:", flag.replace('-', "_"));
                         assert!(read("worker/src/options.rs").contains(&field), "{page}: no flag for `{line}`");

@@ -1,7 +1,7 @@
 //! The checkpoints of a run, made when they are due and written while training continues.
 
-use super::manifest::Run;
-use super::policy::{Due, Policy};
+use super::manifest::RunRecord;
+use super::policy::{DueTimer, Policy};
 use super::store::Checkpoints;
 use crate::train::metrics::Metrics;
 use crate::train::progress::Progress;
@@ -10,27 +10,27 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// So long a run that has failed waits for its last checkpoint.
-const LAST: Duration = Duration::from_secs(60);
+const FINAL_WAIT: Duration = Duration::from_secs(60);
 /// The time to delete the files of a checkpoint that was not written by then.
-const CLEARING: Duration = Duration::from_secs(10);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The checkpoints of a run.
-pub(crate) struct Writing {
+pub(crate) struct CheckpointWriter {
     checkpoints: Checkpoints,
     policy: Policy,
-    due: Due,
+    due: DueTimer,
     /// One is due that could not be made yet.
-    owed: bool,
+    overdue: bool,
     /// The one that is being written, and after which step it was made.
-    at_work: Option<(u64, JoinHandle<Result<(), BossManError>>)>,
+    pending: Option<(u64, JoinHandle<Result<(), BossManError>>)>,
     /// The user knows that training waits for them.
     warned: bool,
 }
 
-impl Writing {
+impl CheckpointWriter {
     pub(crate) fn new(checkpoints: Checkpoints, policy: Policy) -> Self {
-        let due = Due::start(policy.every);
-        Writing { checkpoints, policy, due, owed: false, at_work: None, warned: false }
+        let due = DueTimer::start(policy.every);
+        CheckpointWriter { checkpoints, policy, due, overdue: false, pending: None, warned: false }
     }
 
     /// A step has ended, which may be the last, or one after which there was a look at the model:
@@ -40,19 +40,19 @@ impl Writing {
         boss: &mut BossMan,
         step: u64,
         (last, looked): (bool, bool),
-        (run, metrics): (Run, Option<&Metrics>),
+        (run, metrics): (RunRecord, Option<&Metrics>),
         progress: &Progress,
     ) {
-        let written = self.at_work.as_ref().is_some_and(|(_, writing)| writing.is_finished());
+        let written = self.pending.as_ref().is_some_and(|(_, writing)| writing.is_finished());
         if written {
-            self.take_note(progress).await;
+            self.wait_for_pending(progress).await;
         }
-        self.owed |= self.due.is_now(step) || last || (looked && self.policy.keep_best.is_some());
-        if !self.owed || !boss.is_between_updates() {
+        self.overdue |= self.due.is_due(step) || last || (looked && self.policy.keep_best.is_some());
+        if !self.overdue || !boss.is_between_updates() {
             return;
         }
         // One is written at a time, so that no more than one is in memory.
-        let waits = self.at_work.as_ref().filter(|(_, writing)| !writing.is_finished() && !last);
+        let waits = self.pending.as_ref().filter(|(_, writing)| !writing.is_finished() && !last);
         if let Some((before, _)) = waits.filter(|_| !self.warned) {
             output::warn(&format!(
                 "warning: a checkpoint of step {step} is due while that of step {before} is still being written, for which \
@@ -60,12 +60,12 @@ impl Writing {
             ));
             self.warned = true;
         }
-        self.take_note(progress).await;
-        self.owed = false;
+        self.wait_for_pending(progress).await;
+        self.overdue = false;
         self.begin(boss, step, run, metrics).await;
     }
 
-    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: Run, metrics: Option<&Metrics>) {
+    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: RunRecord, metrics: Option<&Metrics>) {
         let flush = metrics.map(Metrics::flush).transpose();
         let begun = match flush {
             Ok(flush) => boss.begin_snapshot().await.map(|snapshot| (snapshot, flush)),
@@ -89,19 +89,19 @@ impl Writing {
             }
             Ok(())
         };
-        self.at_work = Some((step, tokio::spawn(write)));
+        self.pending = Some((step, tokio::spawn(write)));
     }
 
     /// Waits for the one that is being written.
-    pub(crate) async fn take_note(&mut self, progress: &Progress) {
-        let Some((step, writing)) = &mut self.at_work else { return };
+    pub(crate) async fn wait_for_pending(&mut self, progress: &Progress) {
+        let Some((step, writing)) = &mut self.pending else { return };
         let step = *step;
         let problem = match writing.await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
             Err(error) => Some(error.to_string()),
         };
-        self.at_work = None;
+        self.pending = None;
         match problem {
             None => progress.line(&format!("checkpoint of step {step} written")),
             Some(problem) => output::warn(&format!("warning: no checkpoint of step {step}: {problem}")),
@@ -110,15 +110,15 @@ impl Writing {
 
     /// Waits for it, and no longer than a little, for somebody waits for the end of it.
     pub(crate) async fn end(mut self, progress: &Progress) {
-        if tokio::time::timeout(LAST, self.take_note(progress)).await.is_ok() {
+        if tokio::time::timeout(FINAL_WAIT, self.wait_for_pending(progress)).await.is_ok() {
             return;
         }
-        let Some((step, writing)) = self.at_work else { return };
+        let Some((step, writing)) = self.pending else { return };
         writing.abort();
         // Until then it may write.
         writing.await.ok();
-        let late = format!("was not written within {} s", LAST.as_secs());
-        let cleared = tokio::time::timeout(CLEARING, self.checkpoints.clear(step)).await;
+        let late = format!("was not written within {} s", FINAL_WAIT.as_secs());
+        let cleared = tokio::time::timeout(CLEANUP_TIMEOUT, self.checkpoints.clear(step)).await;
         match cleared {
             Ok(Ok(false)) => progress.line(&format!("checkpoint of step {step} written")),
             Ok(Ok(true)) => output::warn(&format!("warning: no checkpoint of step {step}: it {late}")),
@@ -133,6 +133,6 @@ impl Writing {
 impl BossMan {
     /// Whether no gradients wait for an update.
     pub(crate) fn is_between_updates(&self) -> bool {
-        self.gathered.steps == 0
+        self.accumulated.steps == 0
     }
 }

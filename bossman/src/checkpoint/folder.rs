@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The size of the parts of a large file.
-const PART: u64 = 8 << 20;
+const PART_BYTES: u64 = 8 << 20;
 /// The number of parts in flight at once.
-const PARTS: usize = 4;
+const PARALLEL_PARTS: usize = 4;
 
 /// A folder.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl Folder {
     /// # Errors
     /// The list, or a folder in it, cannot be read.
     pub(super) async fn folders(&self, ours: fn(&str) -> bool) -> Result<Vec<String>, BossManError> {
-        let cannot = |e: &dyn ToString| self.wrong("", format!("cannot be listed: {}", e.to_string()));
+        let cannot = |e: &dyn ToString| self.file_error("", format!("cannot be listed: {}", e.to_string()));
         if let Some(path) = &self.local {
             let list = || {
                 let path = path.clone();
@@ -88,7 +88,7 @@ impl Folder {
     /// Whether a folder of it has no files. Some object stores list such folders.
     pub(super) async fn is_empty(&self, name: &str) -> Result<bool, BossManError> {
         let first = async { self.store.list(Some(&Name::from(name))).try_next().await };
-        let cannot = |e| self.wrong(name, format!("cannot be listed: {e}"));
+        let cannot = |e| self.file_error(name, format!("cannot be listed: {e}"));
         Ok(self.local.is_none() && first.await.map_err(cannot)?.is_none())
     }
 
@@ -104,7 +104,7 @@ impl Folder {
                 content => content,
             }
         };
-        let cannot = |e| self.wrong(name, format!("cannot be read: {e}"));
+        let cannot = |e| self.file_error(name, format!("cannot be read: {e}"));
         disk::retry(self.waits, attempt).await.map_err(cannot)
     }
 
@@ -120,18 +120,20 @@ impl Folder {
     pub(super) async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), BossManError> {
         let place = Name::from(name);
         // On this machine a file in parts would be written no differently.
-        match self.local.is_none() && bytes.len() as u64 > PART {
-            false => self.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(|e| self.wrong(name, e)),
+        match self.local.is_none() && bytes.len() as u64 > PART_BYTES {
+            false => {
+                self.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(|e| self.file_error(name, e))
+            }
             true => self.put_parts(name, &place, bytes.into()).await,
         }
     }
 
     async fn put_parts(&self, name: &str, place: &Name, bytes: Bytes) -> Result<(), BossManError> {
-        let mut upload = self.store.put_multipart(place).await.map_err(|e| self.wrong(name, e))?;
-        let starts = (0..bytes.len()).step_by(PART as usize);
-        let parts = starts.map(|start| bytes.slice(start..bytes.len().min(start + PART as usize)));
+        let mut upload = self.store.put_multipart(place).await.map_err(|e| self.file_error(name, e))?;
+        let starts = (0..bytes.len()).step_by(PART_BYTES as usize);
+        let parts = starts.map(|start| bytes.slice(start..bytes.len().min(start + PART_BYTES as usize)));
         let sent = stream::iter(parts.map(|part| upload.put_part(part.into())));
-        let sent = sent.buffer_unordered(PARTS).try_for_each(|()| async { Ok(()) }).await;
+        let sent = sent.buffer_unordered(PARALLEL_PARTS).try_for_each(|()| async { Ok(()) }).await;
         let put = match sent {
             Ok(()) => upload.complete().await.map(drop),
             Err(error) => Err(error),
@@ -139,8 +141,8 @@ impl Folder {
         let Err(error) = put else { return Ok(()) };
         // The store would keep the parts, hidden and paid for.
         match upload.abort().await {
-            Ok(()) | Err(Error::NotFound { .. }) => Err(self.wrong(name, error)),
-            Err(left) => Err(self.wrong(name, format!("{error}; and the parts sent cannot be deleted: {left}"))),
+            Ok(()) | Err(Error::NotFound { .. }) => Err(self.file_error(name, error)),
+            Err(left) => Err(self.file_error(name, format!("{error}; and the parts sent cannot be deleted: {left}"))),
         }
     }
 
@@ -148,7 +150,7 @@ impl Folder {
     pub(super) async fn delete(&self, name: &str) -> Result<(), BossManError> {
         match self.store.delete(&Name::from(name)).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(e) => Err(self.wrong(name, e)),
+            Err(e) => Err(self.file_error(name, e)),
         }
     }
 
@@ -156,7 +158,7 @@ impl Folder {
     pub(super) async fn delete_folder(&self, name: &str) -> Result<(), BossManError> {
         if self.local.is_none() {
             let files = self.store.list(Some(&Name::from(name))).map_ok(|file| file.location);
-            let files: Vec<Name> = files.try_collect().await.map_err(|e| self.wrong(name, e))?;
+            let files: Vec<Name> = files.try_collect().await.map_err(|e| self.file_error(name, e))?;
             for file in files {
                 self.delete(file.as_ref()).await?;
             }
@@ -165,14 +167,14 @@ impl Folder {
         // With what a program that was killed had begun to write, which the store does not list.
         let folder = self.path(name);
         let gone = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
-        match gone.map_err(|e| self.wrong(name, e))? {
+        match gone.map_err(|e| self.file_error(name, e))? {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(BossManError::io(&self.path(name), &e)),
             _ => Ok(()),
         }
     }
 
     /// An error of a file in it.
-    pub(super) fn wrong(&self, name: &str, problem: impl ToString) -> BossManError {
+    pub(super) fn file_error(&self, name: &str, problem: impl ToString) -> BossManError {
         // Messages of stores have several lines.
         let problem = problem.to_string();
         BossManError::file(&self.path(name), problem.split_whitespace().collect::<Vec<_>>().join(" "))

@@ -21,11 +21,11 @@ struct Versioned {
 
 /// Why the bytes of a manifest are of no use.
 #[derive(Debug)]
-pub(super) enum Unfit {
+pub(super) enum ManifestError {
     /// They differ from what was written.
     Damaged(String),
     /// Another program wrote them.
-    Unknown(String),
+    UnknownVersion(String),
 }
 
 /// A checkpoint's `manifest.json`.
@@ -34,8 +34,8 @@ pub(super) enum Unfit {
 pub(crate) struct Manifest {
     pub(super) version: u32,
     pub(crate) counters: Counters,
-    pub(crate) run: Run,
-    pub(super) files: Vec<File>,
+    pub(crate) run: RunRecord,
+    pub(super) files: Vec<FileEntry>,
     /// Of all before it, in hexadecimal digits.
     pub(super) sha256: String,
 }
@@ -55,10 +55,11 @@ pub struct Counters {
 /// The part of a run file that determines the next samples, and the rest of the run's state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Run {
+pub(crate) struct RunRecord {
     /// The number of the run, which identifies its peer snapshots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) number: Option<u64>,
+    #[serde(rename = "number")]
+    pub(crate) run_id: Option<u64>,
     pub(crate) seed: u64,
     /// The optimizer whose state is in the checkpoint.
     pub(crate) optimizer: String,
@@ -72,24 +73,25 @@ pub(crate) struct Run {
     /// The bytes of metrics so far, if they are written.
     pub(crate) metrics: Option<u64>,
     /// The look with the lowest validation loss so far.
-    pub(crate) best: Option<Best>,
+    pub(crate) best: Option<ScoreAtStep>,
     /// The validation of these weights, if there was one.
-    pub(crate) look: Option<Best>,
+    #[serde(rename = "look")]
+    pub(crate) validation: Option<ScoreAtStep>,
 }
 
 /// A look at the model.
 #[derive(Copy, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Best {
+pub(crate) struct ScoreAtStep {
     pub(crate) step: u64,
     /// `None` if it was not a number.
     pub(crate) loss: Option<f64>,
     pub(crate) accuracy: Option<f64>,
 }
 
-impl Best {
+impl ScoreAtStep {
     pub(crate) fn of(step: u64, score: &Score) -> Self {
-        Best { step, loss: Some(score.loss).filter(|loss| loss.is_finite()), accuracy: score.accuracy }
+        ScoreAtStep { step, loss: Some(score.loss).filter(|loss| loss.is_finite()), accuracy: score.accuracy }
     }
 
     pub(crate) fn score(&self) -> Score {
@@ -100,7 +102,7 @@ impl Best {
 /// A file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct File {
+pub(super) struct FileEntry {
     /// Below the checkpoint's folder.
     pub(super) name: String,
     pub(super) bytes: u64,
@@ -109,32 +111,33 @@ pub(super) struct File {
 }
 
 impl Manifest {
-    pub(super) fn new(counters: Counters, run: Run, files: Vec<File>) -> Result<Self, serde_json::Error> {
+    pub(super) fn new(counters: Counters, run: RunRecord, files: Vec<FileEntry>) -> Result<Self, serde_json::Error> {
         let manifest = Manifest { version: VERSION, counters, run, files, sha256: String::new() };
         Ok(Manifest { sha256: manifest.digest()?, ..manifest })
     }
 
     /// Reads a manifest, which may be of any content, from the folder of this name.
-    pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Self, Unfit> {
-        let no_manifest = |e: serde_json::Error| Unfit::Damaged(format!("is no manifest: {e}"));
+    pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Self, ManifestError> {
+        let no_manifest = |e: serde_json::Error| ManifestError::Damaged(format!("is no manifest: {e}"));
         let Versioned { version } = serde_json::from_slice(bytes).map_err(no_manifest)?;
         if version != u64::from(VERSION) {
             let problem =
                 format!("is of version {version}; this program reads version {VERSION}, take another BossMan");
-            return Err(Unfit::Unknown(problem));
+            return Err(ManifestError::UnknownVersion(problem));
         }
         let manifest: Manifest = serde_json::from_slice(bytes).map_err(no_manifest)?;
-        let damaged = |problem: String| Err(Unfit::Damaged(problem));
+        let damaged = |problem: String| Err(ManifestError::Damaged(problem));
         if !manifest.is_whole() {
             return damaged(DAMAGED.into());
         }
-        if name_of(manifest.counters.step) != name {
+        if folder_of_step(manifest.counters.step) != name {
             return damaged(format!("is of step {}", manifest.counters.step));
         }
         if manifest.counters.loss_scale.is_some_and(|scale| !scale.is_possible()) {
             return damaged("has a scale of the loss that cannot be".into());
         }
-        let within = |file: &File| file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+        let within =
+            |file: &FileEntry| file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
         match manifest.files.iter().find(|file| !within(file)) {
             Some(stray) => damaged(format!("names `{}`, which is no file of it", stray.name)),
             None => Ok(manifest),
@@ -157,14 +160,14 @@ impl Manifest {
 }
 
 /// The folder of the checkpoint after `step` steps.
-pub(super) fn name_of(step: u64) -> String {
+pub(super) fn folder_of_step(step: u64) -> String {
     format!("{PREFIX}{step:08}")
 }
 
 /// The step of a checkpoint's folder; nothing if another folder has this name.
-pub(super) fn step_of(name: &str) -> Option<u64> {
+pub(super) fn step_of_folder(name: &str) -> Option<u64> {
     let step = name.strip_prefix(PREFIX)?.parse().ok()?;
-    (name_of(step) == name).then_some(step)
+    (folder_of_step(step) == name).then_some(step)
 }
 
 /// A SHA-256 in hexadecimal digits.
@@ -172,10 +175,10 @@ pub(super) fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-impl Run {
+impl RunRecord {
     /// A difference that would change the next samples or the result.
-    pub(crate) fn differs(&self, now: &Run) -> Option<String> {
-        let of = |run: &Run| {
+    pub(crate) fn differs(&self, now: &RunRecord) -> Option<String> {
+        let of = |run: &RunRecord| {
             [
                 ("seed", run.seed.to_string()),
                 ("optimizer", run.optimizer.clone()),

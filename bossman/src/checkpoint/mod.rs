@@ -28,12 +28,12 @@ mod verified_steps;
 
 #[cfg(test)]
 use crate::BossManError;
-pub(crate) use checkpoint_writer::Writing;
+pub(crate) use checkpoint_writer::CheckpointWriter;
 pub use manifest::Counters;
-pub(crate) use manifest::{Best, Run};
-pub(crate) use policy::Due;
+pub(crate) use manifest::{RunRecord, ScoreAtStep};
+pub(crate) use policy::DueTimer;
 pub use policy::{Every, KeepBest, Policy};
 pub use read_error::ReadError;
-pub use snapshot::State;
-pub(crate) use store::{is_one, weights_of};
-pub use store::{Checkpoints, Listed};
+pub use snapshot::TrainingState;
+pub(crate) use store::{is_checkpoint, load_weights};
+pub use store::{CheckpointEntry, Checkpoints};

@@ -36,18 +36,18 @@ pub enum KeepBest {
 }
 
 /// Counts towards the next checkpoint.
-pub(crate) struct Due {
+pub(crate) struct DueTimer {
     every: Every,
     last: Instant,
 }
 
-impl Due {
+impl DueTimer {
     pub(crate) fn start(every: Every) -> Self {
-        Due { every, last: Instant::now() }
+        DueTimer { every, last: Instant::now() }
     }
 
     /// Whether one is due after this step.
-    pub(crate) fn is_now(&mut self, step: u64) -> bool {
+    pub(crate) fn is_due(&mut self, step: u64) -> bool {
         let due = match self.every {
             Every::Steps(steps) => step.is_multiple_of(steps.max(1)),
             Every::Minutes(minutes) => self.last.elapsed() >= Duration::from_secs_f64(minutes * 60.0),
@@ -73,10 +73,10 @@ impl Policy {
 /// The checkpoint at whose weights the look was the best; the first of equals.
 fn best(there: &[Manifest], by: KeepBest) -> Option<u64> {
     let rated = there.iter().filter_map(|manifest| {
-        let look = manifest.run.look.filter(|look| look.step == manifest.counters.step)?;
+        let validation = manifest.run.validation.filter(|validation| validation.step == manifest.counters.step)?;
         let rate = match by {
-            KeepBest::Loss => -look.loss?,
-            KeepBest::Accuracy => look.accuracy?,
+            KeepBest::Loss => -validation.loss?,
+            KeepBest::Accuracy => validation.accuracy?,
         };
         Some((manifest.counters.step, rate))
     });
@@ -85,12 +85,13 @@ fn best(there: &[Manifest], by: KeepBest) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::manifest::{Best, Counters, Run};
+    use super::super::manifest::{Counters, RunRecord, ScoreAtStep};
     use super::*;
 
     fn at(step: u64, loss: Option<f64>) -> Manifest {
-        let look = loss.map(|loss| Best { step, loss: Some(loss), accuracy: Some(1.0 - loss) });
-        let (counters, run) = (Counters { step, ..Counters::default() }, Run { look, ..Run::default() });
+        let validation = loss.map(|loss| ScoreAtStep { step, loss: Some(loss), accuracy: Some(1.0 - loss) });
+        let (counters, run) =
+            (Counters { step, ..Counters::default() }, RunRecord { validation, ..RunRecord::default() });
         Manifest::new(counters, run, Vec::new()).unwrap()
     }
 
@@ -107,11 +108,11 @@ mod tests {
 
     #[test]
     fn one_is_due_after_so_many_steps() {
-        let mut due = Due::start(Every::Steps(3));
-        assert_eq!((1..=7).filter(|step| due.is_now(*step)).collect::<Vec<_>>(), [3, 6]);
-        let mut due = Due::start(Every::Minutes(1e9));
-        assert!(!due.is_now(3));
-        let mut due = Due::start(Every::Minutes(0.0));
-        assert!(due.is_now(3));
+        let mut due = DueTimer::start(Every::Steps(3));
+        assert_eq!((1..=7).filter(|step| due.is_due(*step)).collect::<Vec<_>>(), [3, 6]);
+        let mut due = DueTimer::start(Every::Minutes(1e9));
+        assert!(!due.is_due(3));
+        let mut due = DueTimer::start(Every::Minutes(0.0));
+        assert!(due.is_due(3));
     }
 }

@@ -16,9 +16,9 @@ use url::Url;
 const RETRY: Duration = Duration::from_secs(30);
 const RETRIES: usize = 5;
 /// The longest silence of a store during a request. One part is uploaded within it.
-const SILENT: &str = "5 min";
+const READ_TIMEOUT: &str = "5 min";
 /// The longest download of one file.
-const LONGEST: &str = "2 h";
+const REQUEST_TIMEOUT: &str = "2 h";
 
 /// Opens a folder of an object store. Credentials and the store's other settings come from the environment.
 pub(super) fn open(named: &str) -> Result<Arc<dyn ObjectStore>, BossManError> {
@@ -37,18 +37,24 @@ pub(super) fn open(named: &str) -> Result<Arc<dyn ObjectStore>, BossManError> {
     let store = match scheme {
         ObjectStoreScheme::AmazonS3 => {
             let store = AmazonS3Builder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::ReadTimeout), SILENT);
-            within(store.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), LONGEST).build(), folder)
+            let store = store.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
+            within(
+                store.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), REQUEST_TIMEOUT).build(),
+                folder,
+            )
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let store = GoogleCloudStorageBuilder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(GoogleConfigKey::Client(ClientConfigKey::ReadTimeout), SILENT);
-            within(store.with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), LONGEST).build(), folder)
+            let store = store.with_config(GoogleConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
+            within(
+                store.with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), REQUEST_TIMEOUT).build(),
+                folder,
+            )
         }
         ObjectStoreScheme::MicrosoftAzure => {
             let store = MicrosoftAzureBuilder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(AzureConfigKey::Client(ClientConfigKey::ReadTimeout), SILENT);
-            within(store.with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), LONGEST).build(), folder)
+            let store = store.with_config(AzureConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
+            within(store.with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), REQUEST_TIMEOUT).build(), folder)
         }
         _ => return Err(wrong(format!("there are no checkpoints in such a place; {KINDS}"))),
     };

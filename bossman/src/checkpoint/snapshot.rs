@@ -3,7 +3,7 @@
 use super::manifest::Counters;
 use crate::data::tensor_payload::{from_payload, to_payload};
 use crate::session::boss::BossMan;
-use crate::weights::state_dict::{expected, Wanted};
+use crate::weights::state_dict::{expected, ExpectedTensor};
 use crate::{BossManError, StateDict};
 use layerspec::LayerGraph;
 use link::{Payload, Slots};
@@ -20,7 +20,7 @@ use tensor::parts::concat_shards;
 
 /// All of a run's state that is not in its files.
 #[derive(Debug)]
-pub struct State {
+pub struct TrainingState {
     /// Parameters and buffers.
     pub weights: StateDict,
     /// The optimizer state, by names such as `0.weight.exp_avg`.
@@ -84,7 +84,7 @@ impl BossMan {
     ///
     /// # Errors
     /// Gradients were gathered that no update has used yet; a worker failed.
-    pub async fn checkpoint(&mut self) -> Result<State, BossManError> {
+    pub async fn checkpoint(&mut self) -> Result<TrainingState, BossManError> {
         self.begin_snapshot().await?.finish().await
     }
 
@@ -93,12 +93,12 @@ impl BossMan {
     /// # Errors
     /// Gradients were gathered that no update has used yet; a worker failed.
     pub(crate) async fn begin_snapshot(&mut self) -> Result<Snapshot, BossManError> {
-        if self.gathered.wait() {
+        if self.accumulated.is_pending() {
             return Err(BossManError::Usage("a checkpoint is made after an optimizer step, not between two".into()));
         }
         let (counters, sizes, slots) = (self.counters(), sizes(self.model.graph()), self.handle.slots.clone());
         let ask = |boss: &BossMan, stage| boss.handle.call(Request::SendState { stage, optimizer: true });
-        let (replies, asked) = self.ask_for_copies(ask).await;
+        let (replies, asked) = self.request_snapshots(ask).await;
         let snapshot = Snapshot { replies, slots, counters, sizes };
         if let Err(error) = asked {
             // Tensors that have arrived are freed from their slots.
@@ -110,14 +110,14 @@ impl BossMan {
 
     /// Asks for copies of all stages at once; or stage by stage, where no worker may have room for all. Requests are carried
     /// out in their order.
-    pub(crate) async fn ask_for_copies<F>(
+    pub(crate) async fn request_snapshots<F>(
         &mut self,
         mut ask: impl FnMut(&BossMan, Option<StageId>) -> F,
     ) -> (Vec<Reply>, Result<(), BossManError>)
     where
         F: Future<Output = Result<Answer, Failure>> + Send + 'static,
     {
-        if !self.copies_stage_by_stage() {
+        if !self.snapshots_stage_by_stage() {
             return (vec![Box::pin(ask(self, None))], Ok(()));
         }
         let layout = self.plan.layout();
@@ -125,11 +125,11 @@ impl BossMan {
         let mut replies: Vec<Reply> = Vec::new();
         for stage in stages {
             let [gather, let_go] = layout.whole(stage).unwrap_or_default();
-            let gathered = self.all_do(gather).await;
+            let gathered = self.run_actions(gather).await;
             if gathered.is_ok() {
                 replies.push(Box::pin(ask(self, Some(stage))));
             }
-            let let_go = if gathered.is_ok() { self.all_do(let_go).await } else { gathered };
+            let let_go = if gathered.is_ok() { self.run_actions(let_go).await } else { gathered };
             if let_go.is_err() {
                 return (replies, let_go);
             }
@@ -138,7 +138,7 @@ impl BossMan {
     }
 
     /// Whether workers copy one stage after the other.
-    pub(crate) fn copies_stage_by_stage(&self) -> bool {
+    pub(crate) fn snapshots_stage_by_stage(&self) -> bool {
         let layout = self.plan.layout();
         self.plan.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
     }
@@ -149,8 +149,8 @@ impl BossMan {
     }
 
     /// Training stands there from now on.
-    pub(crate) fn go_on_from(&mut self, Counters { step, updates, loss_scale }: Counters) {
-        self.watching.begin_anew();
+    pub(crate) fn set_counters(&mut self, Counters { step, updates, loss_scale }: Counters) {
+        self.monitor.reset();
         (self.step, self.updates) = (step, updates);
         if let (Some(now), Some(then)) = (&mut self.settings.loss_scale, loss_scale) {
             *now = then;
@@ -162,30 +162,33 @@ impl BossMan {
     ///
     /// # Errors
     /// It is another model's or another optimizer's; all that differs in the weights is listed.
-    pub fn restore<'a>(&'a mut self, state: &State) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
-        let (placed, counters) = (self.placed(state), state.counters);
+    pub fn restore<'a>(
+        &'a mut self,
+        state: &TrainingState,
+    ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
+        let (placed, counters) = (self.state_by_stage(state), state.counters);
         async move {
             self.refuse_in_pool("restore")?;
             let placed = placed?;
-            self.lose_track();
+            self.invalidate_replay();
             let hold =
                 |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.insert(payload));
             let tensors = placed.into_iter().map(hold).collect();
             self.loaded = true;
             self.call(Request::LoadState { tensors, optimizer: true }).await?;
-            self.go_on_from(counters);
+            self.set_counters(counters);
             Ok(())
         }
     }
 
-    fn placed(&self, state: &State) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
-        let mut tensors = self.place(&state.weights)?;
-        tensors.extend(self.place_optimizer(&state.optimizer)?);
+    fn state_by_stage(&self, state: &TrainingState) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
+        let mut tensors = self.weights_by_stage(&state.weights)?;
+        tensors.extend(self.optimizer_state_by_stage(&state.optimizer)?);
         Ok(tensors)
     }
 
     /// Optimizer state goes to the stage that owns the parameter.
-    fn place_optimizer(
+    fn optimizer_state_by_stage(
         &self,
         state: &BTreeMap<String, Tensor>,
     ) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
@@ -193,7 +196,7 @@ impl BossMan {
         let place = |(name, tensor): (&String, &Tensor)| {
             let stranger = || BossManError::StateDict(vec![format!("`{name}`: the model has no such parameter")]);
             let of = name.rsplit_once('.').and_then(|(parameter, _)| parameters.get(parameter));
-            let Wanted { layer, parameter, .. } = of.ok_or_else(stranger)?;
+            let ExpectedTensor { layer, parameter, .. } = of.ok_or_else(stranger)?;
             let stage = self.plan.holders(*layer, parameter).first().copied().ok_or_else(stranger)?;
             Ok((stage, StateName::of_optimizer(name, None).to_string(), to_payload(tensor)?))
         };
@@ -203,7 +206,7 @@ impl BossMan {
 
 impl Snapshot {
     /// Waits until all is here.
-    pub(crate) async fn finish(self) -> Result<State, BossManError> {
+    pub(crate) async fn finish(self) -> Result<TrainingState, BossManError> {
         let Snapshot { replies, slots, counters, sizes } = self;
         let mut all: Vec<(String, Slot)> = Vec::new();
         let mut failed = None;
@@ -236,7 +239,7 @@ impl Snapshot {
             let whole = concat_shards(parts, sizes).map_err(|problem| wrong(problem.to_string()))?;
             optimizer.insert(name, whole);
         }
-        Ok(State { weights, optimizer, counters })
+        Ok(TrainingState { weights, optimizer, counters })
     }
 }
 

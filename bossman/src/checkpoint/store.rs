@@ -1,11 +1,11 @@
 //! Checkpoints in a folder, of this machine or of an object store.
 
 use super::folder::{Content, Folder};
-use super::manifest::{hash, name_of, step_of, File, Manifest, Run, Unfit, DAMAGED};
+use super::manifest::{folder_of_step, hash, step_of_folder, FileEntry, Manifest, ManifestError, RunRecord, DAMAGED};
 use super::policy::Policy;
 use super::read_error::ReadError;
-use super::snapshot::State;
-use super::verified_steps::Known;
+use super::snapshot::TrainingState;
+use super::verified_steps::VerifiedSteps;
 use crate::{data::disk, output, weights::safetensors_files, BossManError, StateDict};
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
@@ -26,12 +26,12 @@ const OPTIMIZER: &str = "optimizer";
 pub struct Checkpoints {
     folder: Folder,
     /// All copies of this object share it.
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<VerifiedSteps>>,
 }
 
 /// A checkpoint, or the remains of one.
 #[derive(Debug)]
-pub struct Listed {
+pub struct CheckpointEntry {
     /// Its folder.
     pub name: String,
     /// Training steps done.
@@ -41,7 +41,7 @@ pub struct Listed {
     pub(crate) manifest: Option<Manifest>,
 }
 
-impl Listed {
+impl CheckpointEntry {
     /// Whether it has no manifest: it is being written, or was never finished.
     pub fn is_unfinished(&self) -> bool {
         matches!(self.bytes, Err(ReadError::Unfinished(_)))
@@ -72,17 +72,17 @@ impl Checkpoints {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub async fn list(&self) -> Result<Vec<Listed>, BossManError> {
+    pub async fn list(&self) -> Result<Vec<CheckpointEntry>, BossManError> {
         let mut listed = Vec::new();
         // Folders of other names belong to somebody else.
-        for name in self.folder.folders(|name| step_of(name).is_some()).await? {
-            let Some(step) = step_of(&name) else { continue };
+        for name in self.folder.folders(|name| step_of_folder(name).is_some()).await? {
+            let Some(step) = step_of_folder(&name) else { continue };
             let (bytes, manifest) = match self.manifest(&name).await {
                 Ok(manifest) => (Ok(manifest.bytes()), Some(manifest)),
                 Err(ReadError::Unfinished(_)) if self.folder.is_empty(&name).await? => continue,
                 Err(error) => (Err(error), None),
             };
-            listed.push(Listed { name, step, bytes, manifest });
+            listed.push(CheckpointEntry { name, step, bytes, manifest });
         }
         listed.sort_by_key(|listed| listed.step);
         Ok(listed)
@@ -92,8 +92,8 @@ impl Checkpoints {
     ///
     /// # Errors
     /// A file cannot be written. There is then no checkpoint of this step, and no file of it.
-    pub async fn save(&self, state: State) -> Result<(), BossManError> {
-        self.write(state, Run::default()).await.map(drop)
+    pub async fn save(&self, state: TrainingState) -> Result<(), BossManError> {
+        self.write(state, RunRecord::default()).await.map(drop)
     }
 
     /// The last state that is whole, for [`crate::BossMan::restore`]. Warnings name later ones that
@@ -101,7 +101,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// The folder, or a checkpoint after the last whole one, cannot be read.
-    pub async fn last(&self) -> Result<Option<State>, BossManError> {
+    pub async fn last(&self) -> Result<Option<TrainingState>, BossManError> {
         Ok(self.last_whole().await?.map(|(state, _)| state))
     }
 
@@ -110,9 +110,9 @@ impl Checkpoints {
     /// # Errors
     /// A file cannot be written. There is then no checkpoint of this step. Its files are deleted:
     /// on a full disk they would take the room of the next checkpoint.
-    pub(crate) async fn write(&self, state: State, run: Run) -> Result<Manifest, BossManError> {
+    pub(crate) async fn write(&self, state: TrainingState, run: RunRecord) -> Result<Manifest, BossManError> {
         let step = state.counters.step;
-        let name = name_of(step);
+        let name = folder_of_step(step);
         self.remove(&name).await?;
         let error = match self.write_files(&name, state, run).await {
             Ok(manifest) => {
@@ -127,7 +127,7 @@ impl Checkpoints {
         }
     }
 
-    async fn write_files(&self, name: &str, state: State, run: Run) -> Result<Manifest, BossManError> {
+    async fn write_files(&self, name: &str, state: TrainingState, run: RunRecord) -> Result<Manifest, BossManError> {
         let counters = state.counters;
         let mut files = Vec::new();
         for (number, (layer, tensors)) in by_layer(&state).into_iter().enumerate() {
@@ -139,12 +139,12 @@ impl Checkpoints {
                 let encoded = encoded.map_err(|e| BossManError::Usage(format!("encoding a checkpoint: {e}")))?;
                 let (sha256, bytes) = encoded?;
                 let file = format!("{kind}/{number:04}-{}.safetensors", plain(&layer));
-                files.push(File { name: file.clone(), bytes: bytes.len() as u64, sha256 });
+                files.push(FileEntry { name: file.clone(), bytes: bytes.len() as u64, sha256 });
                 self.folder.put(&format!("{name}/{file}"), bytes).await?;
             }
         }
-        let manifest = Manifest::new(counters, run, files).map_err(|e| self.folder.wrong(name, e))?;
-        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.wrong(name, e))?;
+        let manifest = Manifest::new(counters, run, files).map_err(|e| self.folder.file_error(name, e))?;
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.file_error(name, e))?;
         self.folder.put(&format!("{name}/{MANIFEST}"), text).await?;
         Ok(manifest)
     }
@@ -153,7 +153,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// A file is missing or damaged, or cannot be read. The error names it.
-    pub(crate) async fn read(&self, name: &str) -> Result<(State, Manifest), ReadError> {
+    pub(crate) async fn read(&self, name: &str) -> Result<(TrainingState, Manifest), ReadError> {
         let manifest = self.manifest(name).await?;
         let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
         for file in &manifest.files {
@@ -164,7 +164,7 @@ impl Checkpoints {
             let tensors =
                 safetensors_files::decode(&bytes, &self.folder.path(&place)).map_err(|error| match error {
                     error @ BossManError::File { .. } => ReadError::Unreadable(error),
-                    error => ReadError::Unreadable(self.folder.wrong(&place, error)),
+                    error => ReadError::Unreadable(self.folder.file_error(&place, error)),
                 })?;
             match file.name.split('/').next() {
                 Some(WEIGHTS) => tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor)),
@@ -173,11 +173,11 @@ impl Checkpoints {
                 }
                 _ => {
                     let problem = "is neither of weights nor of the optimizer";
-                    return Err(ReadError::Unreadable(self.folder.wrong(&place, problem)));
+                    return Err(ReadError::Unreadable(self.folder.file_error(&place, problem)));
                 }
             }
         }
-        Ok((State { weights, optimizer, counters: manifest.counters }, manifest))
+        Ok((TrainingState { weights, optimizer, counters: manifest.counters }, manifest))
     }
 
     /// Compares every file of a checkpoint with its manifest.
@@ -194,7 +194,7 @@ impl Checkpoints {
     /// # Errors
     /// There is none; the named one is damaged or not the last; or one that may be the last whole
     /// one cannot be read.
-    pub(crate) async fn resume(&self, name: Option<&str>) -> Result<(State, Manifest), BossManError> {
+    pub(crate) async fn resume(&self, name: Option<&str>) -> Result<(TrainingState, Manifest), BossManError> {
         let listed = self.list().await?;
         if let Some(name) = name {
             let place = listed.iter().position(|listed| listed.name == name);
@@ -227,9 +227,9 @@ impl Checkpoints {
     /// # Errors
     /// The folder, or a checkpoint after the last whole one, cannot be read. A failed read does not
     /// prove that an older one is the last.
-    pub(crate) async fn last_whole(&self) -> Result<Option<(State, Manifest)>, BossManError> {
+    pub(crate) async fn last_whole(&self) -> Result<Option<(TrainingState, Manifest)>, BossManError> {
         let listed = self.list().await?;
-        for (place, Listed { name, step, .. }) in listed.iter().enumerate().rev() {
+        for (place, CheckpointEntry { name, step, .. }) in listed.iter().enumerate().rev() {
             let problem = match self.read(name).await {
                 Ok(found) => {
                     self.known().note_whole(*step);
@@ -269,7 +269,7 @@ impl Checkpoints {
         let there: Vec<Manifest> = there.filter_map(|listed| listed.manifest.clone()).collect();
         let superfluous = policy.superfluous(&there);
         let mut deleted = Vec::new();
-        for Listed { name, step: of, bytes, .. } in listed {
+        for CheckpointEntry { name, step: of, bytes, .. } in listed {
             let is_useless = self.known().is_useless(of);
             let goes = match bytes {
                 Ok(_) => is_useless || superfluous.contains(&of),
@@ -293,7 +293,7 @@ impl Checkpoints {
     pub(crate) async fn clear(&self, step: u64) -> Result<bool, BossManError> {
         let aborted = !self.known().is_whole(step);
         if aborted {
-            self.remove(&name_of(step)).await?;
+            self.remove(&folder_of_step(step)).await?;
         }
         Ok(aborted)
     }
@@ -306,7 +306,7 @@ impl Checkpoints {
     pub async fn remove(&self, name: &str) -> Result<(), BossManError> {
         self.folder.delete(&format!("{name}/{MANIFEST}")).await?;
         self.folder.delete_folder(name).await?;
-        if let Some(step) = step_of(name) {
+        if let Some(step) = step_of_folder(name) {
             self.known().note_gone(step);
         }
         Ok(())
@@ -314,11 +314,11 @@ impl Checkpoints {
 
     async fn manifest(&self, name: &str) -> Result<Manifest, ReadError> {
         let place = format!("{name}/{MANIFEST}");
-        let wrong = |problem: String| self.folder.wrong(&place, problem);
+        let wrong = |problem: String| self.folder.file_error(&place, problem);
         match self.folder.get(&place, MAX_MANIFEST).await.map_err(ReadError::Unreadable)? {
             Content::Whole(bytes) => Manifest::parse(&bytes, name).map_err(|unfit| match unfit {
-                Unfit::Damaged(problem) => ReadError::Damaged(wrong(problem)),
-                Unfit::Unknown(problem) => ReadError::Unreadable(wrong(problem)),
+                ManifestError::Damaged(problem) => ReadError::Damaged(wrong(problem)),
+                ManifestError::UnknownVersion(problem) => ReadError::Unreadable(wrong(problem)),
             }),
             Content::Missing => Err(ReadError::Unfinished(wrong("is missing".into()))),
             Content::TooLarge(size) => Err(ReadError::Damaged(wrong(too_large(size, MAX_MANIFEST)))),
@@ -326,9 +326,9 @@ impl Checkpoints {
     }
 
     /// Reads a file that the manifest names.
-    async fn checked(&self, name: &str, file: &File) -> Result<Bytes, ReadError> {
+    async fn checked(&self, name: &str, file: &FileEntry) -> Result<Bytes, ReadError> {
         let place = format!("{name}/{}", file.name);
-        let wrong = |problem: &str| self.folder.wrong(&place, problem);
+        let wrong = |problem: &str| self.folder.file_error(&place, problem);
         let bytes = match self.folder.get(&place, file.bytes).await.map_err(ReadError::Unreadable)? {
             Content::Whole(bytes) => bytes,
             Content::TooLarge(size) => return Err(ReadError::Damaged(wrong(&too_large(size, file.bytes)))),
@@ -355,7 +355,7 @@ impl Checkpoints {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, VerifiedSteps> {
         self.known.lock()
     }
 }
@@ -376,18 +376,18 @@ fn too_large(size: u64, most: u64) -> String {
 ///
 /// # Errors
 /// The folder cannot be looked into.
-pub(crate) fn is_one(folder: &Path) -> Result<bool, BossManError> {
+pub(crate) fn is_checkpoint(folder: &Path) -> Result<bool, BossManError> {
     let path = folder.join(MANIFEST);
     disk::is_file(&path).map_err(|e| BossManError::io(&path, &e))
 }
 
 /// The weights in a checkpoint's folder.
-pub(crate) fn weights_of(folder: &Path) -> Result<StateDict, BossManError> {
+pub(crate) fn load_weights(folder: &Path) -> Result<StateDict, BossManError> {
     let read = |path: &Path| std::fs::read(path).map_err(|e| BossManError::io(path, &e));
     let (path, name) = (folder.join(MANIFEST), folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf()));
     let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let manifest = Manifest::parse(&read(&path)?, &name).map_err(|unfit| match unfit {
-        Unfit::Damaged(problem) | Unfit::Unknown(problem) => BossManError::file(&path, problem),
+        ManifestError::Damaged(problem) | ManifestError::UnknownVersion(problem) => BossManError::file(&path, problem),
     })?;
     let mut weights = StateDict::default();
     for file in manifest.files.iter().filter(|file| file.name.split('/').next() == Some(WEIGHTS)) {
@@ -404,7 +404,7 @@ pub(crate) fn weights_of(folder: &Path) -> Result<StateDict, BossManError> {
 /// The tensors of each layer, by kind.
 type OfLayer = BTreeMap<&'static str, Vec<(String, Tensor)>>;
 
-fn by_layer(state: &State) -> BTreeMap<String, OfLayer> {
+fn by_layer(state: &TrainingState) -> BTreeMap<String, OfLayer> {
     let mut layers: BTreeMap<String, OfLayer> = BTreeMap::new();
     let mut add = |kind, layer: &str, name: &str, tensor: &Tensor| {
         let tensors = layers.entry(layer.to_string()).or_default().entry(kind).or_default();

@@ -5,7 +5,7 @@ use crate::StateDict;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 
-pub(super) fn state(step: u64) -> State {
+pub(super) fn state(step: u64) -> TrainingState {
     let numbers = |from: i64| Tensor::arange_start(from, from + 6, (Kind::Float, Device::Cpu)).view([2, 3]);
     let mut weights = StateDict::default();
     weights.insert("0.weight", &numbers(step as i64));
@@ -13,15 +13,15 @@ pub(super) fn state(step: u64) -> State {
     let optimizer =
         [("0.weight.exp_avg".to_string(), numbers(7)), ("0.weight.step".to_string(), Tensor::from(step as f32))];
     let counters = Counters { step, updates: step, loss_scale: None };
-    State { weights, optimizer: optimizer.into(), counters }
+    TrainingState { weights, optimizer: optimizer.into(), counters }
 }
 
-pub(super) fn run() -> Run {
-    let best = Best { step: 1, loss: Some(0.1 + 0.2), accuracy: None };
-    Run { seed: 3, batch_size: 8, samples: 100, metrics: Some(77), best: Some(best), ..Run::default() }
+pub(super) fn run() -> RunRecord {
+    let best = ScoreAtStep { step: 1, loss: Some(0.1 + 0.2), accuracy: None };
+    RunRecord { seed: 3, batch_size: 8, samples: 100, metrics: Some(77), best: Some(best), ..RunRecord::default() }
 }
 
-pub(super) fn assert_is(found: &State, step: u64) {
+pub(super) fn assert_is(found: &TrainingState, step: u64) {
     let expected = state(step);
     assert_eq!(found.counters, expected.counters);
     let same = |name: &str| found.weights.get(name).unwrap().equal(expected.weights.get(name).unwrap());
@@ -76,8 +76,8 @@ async fn what_is_written_is_read() {
     let weights = StateDict::load(folder.path().join("c/step-00000001")).unwrap();
     assert!(weights.get("0.weight").unwrap().equal(state(1).weights.get("0.weight").unwrap()));
     // One of the same step is replaced.
-    checkpoints.write(state(2), Run::default()).await.unwrap();
-    assert_eq!(checkpoints.resume(None).await.unwrap().1.run, Run::default());
+    checkpoints.write(state(2), RunRecord::default()).await.unwrap();
+    assert_eq!(checkpoints.resume(None).await.unwrap().1.run, RunRecord::default());
     assert_eq!(checkpoints.list().await.unwrap().len(), 2);
 }
 
@@ -161,7 +161,7 @@ async fn what_is_deleted_is_gone_and_nothing_else() {
     std::fs::write(folder.path().join("c/notes.txt"), "mine").unwrap();
     let policy = Policy { dir: String::new(), every: Every::Steps(1), keep: 1, keep_best: None };
     assert_eq!(checkpoints.prune(&policy, 2).await.unwrap(), ["step-00000001"]);
-    let names = |listed: Vec<Listed>| listed.into_iter().map(|listed| listed.name).collect::<Vec<_>>();
+    let names = |listed: Vec<CheckpointEntry>| listed.into_iter().map(|listed| listed.name).collect::<Vec<_>>();
     assert_eq!(names(checkpoints.list().await.unwrap()), ["step-00000002"]);
     checkpoints.remove("step-00000002").await.unwrap();
     assert!(checkpoints.resume(None).await.is_err());
@@ -225,7 +225,7 @@ const PIECES: [&str; 14] = [
 /// Whatever is read for one says where training stands, or is refused, also where its own SHA-256 is right.
 #[test]
 fn a_manifest_of_any_content_is_read_or_refused() {
-    let file = |name: &str| manifest::File { name: name.into(), bytes: 7, sha256: manifest::hash(b"x") };
+    let file = |name: &str| manifest::FileEntry { name: name.into(), bytes: 7, sha256: manifest::hash(b"x") };
     let of = |step| {
         let counters = Counters { step, updates: step, loss_scale: Some(Default::default()) };
         manifest::Manifest::new(counters, run(), vec![file("weights/a"), file("optimizer/b")]).unwrap()

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 /// The checkpoints that this process has written, read or tried to read. All others may be
 /// anything.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct VerifiedSteps {
     whole: BTreeSet<u64>,
     useless: BTreeSet<u64>,
 }
 
-impl Known {
+impl VerifiedSteps {
     /// All files were written, or read and compared.
     pub(super) fn note_whole(&mut self, step: u64) {
         self.useless.remove(&step);

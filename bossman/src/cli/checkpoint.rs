@@ -2,7 +2,7 @@
 
 use super::fleet::until_interrupted;
 use anyhow::Result;
-use bossman::checkpoint::{Checkpoints, Listed, ReadError};
+use bossman::checkpoint::{CheckpointEntry, Checkpoints, ReadError};
 use bossman::{output, BossManError};
 use serde_json::json;
 
@@ -58,7 +58,7 @@ impl Checkpoint {
 }
 
 async fn ls(checkpoints: &Checkpoints, json: bool) -> Result<(), BossManError> {
-    for Listed { name, step, bytes, .. } in checkpoints.list().await? {
+    for CheckpointEntry { name, step, bytes, .. } in checkpoints.list().await? {
         let line = match (&bytes, json) {
             (Ok(bytes), true) => json!({"name": name, "step": step, "bytes": bytes}).to_string(),
             (Err(problem), true) => json!({"name": name, "step": step, "problem": problem.to_string()}).to_string(),
@@ -66,7 +66,7 @@ async fn ls(checkpoints: &Checkpoints, json: bool) -> Result<(), BossManError> {
             (Err(ReadError::Unreadable(problem)), false) => format!("{name}  unknown: {problem}"),
             (Err(problem), false) => format!("{name}  not whole: {problem}"),
         };
-        output::line(&line)?;
+        output::print_line(&line)?;
     }
     Ok(())
 }
@@ -89,7 +89,7 @@ async fn verify(checkpoints: &Checkpoints, only: Option<String>) -> Result<(), B
                 format!("{name}  {error}")
             }
         };
-        output::line(&line)?;
+        output::print_line(&line)?;
     }
     let counts = ["are damaged", "are not finished", "cannot be read"].into_iter().filter_map(|kind| {
         let count = problems.iter().filter(|problem| **problem == kind).count();
@@ -103,7 +103,7 @@ async fn verify(checkpoints: &Checkpoints, only: Option<String>) -> Result<(), B
 
 async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<String>) -> Result<(), BossManError> {
     let listed = checkpoints.list().await?;
-    let whole: Vec<&Listed> = listed.iter().filter(|listed| listed.bytes.is_ok()).collect();
+    let whole: Vec<&CheckpointEntry> = listed.iter().filter(|listed| listed.bytes.is_ok()).collect();
     let last_kept = match &after {
         Some(name) => match listed.iter().find(|listed| listed.name == *name) {
             Some(listed) => listed.step,
@@ -115,7 +115,7 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
     let newest = whole.last().map_or(0, |listed| listed.step);
     let first_kept = whole.iter().rev().take(kept).next_back().map_or(0, |listed| listed.step);
     let mut unknown = Vec::new();
-    for Listed { name, step, bytes, .. } in &listed {
+    for CheckpointEntry { name, step, bytes, .. } in &listed {
         let goes = match (&after, bytes) {
             (Some(_), _) => *step > last_kept,
             // The newest may be at work.
@@ -128,7 +128,7 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
             Err(ReadError::Unreadable(problem)) if after.is_none() => unknown.push(problem.to_string()),
             _ => {
                 checkpoints.remove(name).await?;
-                output::line(&format!("deleted {name}"))?;
+                output::print_line(&format!("deleted {name}"))?;
             }
         }
     }

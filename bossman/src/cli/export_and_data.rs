@@ -79,7 +79,7 @@ impl Export {
         };
         let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };
         let written = export(&weights, &model, &self.to, &settings)?;
-        output::line(&format!("{} tensors written to {}", written.iter().count(), self.to.display()))?;
+        output::print_line(&format!("{} tensors written to {}", written.iter().count(), self.to.display()))?;
         Ok(())
     }
 }
@@ -87,9 +87,9 @@ impl Export {
 impl Data {
     pub(crate) fn run(self) -> Result<()> {
         match self {
-            Data::List { json: true } => output::line(&format!("{:#}", fetch::list_json()))?,
-            Data::List { json: false } => output::say(&fetch::list())?,
-            Data::Fetch { name, to } => output::say(&fetch::fetch(&name, to.as_deref())?)?,
+            Data::List { json: true } => output::print_line(&format!("{:#}", fetch::list_json()))?,
+            Data::List { json: false } => output::print(&fetch::list())?,
+            Data::Fetch { name, to } => output::print(&fetch::fetch(&name, to.as_deref())?)?,
         };
         Ok(())
     }

@@ -48,14 +48,14 @@ pub(crate) struct Interrupted(pub(crate) &'static str);
 
 /// Carries work out, unless Ctrl-C comes first; `lost` says what is then left.
 pub(crate) fn until_interrupted<T>(
-    lost: &'static str,
+    on_interrupt: &'static str,
     work: impl Future<Output = Result<T, BossManError>>,
 ) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         tokio::select! {
             result = work => Ok(result?),
-            _ = tokio::signal::ctrl_c() => Err(Interrupted(lost).into()),
+            _ = tokio::signal::ctrl_c() => Err(Interrupted(on_interrupt).into()),
         }
     })
 }

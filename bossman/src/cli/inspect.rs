@@ -64,8 +64,8 @@ impl Check {
             bindings.set(&word, size);
         }
         match self.json {
-            true => output::line(&format!("{:#}", layers(&graph, &bindings)))?,
-            false => output::say(&graph.table(&bindings))?,
+            true => output::print_line(&format!("{:#}", layers(&graph, &bindings)))?,
+            false => output::print(&graph.table(&bindings))?,
         };
         for warning in graph.warnings() {
             output::warn(&format!("warning: {}: {warning}", model.display()));
@@ -95,12 +95,12 @@ impl Plan {
         let file = RunFile::from_file(self.run)?;
         let report = until_interrupted("nothing was measured", plan::run(&file, &self.fleet.settings()))?;
         if self.json {
-            output::line(&format!("{:#}", candidates(&report)))?;
+            output::print_line(&format!("{:#}", candidates(&report)))?;
             return Ok(());
         }
-        output::say(&report.to_string())?;
+        output::print(&report.to_string())?;
         if self.timeline {
-            output::say(&format!("\n{}", report.timeline()))?;
+            output::print(&format!("\n{}", report.timeline()))?;
         }
         Ok(())
     }

@@ -102,13 +102,13 @@ pub(crate) fn run() -> ExitCode {
 }
 
 fn ticket() -> Result<()> {
-    output::line(&link::Identity::load_or_create()?.ticket().to_string())?;
+    output::print_line(&link::Identity::load_or_create()?.ticket().to_string())?;
     Ok(())
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<()> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "bossman", &mut text);
-    output::say(&String::from_utf8_lossy(&text))?;
+    output::print(&String::from_utf8_lossy(&text))?;
     Ok(())
 }

@@ -5,8 +5,8 @@ use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
 use bossman::output;
 use bossman::run_file::RunFile;
-use bossman::train::{self, Settings};
-use bossman::{best_path, look, Look, Model, Predicted, Predictions};
+use bossman::train::{self, TrainOptions};
+use bossman::{best_path, validate, Model, Predicted, Predictions, ValidationResult};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -81,8 +81,8 @@ impl Status {
         let ask = bossman::Status::ask(&self.host, self.port, self.ticket.as_deref());
         let status = until_interrupted("nothing was asked", ask)?;
         match self.json {
-            true => output::line(&serde_json::to_string(&status)?)?,
-            false => output::say(&status.to_string())?,
+            true => output::print_line(&serde_json::to_string(&status)?)?,
+            false => output::print(&status.to_string())?,
         };
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Train {
 
     fn train(self, pool: bool) -> Result<()> {
         let file = RunFile::from_file(self.run)?;
-        let settings = Settings {
+        let settings = TrainOptions {
             pool,
             fleet: self.fleet.settings(),
             metrics: self.metrics,
@@ -153,27 +153,32 @@ impl Train {
             no_shuffle: self.no_shuffle,
             quiet: self.json,
         };
-        let lost = match &settings.save {
+        let on_interrupt = match &settings.save {
             _ if file.checkpoint.is_some() => "--resume goes on with the last checkpoint",
             Some(_) => "the weights of the last whole epoch are where --save says",
             None => "nothing was saved",
         };
-        let outcome = until_interrupted(lost, train::run(&file, &settings))?;
+        let outcome = until_interrupted(on_interrupt, train::run(&file, &settings))?;
         if self.json {
-            let best = outcome.best.as_ref().map(|(step, look)| json!({"step": step, "validation": look.to_json()}));
-            let test = outcome.test.as_ref().map(Look::to_json);
+            let best = outcome
+                .best
+                .as_ref()
+                .map(|(step, validation)| json!({"step": step, "validation": validation.to_json()}));
+            let test = outcome.test.as_ref().map(ValidationResult::to_json);
             let seconds = outcome.time.as_secs_f64();
-            output::line(&json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test}).to_string())?;
+            output::print_line(
+                &json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test}).to_string(),
+            )?;
             return Ok(());
         }
-        output::line(&format!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64()))?;
+        output::print_line(&format!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64()))?;
         if let Some(test) = &outcome.test {
-            output::line(&format!("test {}", in_words(test)))?;
+            output::print_line(&format!("test {}", describe(test)))?;
         }
         if let Some(path) = &settings.save {
-            output::line(&format!("weights written to {}", path.display()))?;
+            output::print_line(&format!("weights written to {}", path.display()))?;
             if outcome.best.is_some() {
-                output::line(&format!("those of the best epoch to {}", best_path(path).display()))?;
+                output::print_line(&format!("those of the best epoch to {}", best_path(path).display()))?;
             }
         }
         Ok(())
@@ -186,17 +191,17 @@ impl Eval {
         let data = file.part(self.data, &Model::from_file(&file.model)?)?;
         let (samples, fleet) = (data.samples(), self.fleet.settings());
         let found = until_interrupted("nothing was found", async {
-            let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
-            let found = look(&mut boss, &file, self.data, &data).await?;
+            let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
+            let found = validate(&mut boss, &file, self.data, &data).await?;
             boss.shutdown().await;
             Ok(found)
         })?;
         if self.json {
             let mut json = found.to_json();
             json["samples"] = samples.into();
-            output::line(&json.to_string())?;
+            output::print_line(&json.to_string())?;
         } else {
-            output::line(&format!("{samples} samples: {}", in_words(&found)))?;
+            output::print_line(&format!("{samples} samples: {}", describe(&found)))?;
         }
         Ok(())
     }
@@ -204,7 +209,7 @@ impl Eval {
 
 impl Predict {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?.read_by_the_boss();
+        let file = RunFile::from_file(self.run)?.with_data_at_boss();
         let model = Model::from_file(&file.model)?;
         let data = match part(&self.data) {
             Ok(part) => file.part(part, &model)?,
@@ -216,28 +221,28 @@ impl Predict {
         let predictions = Predictions::create(&self.to)?;
         let (fleet, together) = (self.fleet.settings(), file.batch_size);
         let predicted = until_interrupted("predictions are not complete", async {
-            let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
+            let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
             let predicted = predictions.of(&mut boss, &data, together).await?;
             boss.shutdown().await;
             Ok(predicted)
         })?;
-        let Predicted { samples, not_numbers, first } = predicted;
+        let Predicted { samples, nan_samples, first } = predicted;
         if let Some(first) = first {
             output::warn(&format!(
-                "warning: the model gives NaN for {not_numbers} of {samples} samples, first for sample {first} (counted from \
+                "warning: the model gives NaN for {nan_samples} of {samples} samples, first for sample {first} (counted from \
                  0); its weights may hold NaN or have grown too large"
             ));
         }
-        output::line(&format!("predictions for {samples} samples written to {}", self.to.display()))?;
+        output::print_line(&format!("predictions for {samples} samples written to {}", self.to.display()))?;
         Ok(())
     }
 }
 
-fn in_words(look: &Look) -> String {
-    match &look.translations {
+fn describe(validation: &ValidationResult) -> String {
+    match &validation.translations {
         Some(translations) => {
-            format!("{}, BLEU {:.2} over {} pairs", look.score, translations.bleu, translations.pairs)
+            format!("{}, BLEU {:.2} over {} pairs", validation.score, translations.bleu, translations.pairs)
         }
-        None => look.score.to_string(),
+        None => validation.score.to_string(),
     }
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 
 /// Lines that are translated together.
-const TOGETHER: usize = 32;
+const BATCH_SIZE: usize = 32;
 
 #[derive(clap::Args)]
 #[command(
@@ -85,7 +85,7 @@ fn share(text: &str) -> Result<f64, String> {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?.read_by_the_boss();
+        let file = RunFile::from_file(self.run)?.with_data_at_boss();
         let text: &Text = match &file.data.train {
             Source::Text(text) => text,
             _ => anyhow::bail!("generate needs a run file whose `train` is `text`, for its tokenizer"),
@@ -95,14 +95,14 @@ impl Generate {
         let what = Generation { prompt: self.prompt, max_new_tokens: self.max_new_tokens, sampling };
         let fleet = self.fleet.settings();
         until_interrupted("the text ends here", async {
-            let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
+            let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
             let generator = Generator::new(boss.model(), text)?;
-            if let Some(why) = generator.slow() {
+            if let Some(why) = generator.why_not_incremental() {
                 output::warn(&format!("every token takes the whole text through the model again: {why}"));
             }
             let began = Instant::now();
-            if let Some(made) = spoken(&generator, &mut boss, &what).await? {
-                output::line("")?;
+            if let Some(made) = stream_text(&generator, &mut boss, &what).await? {
+                output::print_line("")?;
                 let seconds = began.elapsed().as_secs_f64();
                 let tokens = made.tokens.len();
                 output::warn(&format!("{tokens} tokens, {:.1} a second", tokens as f64 / seconds.max(1e-9)));
@@ -114,29 +114,29 @@ impl Generate {
 }
 
 /// Prints the text as it comes; nothing where nobody reads it any more, and so no more of it is made.
-async fn spoken(
+async fn stream_text(
     generator: &Generator,
     boss: &mut BossMan,
     what: &Generation,
 ) -> Result<Option<Generated>, BossManError> {
-    if !output::say(&what.prompt)? {
+    if !output::print(&what.prompt)? {
         return Ok(None);
     }
     let (stop, stopped) = oneshot::channel();
     let mut stop = Some(stop);
-    let made = generator.generate(boss, what, |piece| match output::say(piece) {
+    let made = generator.generate(boss, what, |piece| match output::print(piece) {
         Ok(true) => {}
-        unheard => drop(stop.take().map(|stop| stop.send(unheard))),
+        closed => drop(stop.take().map(|stop| stop.send(closed))),
     });
     tokio::select! {
         made = made => made.map(Some),
-        Ok(unheard) = stopped => unheard.map(|_| None),
+        Ok(closed) = stopped => closed.map(|_| None),
     }
 }
 
 impl Translate {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?.read_by_the_boss();
+        let file = RunFile::from_file(self.run)?.with_data_at_boss();
         let texts: &TextPairs = match &file.data.train {
             Source::Pairs(texts) => texts,
             _ => anyhow::bail!("translate needs a run file whose `train` is `pairs`, for its tokenizer"),
@@ -148,14 +148,14 @@ impl Translate {
         };
         let fleet = self.fleet.settings();
         until_interrupted("not all was translated", async {
-            let mut boss = file.ready(&fleet, self.weights.as_deref()).await?;
+            let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
             let translator = Translator::new(boss.model(), texts)?;
-            if let Some(why) = translator.slow() {
+            if let Some(why) = translator.why_not_incremental() {
                 output::warn(&format!("every token takes the whole translation through the model again: {why}"));
             }
-            'all: for together in lines.chunks(TOGETHER) {
+            'all: for together in lines.chunks(BATCH_SIZE) {
                 for translation in translator.translate(&mut boss, together, &search).await? {
-                    if !output::line(&translation)? {
+                    if !output::print_line(&translation)? {
                         break 'all;
                     }
                 }

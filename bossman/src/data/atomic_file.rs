@@ -10,12 +10,12 @@ use tempfile::NamedTempFile;
 ///
 /// # Errors
 /// A folder, a device or a pipe is there, which would itself be replaced; or nothing can be written beside it.
-pub(crate) fn check(path: &Path) -> Result<(), BossManError> {
-    begin(path).map(drop)
+pub(crate) fn check_writable(path: &Path) -> Result<(), BossManError> {
+    create(path).map(drop)
 }
 
-/// Begins a file that goes again unless [`finish`] is called. The errors are those of [`check`].
-pub(crate) fn begin(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManError> {
+/// Begins a file that goes again unless [`commit`] is called. The errors are those of [`check_writable`].
+pub(crate) fn create(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManError> {
     match metadata(path).map_err(|e| BossManError::io(path, &e))? {
         Some(there) if there.is_dir() => return Err(BossManError::file(path, "is a folder; name a file")),
         Some(there) if !there.is_file() => {
@@ -31,11 +31,11 @@ pub(crate) fn begin(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManErro
         };
         return Err(BossManError::file(path, problem));
     }
-    beside(path).map(BufWriter::new).map_err(|e| BossManError::io(path, &e))
+    temporary_file_beside(path).map(BufWriter::new).map_err(|e| BossManError::io(path, &e))
 }
 
 /// Flushes the file to the disk and moves it to its final name.
-pub(crate) fn finish(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
+pub(crate) fn commit(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
     let whole = file.flush().and_then(|()| file.into_inner().map_err(std::io::IntoInnerError::into_error));
     let moved = whole.and_then(|file| {
         flush(file.as_file())?;
@@ -46,7 +46,7 @@ pub(crate) fn finish(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<
 }
 
 /// A new file in the same folder, that whoever may see the folder's other files may see; gone where it is not kept.
-pub(crate) fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+pub(crate) fn temporary_file_beside(path: &Path) -> std::io::Result<NamedTempFile> {
     let mut file = tempfile::Builder::new();
     #[cfg(unix)]
     {
@@ -67,13 +67,13 @@ mod tests {
         let path = place.path().join("a.txt");
         std::fs::write(&path, "old").unwrap();
         let text = || std::fs::read_to_string(&path).unwrap();
-        let mut file = begin(&path).unwrap();
+        let mut file = create(&path).unwrap();
         file.write_all(b"new").unwrap();
         drop(file);
         assert_eq!(text(), "old");
-        let mut file = begin(&path).unwrap();
+        let mut file = create(&path).unwrap();
         file.write_all(b"new").unwrap();
-        finish(&path, file).unwrap();
+        commit(&path, file).unwrap();
         assert_eq!(text(), "new");
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1, "nothing is left beside it");
     }
@@ -82,7 +82,7 @@ mod tests {
     fn what_cannot_be_written_is_known_before() {
         let place = tempfile::tempdir().unwrap();
         std::fs::write(place.path().join("a.txt"), "kept").unwrap();
-        let refused = |path: &Path| check(path).unwrap_err().to_string();
+        let refused = |path: &Path| check_writable(path).unwrap_err().to_string();
         assert!(refused(place.path()).ends_with("is a folder; name a file"));
         let under = place.path().join("a.txt/w.safetensors");
         assert!(refused(&under).ends_with("a.txt is a file, not a folder; name another place"), "{}", refused(&under));

@@ -113,7 +113,7 @@ impl Inputs {
     }
 
     /// The sizes of the model's named dimensions in a microbatch.
-    pub(crate) fn sizes_of(&self, range: &Range) -> Bindings {
+    pub(crate) fn sizes_of(&self, range: &SampleRange) -> Bindings {
         let mut sizes = self.sizes.clone();
         if let Some((word, _)) = &self.samples {
             sizes.set(word, range.len);
@@ -123,10 +123,10 @@ impl Inputs {
 
     /// Cuts the batch into `count` microbatches as `torch.tensor_split` does: the first ones are
     /// one sample larger where it does not go up evenly. Fewer if there are fewer samples.
-    pub(crate) fn microbatches(&self, count: u32) -> Result<Vec<Range>, BossManError> {
+    pub(crate) fn microbatches(&self, count: u32) -> Result<Vec<SampleRange>, BossManError> {
         let Some((_, samples)) = self.samples else {
             return match count {
-                1 => Ok(vec![Range { start: 0, len: 1 }]),
+                1 => Ok(vec![SampleRange { start: 0, len: 1 }]),
                 _ => Err(BossManError::Usage(
                     "this model's inputs have no batch dimension to cut into microbatches; use 1 microbatch".into(),
                 )),
@@ -135,11 +135,11 @@ impl Inputs {
         let samples = usize::try_from(samples).unwrap_or(usize::MAX);
         let count = count.clamp(1, u32::try_from(samples).unwrap_or(u32::MAX));
         let parts = (0..count).filter_map(|index| part(samples, index, count));
-        Ok(parts.map(|part| Range { start: part.start as u64, len: part.len() as u64 }).collect())
+        Ok(parts.map(|part| SampleRange { start: part.start as u64, len: part.len() as u64 }).collect())
     }
 
     /// The payload of every input for every microbatch; inputs without the batch dimension go whole.
-    pub(crate) fn payloads(&self, ranges: &[Range]) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
+    pub(crate) fn payloads(&self, ranges: &[SampleRange]) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
         let mut payloads = Vec::new();
         for (index, range) in (0u32..).zip(ranges) {
             for (id, tensor, batched) in &self.tensors {
@@ -151,7 +151,7 @@ impl Inputs {
     }
 
     /// The target's payload for every microbatch; none where workers read them.
-    pub(crate) fn targets(&self, batch: &Batch, ranges: &[Range]) -> Result<Vec<(u32, Payload)>, BossManError> {
+    pub(crate) fn targets(&self, batch: &Batch, ranges: &[SampleRange]) -> Result<Vec<(u32, Payload)>, BossManError> {
         let (Some(target), None) = (batch.target(), &self.read) else { return Ok(Vec::new()) };
         let size = target.size();
         let samples = size.first().copied().unwrap_or(0).unsigned_abs();
@@ -160,19 +160,19 @@ impl Inputs {
             return Err(BossManError::Input { name: "target".into(), problem });
         }
         let whole = self.samples.is_none();
-        let part = |range: &Range| if whole { Ok(target.shallow_clone()) } else { range.of(target) };
+        let part = |range: &SampleRange| if whole { Ok(target.shallow_clone()) } else { range.of(target) };
         (0u32..).zip(ranges).map(|(index, range)| Ok((index, to_payload(&part(range)?)?))).collect()
     }
 }
 
 /// The samples of a microbatch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
+pub(crate) struct SampleRange {
     pub(crate) start: u64,
     pub(crate) len: u64,
 }
 
-impl Range {
+impl SampleRange {
     /// These samples of a tensor; shares its memory.
     pub(crate) fn of(&self, tensor: &Tensor) -> Result<Tensor, tensor::TensorError> {
         let (start, len) = (self.start.cast_signed(), self.len.cast_signed());

@@ -31,19 +31,19 @@ impl FixedBatch {
             return Err(BossManError::Usage(format!(
                 "`batch_size: {}`, but the model's input {input}; give the batches {size} samples, {}",
                 file.batch_size,
-                self.instead()
+                self.alternative()
             )));
         }
         if *first && file.microbatches > 1 {
             return Err(BossManError::Usage(format!(
                 "`microbatches: {}`, but the model's input {input}, which cannot be cut; leave `microbatches` out, {}",
                 file.microbatches,
-                self.instead()
+                self.alternative()
             )));
         }
         // The steps of an epoch but for a short one at its end.
         if steps > samples / size {
-            self.check_whole("the training data", samples)?;
+            self.check_divisible("the training data", samples)?;
         }
         Ok(())
     }
@@ -55,14 +55,14 @@ impl FixedBatch {
                 "workers that come and go share out a batch's microbatches, but the model's input {}, which cannot be cut; train \
                  with a fixed number of workers, {}",
                 self.input,
-                self.instead()
+                self.alternative()
             ))),
             false => Ok(()),
         }
     }
 
     /// Whether all batches of these samples are whole.
-    pub(crate) fn check_whole(&self, what: &str, samples: u64) -> Result<(), BossManError> {
+    pub(crate) fn check_divisible(&self, what: &str, samples: u64) -> Result<(), BossManError> {
         let left = samples % self.samples;
         if left == 0 {
             return Ok(());
@@ -70,11 +70,11 @@ impl FixedBatch {
         Err(BossManError::Usage(format!(
             "the model's input {}, but the last batch of {what}, {samples} samples, would have {left}; leave {left} out, {}",
             self.input,
-            self.instead()
+            self.alternative()
         )))
     }
 
-    fn instead(&self) -> &'static str {
+    fn alternative(&self) -> &'static str {
         "or write a word as `batch` for the size in the model file"
     }
 }

@@ -1,7 +1,7 @@
 //! The weight of each microbatch in the mean of its batch's loss: samples, or targets that are not
 //! ignored.
 
-use crate::data::batch_inputs::Range;
+use crate::data::batch_inputs::SampleRange;
 use crate::BossManError;
 use pipeline::loss::Classes;
 use pipeline::LossSpec;
@@ -9,38 +9,45 @@ use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 /// For each microbatch.
-pub(crate) fn counts(loss: &LossSpec, target: Option<&Tensor>, ranges: &[Range]) -> Result<Vec<f64>, BossManError> {
-    let counts: Vec<f64> = match loss.classes() {
+pub(crate) fn loss_weights(
+    loss: &LossSpec,
+    target: Option<&Tensor>,
+    ranges: &[SampleRange],
+) -> Result<Vec<f64>, BossManError> {
+    let loss_weights: Vec<f64> = match loss.classes() {
         None => ranges.iter().map(|range| range.len as f64).collect(),
         Some(classes) => {
-            let target = target.ok_or_else(unknown)?;
-            let each = each(classes, target).map_err(|e| wrong(e.to_string()))?;
+            let target = target.ok_or_else(missing_classes)?;
+            let target_weights = target_weights(classes, target).map_err(|e| target_error(e.to_string()))?;
             let sum =
                 |part: &Tensor| -> Result<f64, TensorError> { Ok(part.f_sum(Kind::Double)?.f_double_value(&[])?) };
             match ranges {
                 // Also where the model knows no batch.
-                [_whole] => Ok(vec![sum(&each)?]),
-                parts => parts.iter().map(|range| sum(&range.of(&each)?)).collect::<Result<_, TensorError>>(),
+                [_whole] => Ok(vec![sum(&target_weights)?]),
+                parts => parts.iter().map(|range| sum(&range.of(&target_weights)?)).collect::<Result<_, TensorError>>(),
             }?
         }
     };
-    if counts.iter().sum::<f64>() > 0.0 {
-        Ok(counts)
+    if loss_weights.iter().sum::<f64>() > 0.0 {
+        Ok(loss_weights)
     } else {
-        Err(wrong("no target of the batch counts: each is of the ignored class, or its class weighs nothing".into()))
+        Err(target_error(
+            "no target of the batch counts: each is of the ignored class, or its class weighs nothing".into(),
+        ))
     }
 }
 
 /// Whether a mean can be taken over these targets: not where each is ignored, or of a class that weighs nothing.
-pub(crate) fn counts_something(loss: Option<&LossSpec>, target: Option<&Tensor>) -> Result<bool, BossManError> {
+pub(crate) fn has_counted_targets(loss: Option<&LossSpec>, target: Option<&Tensor>) -> Result<bool, BossManError> {
     let Some(classes) = loss.and_then(LossSpec::classes) else { return Ok(true) };
-    let each = each(classes, target.ok_or_else(unknown)?).map_err(|e| wrong(e.to_string()))?;
-    let sum = each.f_sum(Kind::Double).and_then(|sum| sum.f_double_value(&[])).map_err(TensorError::from)?;
+    let target_weights =
+        target_weights(classes, target.ok_or_else(missing_classes)?).map_err(|e| target_error(e.to_string()))?;
+    let sum = target_weights.f_sum(Kind::Double).and_then(|sum| sum.f_double_value(&[])).map_err(TensorError::from)?;
     Ok(sum > 0.0)
 }
 
 /// The number of targets that are not ignored, if a sample has several.
-pub(crate) fn tokens(loss: &LossSpec, target: Option<&Tensor>) -> Result<Option<u64>, BossManError> {
+pub(crate) fn count_targets(loss: &LossSpec, target: Option<&Tensor>) -> Result<Option<u64>, BossManError> {
     let (Some(classes), Some(target)) = (loss.classes(), target.filter(|target| target.dim() > 1)) else {
         return Ok(None);
     };
@@ -50,7 +57,7 @@ pub(crate) fn tokens(loss: &LossSpec, target: Option<&Tensor>) -> Result<Option<
 }
 
 /// The weight of each target.
-fn each(classes: &Classes, target: &Tensor) -> Result<Tensor, TensorError> {
+fn target_weights(classes: &Classes, target: &Tensor) -> Result<Tensor, TensorError> {
     let counted = target.f_ne(classes.ignore_index)?;
     if classes.weight.is_empty() {
         return Ok(counted.f_to_kind(Kind::Double)?);
@@ -67,11 +74,11 @@ fn each(classes: &Classes, target: &Tensor) -> Result<Tensor, TensorError> {
 }
 
 /// The data was opened for another loss than the boss has.
-fn unknown() -> BossManError {
-    wrong("its classes are not known here; open the data with the loss that the model is trained with".into())
+fn missing_classes() -> BossManError {
+    target_error("its classes are not known here; open the data with the loss that the model is trained with".into())
 }
 
-fn wrong(problem: String) -> BossManError {
+fn target_error(problem: String) -> BossManError {
     BossManError::Input { name: "target".into(), problem }
 }
 
@@ -79,7 +86,7 @@ fn wrong(problem: String) -> BossManError {
 mod tests {
     use super::*;
 
-    const RANGES: [Range; 2] = [Range { start: 0, len: 2 }, Range { start: 2, len: 1 }];
+    const RANGES: [SampleRange; 2] = [SampleRange { start: 0, len: 2 }, SampleRange { start: 2, len: 1 }];
 
     fn cross_entropy(weight: &[f64]) -> LossSpec {
         let classes = Classes { weight: weight.to_vec(), ..Classes::default() };
@@ -89,14 +96,15 @@ mod tests {
     #[test]
     fn samples_count_or_the_targets_that_are_not_ignored() {
         let target = Tensor::from_slice(&[0i64, 2, -100, 1, -100, -100]).view([3, 2]);
-        assert_eq!(counts(&LossSpec::MSELoss, None, &RANGES).unwrap(), [2.0, 1.0]);
-        assert_eq!(counts(&cross_entropy(&[]), Some(&target), &RANGES).unwrap(), [3.0, 0.0]);
-        assert_eq!(counts(&cross_entropy(&[0.5, 2.0, 4.0]), Some(&target), &RANGES).unwrap(), [6.5, 0.0]);
+        assert_eq!(loss_weights(&LossSpec::MSELoss, None, &RANGES).unwrap(), [2.0, 1.0]);
+        assert_eq!(loss_weights(&cross_entropy(&[]), Some(&target), &RANGES).unwrap(), [3.0, 0.0]);
+        assert_eq!(loss_weights(&cross_entropy(&[0.5, 2.0, 4.0]), Some(&target), &RANGES).unwrap(), [6.5, 0.0]);
     }
 
     #[test]
     fn a_batch_that_counts_nothing_and_a_class_without_weight_are_refused() {
-        let refused = |loss: &LossSpec, target: &Tensor| counts(loss, Some(target), &RANGES).unwrap_err().to_string();
+        let refused =
+            |loss: &LossSpec, target: &Tensor| loss_weights(loss, Some(target), &RANGES).unwrap_err().to_string();
         let ignored = Tensor::from_slice(&[-100i64; 3]);
         assert!(refused(&cross_entropy(&[]), &ignored).contains("no target of the batch counts"));
         let unknown = Tensor::from_slice(&[0i64, 3, 1]);

@@ -37,9 +37,9 @@ pub struct Generator {
     /// The token after which nothing follows.
     end: Option<u32>,
     /// The layers that go on from what workers remember; or why some layer cannot.
-    growing: Result<Vec<LayerId>, String>,
+    cached_layers: Result<Vec<LayerId>, String>,
     /// The most positions that the model is given: those it was trained with.
-    most: usize,
+    max_positions: usize,
 }
 
 /// The part of the text that the model sees.
@@ -47,7 +47,7 @@ pub struct Generator {
 struct Window {
     start: usize,
     /// The number of its tokens that the workers cache.
-    seen: usize,
+    cached_tokens: usize,
 }
 
 impl Generator {
@@ -76,14 +76,14 @@ impl Generator {
         }
         let tokens = LoadedTokenizer::load(&text.tokenizer)?;
         let end = text.eos.as_ref().map(|name| tokens.special_token("eos", name)).transpose()?;
-        let growing = graph.growing(&[*input]).map_err(|needs| needs.to_string());
+        let cached_layers = graph.growing(&[*input]).map_err(|needs| needs.to_string());
         let most = usize::try_from(text.sequence_length).unwrap_or(usize::MAX);
-        Ok(Generator { tokens, end, growing, most })
+        Ok(Generator { tokens, end, cached_layers, max_positions: most })
     }
 
     /// Why every token takes the whole sequence through the stages again; nothing where it does not.
-    pub fn slow(&self) -> Option<&str> {
-        self.growing.as_ref().err().map(String::as_str)
+    pub fn why_not_incremental(&self) -> Option<&str> {
+        self.cached_layers.as_ref().err().map(String::as_str)
     }
 
     /// The text that follows the prompt, piece by piece as it comes.
@@ -94,7 +94,7 @@ impl Generator {
         &self,
         boss: &mut BossMan,
         what: &Generation,
-        mut piece: impl FnMut(&str),
+        mut on_text: impl FnMut(&str),
     ) -> Result<Generated, BossManError> {
         what.sampling.check()?;
         let mut tokens = Vec::new();
@@ -102,67 +102,67 @@ impl Generator {
         if tokens.is_empty() {
             return Err(BossManError::Usage("the prompt has no token to begin with; give some text".into()));
         }
-        let begun = tokens.len();
+        let prompt_tokens = tokens.len();
         let mut sampler = what.sampling.sampler();
-        let mut said = String::new();
+        let mut emitted = String::new();
         let mut window = Window::default();
         for _ in 0..what.max_new_tokens {
-            let token = self.next(boss, &tokens, &mut window, &mut sampler).await?;
+            let token = self.next_token(boss, &tokens, &mut window, &mut sampler).await?;
             if Some(token) == self.end {
                 break;
             }
             tokens.push(token);
             // Text that may still change is held back.
-            let text = self.after(&tokens, begun)?;
+            let text = self.text_after_prompt(&tokens, prompt_tokens)?;
             let sure = text.trim_end_matches('\u{fffd}');
-            if let Some(more) = sure.strip_prefix(said.as_str()).filter(|more| !more.is_empty()) {
-                piece(more);
-                said = sure.to_string();
+            if let Some(more) = sure.strip_prefix(emitted.as_str()).filter(|more| !more.is_empty()) {
+                on_text(more);
+                emitted = sure.to_string();
             }
         }
-        let text = self.after(&tokens, begun)?;
-        if let Some(rest) = text.strip_prefix(said.as_str()) {
-            piece(rest);
+        let text = self.text_after_prompt(&tokens, prompt_tokens)?;
+        if let Some(rest) = text.strip_prefix(emitted.as_str()) {
+            on_text(rest);
         }
-        tokens.drain(..begun);
+        tokens.drain(..prompt_tokens);
         Ok(Generated { text, tokens })
     }
 
     /// The text after the prompt. Decoded with it, for a character may be several tokens, and some tokenizers leave out a space
     /// where a text begins.
-    fn after(&self, tokens: &[u32], begun: usize) -> Result<String, BossManError> {
-        let (prompt, whole) = (self.tokens.decode(&tokens[..begun])?, self.tokens.decode(tokens)?);
+    fn text_after_prompt(&self, tokens: &[u32], prompt_tokens: usize) -> Result<String, BossManError> {
+        let (prompt, whole) = (self.tokens.decode(&tokens[..prompt_tokens])?, self.tokens.decode(tokens)?);
         Ok(match whole.strip_prefix(prompt.as_str()) {
             Some(rest) => rest.to_string(),
-            None => self.tokens.decode(&tokens[begun..])?,
+            None => self.tokens.decode(&tokens[prompt_tokens..])?,
         })
     }
 
     /// Takes what the workers have not seen through the stages, and draws from what comes out at its last position.
-    async fn next(
+    async fn next_token(
         &self,
         boss: &mut BossMan,
         tokens: &[u32],
         window: &mut Window,
         sampler: &mut Sampler,
     ) -> Result<u32, BossManError> {
-        if tokens.len() - window.start > self.most {
+        if tokens.len() - window.start > self.max_positions {
             // The oldest tokens are dropped and half of the window is read again, so that this is
             // rare.
-            *window = Window { start: tokens.len() - self.most.div_ceil(2), seen: 0 };
+            *window = Window { start: tokens.len() - self.max_positions.div_ceil(2), cached_tokens: 0 };
         }
         let visible = &tokens[window.start..];
-        let (new, cached) = match &self.growing {
+        let (new, cached) = match &self.cached_layers {
             Ok(layers) => {
-                let cached = Cached { past: window.seen as u64, rows: Vec::new(), layers: layers.clone() };
-                (&visible[window.seen..], Some(cached))
+                let cached = Cached { past: window.cached_tokens as u64, rows: Vec::new(), layers: layers.clone() };
+                (&visible[window.cached_tokens..], Some(cached))
             }
             Err(_) => (visible, None),
         };
         let input: Vec<i64> = new.iter().map(|token| i64::from(*token)).collect();
         let input = Tensor::f_from_slice(&input).and_then(|row| row.f_unsqueeze(0)).map_err(TensorError::from)?;
         let output = boss.forward_cached(&[input], cached).await?;
-        window.seen = visible.len();
+        window.cached_tokens = visible.len();
         let logits = last_logits(&output, new.len())?.f_select(0, 0).map_err(TensorError::from)?;
         Ok(sampler.draw(&logits)?)
     }

@@ -11,17 +11,17 @@ impl RunFile {
     ///
     /// # Errors
     /// There are no weights or they do not fit; anything in the files, the workers or the network.
-    pub async fn ready(&self, fleet: &FleetSettings, weights: Option<&Path>) -> Result<BossMan, BossManError> {
+    pub async fn load_model(&self, fleet: &FleetSettings, weights: Option<&Path>) -> Result<BossMan, BossManError> {
         let model = Model::from_file(&self.model)?;
         let missing = || {
             let hint = "no weights: give --weights FILE, as `bossman train --save FILE` writes it, or `weights:` in the run file";
             BossManError::Usage(hint.into())
         };
-        let weights = self.initial(weights, &model)?.ok_or_else(missing)?;
-        let workers = fleet.count(self)?;
+        let weights = self.initial_weights(weights, &model)?.ok_or_else(missing)?;
+        let workers = fleet.worker_count(self)?;
         let builder = self.builder(model);
         builder.check(workers)?;
-        let host = fleet.host_of(workers, self).on_stderr(true);
+        let host = fleet.host_with_data(workers, self).on_stderr(true);
         let host = if fleet.local == workers { host.quiet() } else { host };
         let mut boss = builder.build(host.wait().await?)?;
         boss.distribute_model().await?;
@@ -32,32 +32,36 @@ impl RunFile {
 
     /// The weights to start from, those of the command line before those of the run file, checked against the model; nothing
     /// where they are drawn from the seed.
-    pub(crate) fn initial(&self, weights: Option<&Path>, model: &Model) -> Result<Option<Initial>, BossManError> {
+    pub(crate) fn initial_weights(
+        &self,
+        weights: Option<&Path>,
+        model: &Model,
+    ) -> Result<Option<InitialWeights>, BossManError> {
         let (found, fresh) = match (weights, &self.weights) {
             (Some(path), _) => (StateDict::load(path)?, Vec::new()),
             (None, Some(weights)) => {
                 let found = weights.rename.apply(&StateDict::load(&weights.path)?, model)?;
-                (found, weights.rename.fresh_of(model))
+                (found, weights.rename.fresh_parameters(model))
             }
             (None, None) => return Ok(None),
         };
-        Ok(Some(Initial { weights: found.fitting_but_for(model.graph(), &fresh)?, whole: fresh.is_empty() }))
+        Ok(Some(InitialWeights { weights: found.fit_to_except(model.graph(), &fresh)?, complete: fresh.is_empty() }))
     }
 }
 
 /// Weights to start from, checked against the model.
-pub(crate) struct Initial {
+pub(crate) struct InitialWeights {
     weights: StateDict,
     /// Whether it is all of the model's, and none is left as drawn from the seed.
-    whole: bool,
+    complete: bool,
 }
 
-impl Initial {
+impl InitialWeights {
     /// Gives them to the workers, which have drawn theirs.
     pub(crate) async fn load(&self, boss: &mut BossMan) -> Result<(), BossManError> {
         let mut all = StateDict::default();
         self.weights.iter().for_each(|(name, tensor)| all.insert(name, tensor));
-        if !self.whole {
+        if !self.complete {
             let drawn = boss.state_dict().await?;
             let missing = drawn.iter().filter(|(name, _)| all.get(name).is_none());
             let missing: Vec<_> = missing.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect();

@@ -3,7 +3,7 @@
 use crate::data::batch_inputs::Inputs;
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Dataset, Order};
-use crate::inference::evaluate::MOST_AT_ONCE;
+use crate::inference::evaluate::MAX_EVALUATION_BYTES;
 use crate::session::boss::BossMan;
 use crate::{data::atomic_file, BossManError, StateDict};
 use serde_json::{Map, Value};
@@ -16,10 +16,10 @@ use tensor::TensorError;
 /// The format of predictions, by the file's ending.
 pub struct Predictions {
     path: PathBuf,
-    form: Form,
+    output: Output,
 }
 
-enum Form {
+enum Output {
     /// A line a sample: the elements of the first output.
     Csv(BufWriter<NamedTempFile>),
     /// An object a sample: each output by its name.
@@ -34,16 +34,16 @@ impl Predictions {
     /// # Errors
     /// Another ending, or the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, BossManError> {
-        let form = match path.extension().map(|ending| ending.to_string_lossy().into_owned()).as_deref() {
-            Some("csv") => Form::Csv(atomic_file::begin(path)?),
-            Some("jsonl") => Form::Jsonl(atomic_file::begin(path)?),
+        let output = match path.extension().map(|ending| ending.to_string_lossy().into_owned()).as_deref() {
+            Some("csv") => Output::Csv(atomic_file::create(path)?),
+            Some("jsonl") => Output::Jsonl(atomic_file::create(path)?),
             Some("safetensors") => {
                 StateDict::can_save(path)?;
-                Form::Safetensors(Vec::new())
+                Output::Safetensors(Vec::new())
             }
             _ => return Err(BossManError::file(path, "expected a name ending in .csv, .jsonl or .safetensors")),
         };
-        Ok(Predictions { path: path.to_path_buf(), form })
+        Ok(Predictions { path: path.to_path_buf(), output })
     }
 
     /// Runs all samples through the model, so many at once, and writes what comes out.
@@ -53,7 +53,7 @@ impl Predictions {
     pub async fn of(mut self, boss: &mut BossMan, data: &Dataset, together: u64) -> Result<Predicted, BossManError> {
         let graph = boss.model().graph();
         let fixed = FixedBatch::of(graph);
-        fixed.as_ref().map_or(Ok(()), |fixed| fixed.check_whole("the data", data.samples()))?;
+        fixed.as_ref().map_or(Ok(()), |fixed| fixed.check_divisible("the data", data.samples()))?;
         let together = fixed.map_or(together, |fixed| fixed.samples);
         let names: Vec<String> = graph.outputs().iter().map(|id| graph.value(*id).name.clone()).collect();
         boss.eval();
@@ -64,15 +64,15 @@ impl Predictions {
         loop {
             // One for each replica.
             let (mut group, mut bytes) = (Vec::new(), 0u64);
-            while group.len() < boss.plan.batches_at_once() && bytes < MOST_AT_ONCE {
+            while group.len() < boss.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES {
                 let Some((x, variables)) = batches.next().transpose()? else { break };
-                bytes = bytes.saturating_add(boss.bytes_of(&Inputs::check(boss.model().graph(), &x, &variables)?));
+                bytes = bytes.saturating_add(boss.batch_bytes(&Inputs::check(boss.model().graph(), &x, &variables)?));
                 group.push((x, variables));
             }
             if group.is_empty() {
                 break;
             }
-            for outputs in boss.forward_at_once(&group).await? {
+            for outputs in boss.forward_batches(&group).await? {
                 predicted.count(&outputs)?;
                 self.write(&names, outputs)?;
             }
@@ -83,14 +83,14 @@ impl Predictions {
 
     fn write(&mut self, names: &[String], outputs: Vec<Tensor>) -> Result<(), BossManError> {
         let error = |e: std::io::Error| BossManError::io(&self.path, &e);
-        match &mut self.form {
-            Form::Csv(file) => {
+        match &mut self.output {
+            Output::Csv(file) => {
                 for row in outputs.first().map(rows).transpose()?.unwrap_or_default() {
-                    let numbers: Vec<String> = row.iter().map(Element::in_text).collect();
+                    let numbers: Vec<String> = row.iter().map(Element::format_text).collect();
                     writeln!(file, "{}", numbers.join(",")).map_err(error)?;
                 }
             }
-            Form::Jsonl(file) => {
+            Output::Jsonl(file) => {
                 let columns = outputs.iter().map(nested).collect::<Result<Vec<_>, _>>()?;
                 let samples = columns.first().map_or(0, Vec::len);
                 let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
@@ -101,15 +101,15 @@ impl Predictions {
                     writeln!(file, "{}", Value::Object(line)).map_err(error)?;
                 }
             }
-            Form::Safetensors(all) => all.push(outputs),
+            Output::Safetensors(all) => all.push(outputs),
         }
         Ok(())
     }
 
     fn finish(self, names: &[String]) -> Result<(), BossManError> {
-        match self.form {
-            Form::Csv(file) | Form::Jsonl(file) => atomic_file::finish(&self.path, file),
-            Form::Safetensors(all) => {
+        match self.output {
+            Output::Csv(file) | Output::Jsonl(file) => atomic_file::commit(&self.path, file),
+            Output::Safetensors(all) => {
                 let mut whole = StateDict::default();
                 for (place, name) in names.iter().enumerate() {
                     let parts: Vec<&Tensor> = all.iter().filter_map(|outputs| outputs.get(place)).collect();
@@ -131,7 +131,7 @@ pub struct Predicted {
     /// The number of samples.
     pub samples: u64,
     /// The number of them with NaN among their outputs; it is written as it is.
-    pub not_numbers: u64,
+    pub nan_samples: u64,
     /// The first of these, counted from 0.
     pub first: Option<u64>,
 }
@@ -148,7 +148,7 @@ impl Predicted {
         }
         let first = found.iter().position(|found| *found).map(|place| self.samples + place as u64);
         self.first = self.first.or(first);
-        self.not_numbers += found.iter().filter(|found| **found).count() as u64;
+        self.nan_samples += found.iter().filter(|found| **found).count() as u64;
         self.samples += found.len() as u64;
         Ok(())
     }
@@ -157,24 +157,24 @@ impl Predicted {
 /// One number of an output.
 #[derive(Clone, Copy)]
 enum Element {
-    Fraction(f32),
-    Whole(i64),
+    Float(f32),
+    Integer(i64),
 }
 
 impl Element {
     /// The shortest decimal that reads back as the same f32; `NaN`, `inf` and `-inf` where it is none.
-    fn in_text(&self) -> String {
+    fn format_text(&self) -> String {
         match self {
-            Element::Fraction(number) => format!("{number:?}"),
-            Element::Whole(number) => number.to_string(),
+            Element::Float(number) => format!("{number:?}"),
+            Element::Integer(number) => number.to_string(),
         }
     }
 
     /// The same; null where it is no number, for which JSON has no word.
-    fn in_json(self) -> Value {
+    fn format_json(self) -> Value {
         match self {
-            Element::Fraction(number) => number.to_string().parse::<f64>().map_or(Value::Null, Value::from),
-            Element::Whole(number) => number.into(),
+            Element::Float(number) => number.to_string().parse::<f64>().map_or(Value::Null, Value::from),
+            Element::Integer(number) => number.into(),
         }
     }
 }
@@ -187,11 +187,11 @@ fn rows(output: &Tensor) -> Result<Vec<Vec<Element>>, TensorError> {
     let numbers: Vec<Element> = match flat.is_floating_point() {
         true => {
             let numbers = Vec::<f32>::try_from(flat.f_to_kind(Kind::Float)?.f_reshape(-1)?)?;
-            numbers.into_iter().map(Element::Fraction).collect()
+            numbers.into_iter().map(Element::Float).collect()
         }
         false => {
             let numbers = Vec::<i64>::try_from(flat.f_to_kind(Kind::Int64)?.f_reshape(-1)?)?;
-            numbers.into_iter().map(Element::Whole).collect()
+            numbers.into_iter().map(Element::Integer).collect()
         }
     };
     Ok(numbers.chunks(width).map(<[Element]>::to_vec).collect())
@@ -201,7 +201,7 @@ fn rows(output: &Tensor) -> Result<Vec<Vec<Element>>, TensorError> {
 fn nested(output: &Tensor) -> Result<Vec<Value>, TensorError> {
     let sizes = output.size();
     let within = sizes.get(1..).unwrap_or_default();
-    let in_json = |row: Vec<Element>| row.into_iter().map(Element::in_json).collect();
+    let in_json = |row: Vec<Element>| row.into_iter().map(Element::format_json).collect();
     Ok(rows(output)?.into_iter().map(|row| folded(in_json(row), within)).collect())
 }
 
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn csv_says_what_is_no_number() {
         let fractions = Tensor::from_slice(&[0.1f32, 2.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
-        let text: Vec<String> = rows(&fractions).unwrap().iter().map(|row| row[0].in_text()).collect();
+        let text: Vec<String> = rows(&fractions).unwrap().iter().map(|row| row[0].format_text()).collect();
         assert_eq!(text, ["0.1", "2.0", "NaN", "inf", "-inf"]);
     }
 
@@ -244,6 +244,6 @@ mod tests {
         predicted.count(&[good.shallow_clone(), Tensor::from_slice(&[1i64, 2])]).unwrap();
         predicted.count(&[good.shallow_clone(), odd.shallow_clone()]).unwrap();
         predicted.count(&[odd]).unwrap();
-        assert_eq!(predicted, Predicted { samples: 6, not_numbers: 2, first: Some(3) });
+        assert_eq!(predicted, Predicted { samples: 6, nan_samples: 2, first: Some(3) });
     }
 }

@@ -76,7 +76,7 @@ impl Sampler {
             total += probability;
         }
         if total.is_nan() || nucleus.is_empty() {
-            return Err(no_numbers());
+            return Err(non_finite_logits());
         }
         let mut drawn = self.random.random::<f64>() * total;
         let place = nucleus.iter().position(|probability| {
@@ -89,7 +89,7 @@ impl Sampler {
 }
 
 /// Nothing can be chosen by logits of NaN or infinity.
-pub(crate) fn no_numbers() -> TensorError {
+pub(crate) fn non_finite_logits() -> TensorError {
     let problem =
         "gave logits that are no numbers: its weights hold NaN, or have grown too large in training; take earlier ones";
     TensorError::invalid("the model", problem)

@@ -1,8 +1,8 @@
 //! How well a model does on data it was not trained on.
 
 use crate::data::batch_inputs::Inputs;
-use crate::data::loss_weights::counts_something;
-use crate::inference::evaluate::MOST_AT_ONCE;
+use crate::data::loss_weights::has_counted_targets;
+use crate::inference::evaluate::MAX_EVALUATION_BYTES;
 use crate::Batch;
 use crate::{BossMan, BossManError};
 use std::fmt;
@@ -42,17 +42,17 @@ impl Score {
         loop {
             // One for each replica. They are added up in their order, so that how many there are makes no difference.
             let (mut group, mut bytes) = (Vec::new(), 0u64);
-            while group.len() < boss.plan.batches_at_once() && bytes < MOST_AT_ONCE {
+            while group.len() < boss.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES {
                 let Some(batch) = batches.next().transpose()? else { break };
-                if counts_something(boss.settings.loss.as_ref(), batch.target())? {
-                    bytes = bytes.saturating_add(boss.bytes_of(&Inputs::of(boss.model().graph(), &batch)?));
+                if has_counted_targets(boss.settings.loss.as_ref(), batch.target())? {
+                    bytes = bytes.saturating_add(boss.batch_bytes(&Inputs::of(boss.model().graph(), &batch)?));
                     group.push(batch);
                 }
             }
             if group.is_empty() {
                 break;
             }
-            let found = boss.evaluate_at_once(&group, ignored.is_some()).await?;
+            let found = boss.evaluate_batches(&group, ignored.is_some()).await?;
             for (batch, found) in group.iter().zip(found) {
                 loss += f64::from(found.loss) * found.counted;
                 counted += found.counted;

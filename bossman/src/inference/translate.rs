@@ -2,7 +2,7 @@
 
 use crate::data::{LoadedTokenizer, Role, TextPairs};
 use crate::inference::generate::last_logits;
-use crate::inference::sampling::no_numbers;
+use crate::inference::sampling::non_finite_logits;
 use crate::session::boss::BossMan;
 use crate::{BossManError, Model};
 use layerspec::{Dim, LayerId};
@@ -24,14 +24,14 @@ pub struct Search {
 
 impl Search {
     /// The most beams: each is a row of a batch.
-    pub const MOST_BEAMS: u32 = 256;
+    pub const MAX_BEAMS: u32 = 256;
 
     /// # Errors
     /// A number that is out of its range.
     fn check(&self) -> Result<(), BossManError> {
         let wrong = |problem: String| Err(BossManError::Usage(problem));
-        if !(1..=Self::MOST_BEAMS).contains(&self.beams) {
-            return wrong(format!("{} beams: expected 1 to {}", self.beams, Self::MOST_BEAMS));
+        if !(1..=Self::MAX_BEAMS).contains(&self.beams) {
+            return wrong(format!("{} beams: expected 1 to {}", self.beams, Self::MAX_BEAMS));
         }
         if self.max_length == 0 {
             return wrong("a max_length of 0: expected 1 or more".into());
@@ -62,8 +62,8 @@ pub struct Translator {
     /// The source of each of the model's inputs.
     roles: Vec<Role>,
     /// The layers that continue with each token; or why some layer cannot.
-    growing: Result<Vec<LayerId>, String>,
-    most: usize,
+    cached_layers: Result<Vec<LayerId>, String>,
+    max_positions: usize,
 }
 
 impl Translator {
@@ -90,7 +90,7 @@ impl Translator {
         let roles = names.map(|name| texts.role(name)).collect::<Result<Vec<_>, _>>()?;
         let grows = |role: &Role| matches!(role, Role::Target | Role::TargetPadding);
         let grown = graph.inputs().iter().zip(&roles).filter(|(_, role)| grows(role)).map(|(id, _)| *id);
-        let growing = graph.growing(&grown.collect::<Vec<_>>()).map_err(|needs| needs.to_string());
+        let cached_layers = graph.growing(&grown.collect::<Vec<_>>()).map_err(|needs| needs.to_string());
         let source = LoadedTokenizer::load(&texts.tokenizer)?;
         let target = texts.target_tokenizer.as_ref().map(LoadedTokenizer::load).transpose()?;
         let [bos, eos, pad] = &texts.special_tokens;
@@ -98,12 +98,22 @@ impl Translator {
         let (bos, last) = (into.special_token("bos", bos)?, into.special_token("eos", eos)?);
         let (source_eos, source_pad) = (source.special_token("eos", eos)?, source.special_token("pad", pad)?);
         let most = texts.max_length.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
-        Ok(Translator { source, target, bos, eos: last, source_eos, source_pad, roles, growing, most })
+        Ok(Translator {
+            source,
+            target,
+            bos,
+            eos: last,
+            source_eos,
+            source_pad,
+            roles,
+            cached_layers,
+            max_positions: most,
+        })
     }
 
     /// Why every token takes its whole sequence through the stages again; nothing where it does not.
-    pub fn slow(&self) -> Option<&str> {
-        self.growing.as_ref().err().map(String::as_str)
+    pub fn why_not_incremental(&self) -> Option<&str> {
+        self.cached_layers.as_ref().err().map(String::as_str)
     }
 
     /// A translation of each text, all of them in one batch.
@@ -117,12 +127,12 @@ impl Translator {
         search: &Search,
     ) -> Result<Vec<String>, BossManError> {
         search.check()?;
-        let longest = search.max_length.min(self.most as u64);
+        let longest = search.max_length.min(self.max_positions as u64);
         let mut sentences = Vec::with_capacity(texts.len());
         for (number, text) in texts.iter().enumerate() {
             let mut tokens = Vec::new();
             self.source.encode(text.as_ref(), &mut tokens)?;
-            tokens.truncate(self.most.saturating_sub(1));
+            tokens.truncate(self.max_positions.saturating_sub(1));
             tokens.push(self.source_eos);
             let beams = vec![Beam { tokens: vec![self.bos], score: 0.0, row: 0 }];
             sentences.push(Sentence { number, source: tokens, beams, finished: Vec::new() });
@@ -163,7 +173,7 @@ impl Translator {
     ) -> Result<Tensor, BossManError> {
         let beams: Vec<&Beam> = sentences.iter().flat_map(|sentence| &sentence.beams).collect();
         let past = beams.first().map_or(0, |beam| beam.tokens.len() - 1);
-        let (from, cached) = match &self.growing {
+        let (from, cached) = match &self.cached_layers {
             Ok(layers) => {
                 let rows = if first { Vec::new() } else { beams.iter().map(|beam| beam.row).collect() };
                 (past, Some(Cached { past: past as u64, rows, layers: layers.clone() }))
@@ -173,16 +183,16 @@ impl Translator {
         let positions = past + 1 - from;
         let sources = || sentences.iter().flat_map(|s| std::iter::repeat_n(&s.source, s.beams.len()));
         let inputs = self.roles.iter().map(|role| match role {
-            Role::Source => rows(sources().map(|tokens| {
+            Role::Source => token_tensor(sources().map(|tokens| {
                 let tokens = tokens.iter().map(|token| i64::from(*token));
                 tokens.chain(std::iter::repeat(i64::from(self.source_pad))).take(width)
             })),
             Role::SourcePadding => {
                 let padding = sources().map(|tokens| (0..width).map(|at| i64::from(at >= tokens.len())));
-                Ok(rows(padding)?.f_to_kind(Kind::Bool)?)
+                Ok(token_tensor(padding)?.f_to_kind(Kind::Bool)?)
             }
             Role::Target | Role::Labels => {
-                rows(beams.iter().map(|beam| beam.tokens[from..].iter().map(|token| i64::from(*token))))
+                token_tensor(beams.iter().map(|beam| beam.tokens[from..].iter().map(|token| i64::from(*token))))
             }
             Role::TargetPadding => {
                 Ok(Tensor::f_zeros([beams.len() as i64, positions as i64], (Kind::Bool, Device::Cpu))?)
@@ -195,7 +205,7 @@ impl Translator {
     }
 }
 
-fn rows(rows: impl Iterator<Item = impl Iterator<Item = i64>>) -> Result<Tensor, TensorError> {
+fn token_tensor(rows: impl Iterator<Item = impl Iterator<Item = i64>>) -> Result<Tensor, TensorError> {
     let (mut numbers, mut count) = (Vec::new(), 0i64);
     for row in rows {
         numbers.extend(row);
@@ -234,7 +244,7 @@ impl Sentence {
         let (best, places) = all.f_flatten(0, -1)?.f_topk((2 * wide as i64).min(all.numel() as i64), 0, true, true)?;
         let (best, places) = (Vec::<f64>::try_from(best)?, Vec::<i64>::try_from(places)?);
         if best.first().is_some_and(|score| score.is_nan()) {
-            return Err(no_numbers());
+            return Err(non_finite_logits());
         }
         let mut beams = Vec::new();
         for (rank, (score, place)) in best.into_iter().zip(places).enumerate() {

@@ -7,11 +7,11 @@ use crate::session::boss::BossMan;
 use crate::BossManError;
 
 /// Texts that go through the model together.
-const TOGETHER: usize = 32;
+const BATCH_SIZE: usize = 32;
 
 /// The pairs to translate when a model is validated.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Translating {
+pub struct TranslationSettings {
     /// How.
     pub search: Search,
     /// The most pairs to translate; the first ones.
@@ -40,7 +40,7 @@ impl Translations {
         boss: &mut BossMan,
         texts: &TextPairs,
         data: &Dataset,
-        how: &Translating,
+        how: &TranslationSettings,
     ) -> Result<Self, BossManError> {
         let translator = Translator::new(boss.model(), texts)?;
         let wanted: Vec<Option<i64>> =
@@ -54,7 +54,7 @@ impl Translations {
         let mut order: Vec<usize> = (0..pairs.len()).collect();
         order.sort_by_key(|place| pairs[*place][0].len());
         let mut translations = vec![String::new(); pairs.len()];
-        for places in order.chunks(TOGETHER) {
+        for places in order.chunks(BATCH_SIZE) {
             let sources: Vec<&str> = places.iter().map(|place| pairs[*place][0].as_str()).collect();
             let found = translator.translate(boss, &sources, &how.search).await?;
             for (place, translation) in places.iter().zip(found) {

@@ -6,19 +6,19 @@ use std::time::Instant;
 
 /// The state of a worker of the pool.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum State {
+pub(crate) enum MemberState {
     /// It is here and has nothing yet.
-    Arrived,
+    Joined,
     /// It gets its stages, of which this is the first, and links.
     Preparing(StageId),
     /// It has them, and can follow from the next step on.
     Ready(StageId),
     /// It has, or gets, the state of this one and takes the steps of the others after them.
-    Following(WorkerId),
+    CatchingUp(WorkerId),
     /// It takes microbatches.
-    Working,
+    Active,
     /// It would slow the others down.
-    Aside {
+    Evicted {
         /// How.
         reason: String,
         /// The number of updates after which it is tried again.
@@ -31,55 +31,55 @@ pub(crate) enum State {
     },
 }
 
-impl State {
+impl MemberState {
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            State::Arrived | State::Preparing(_) | State::Ready(_) => "preparing",
-            State::Following(_) => "catching up",
-            State::Working => "working",
-            State::Aside { .. } => "aside",
-            State::Left { .. } => "left",
+            MemberState::Joined | MemberState::Preparing(_) | MemberState::Ready(_) => "preparing",
+            MemberState::CatchingUp(_) => "catching up",
+            MemberState::Active => "working",
+            MemberState::Evicted { .. } => "aside",
+            MemberState::Left { .. } => "left",
         }
     }
 }
 
 /// A worker of the pool, with what it has done.
-pub(crate) struct Contributor {
+pub(crate) struct Member {
     pub(crate) info: WorkerInfo,
-    pub(crate) state: State,
+    pub(crate) state: MemberState,
     /// Steps in which it took part.
     pub(crate) steps: u64,
     /// Those since it began to take microbatches, or began again.
-    pub(crate) in_a_row: u64,
+    pub(crate) steps_since_active: u64,
     pub(crate) samples: u64,
     /// Its part of the last batch.
     pub(crate) share: f64,
     /// How fast its slowest link to another worker is, in bytes a second.
     pub(crate) bytes_per_second: Option<u64>,
     /// When it was last heard of.
-    pub(crate) seen: Instant,
+    pub(crate) last_seen: Instant,
 }
 
-impl Contributor {
-    pub(crate) fn new(info: WorkerInfo, state: State) -> Self {
-        Contributor {
+impl Member {
+    pub(crate) fn new(info: WorkerInfo, state: MemberState) -> Self {
+        Member {
             info,
             state,
             steps: 0,
-            in_a_row: 0,
+            steps_since_active: 0,
             samples: 0,
             share: 0.0,
             bytes_per_second: None,
-            seen: Instant::now(),
+            last_seen: Instant::now(),
         }
     }
 
     /// Its process, wherever that is: the same one may come again.
-    pub(crate) fn machine(&self) -> (String, u32) {
+    pub(crate) fn process_key(&self) -> (String, u32) {
         (self.info.host.clone(), self.info.process)
     }
 
     pub(crate) fn has_left(&self) -> bool {
-        matches!(self.state, State::Left { .. })
+        matches!(self.state, MemberState::Left { .. })
     }
 }

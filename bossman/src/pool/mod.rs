@@ -15,7 +15,7 @@ mod straggler;
 use crate::output::{self, printable};
 use crate::session::boss::BossMan;
 use crate::BossManError;
-use member::{Contributor, State};
+use member::{Member, MemberState};
 use pipeline::boss::Request;
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, LinkReport};
@@ -28,29 +28,29 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Workers are told how the run stands this often.
-const TOLD_EVERY: Duration = Duration::from_secs(5);
+const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Characters of what is said at once: a status of a hundred workers is less than a greeting may be.
-const LONGEST: usize = 200;
+const MAX_TEXT: usize = 200;
 
 /// The members of the pool, and their states.
 pub(crate) struct Pool {
     events: mpsc::UnboundedReceiver<MembershipEvent>,
     /// Workers that are ready to follow, or cannot be.
-    ready: mpsc::UnboundedReceiver<(WorkerId, Result<(), Failure>)>,
-    readying: mpsc::UnboundedSender<(WorkerId, Result<(), Failure>)>,
-    contributors: BTreeMap<WorkerId, Contributor>,
+    prepared: mpsc::UnboundedReceiver<(WorkerId, Result<(), Failure>)>,
+    prepared_sender: mpsc::UnboundedSender<(WorkerId, Result<(), Failure>)>,
+    members: BTreeMap<WorkerId, Member>,
     /// The followers, and the number of commands that each has still to run.
-    behind: BTreeMap<WorkerId, usize>,
+    commands_behind: BTreeMap<WorkerId, usize>,
     /// Processes that were sent away, and why: the same may come again.
-    sent_away: BTreeMap<(String, u32), String>,
+    removed_processes: BTreeMap<(String, u32), String>,
     /// The known figures of the workers' links.
     links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
     /// The workers are to be told anew who is here, whether or not that has changed.
-    unsure: bool,
+    must_confirm_members: bool,
     /// The workers that failed in the current step.
-    failed: Vec<WorkerId>,
-    told: Instant,
+    failed_in_step: Vec<WorkerId>,
+    last_status: Instant,
     started: Instant,
     samples: u64,
     quiet: bool,
@@ -79,7 +79,7 @@ impl BossMan {
             );
         }
         // What was chosen goes for workers that stay.
-        (self.settings.collective, self.settings.nccl) = (Collective::Quic, false);
+        (self.settings.collective, self.settings.uses_nccl) = (Collective::Quic, false);
         self.scheduling.collective = None;
         if self.settings.accumulate > 1 {
             return refused(
@@ -105,28 +105,28 @@ impl BossMan {
         // What the links are like; those of newcomers are measured when they come.
         self.call(Request::Measure(Vec::new())).await?;
         // Layers are not measured: that would have to be done again with everyone who comes.
-        self.scheduling.asked.get_or_insert(ScheduleKind::OneFOneB);
-        let (readying, ready) = mpsc::unbounded_channel();
+        self.scheduling.requested.get_or_insert(ScheduleKind::OneFOneB);
+        let (prepared_sender, prepared) = mpsc::unbounded_channel();
         let mut pool = Pool {
             events: self.handle.admit_workers(),
-            ready,
-            readying,
-            contributors: BTreeMap::new(),
-            behind: BTreeMap::new(),
-            sent_away: BTreeMap::new(),
+            prepared,
+            prepared_sender,
+            members: BTreeMap::new(),
+            commands_behind: BTreeMap::new(),
+            removed_processes: BTreeMap::new(),
             links: Vec::new(),
-            unsure: false,
-            failed: Vec::new(),
-            told: Instant::now(),
+            must_confirm_members: false,
+            failed_in_step: Vec::new(),
+            last_status: Instant::now(),
             started: Instant::now(),
             samples: 0,
             quiet: self.quiet,
         };
         for (worker, info) in (0..).map(WorkerId).zip(self.handle.workers()) {
-            pool.contributors.insert(worker, Contributor::new(info.clone(), State::Working));
+            pool.members.insert(worker, Member::new(info.clone(), MemberState::Active));
         }
         self.pool = Some(pool);
-        self.take_links().await;
+        self.refresh_links().await;
         self.handle.set_status(self.status(f32::NAN).json());
         Ok(())
     }
@@ -136,20 +136,20 @@ impl Pool {
     /// Tells the user. Some of it are words of workers, which must not draw on the terminal.
     fn say(&self, text: &str) {
         if !self.quiet {
-            output::warn(&printable(text, LONGEST));
+            output::warn(&printable(text, MAX_TEXT));
         }
     }
 
     /// Remembers a worker that is sent away, by its process.
-    fn send_away(&mut self, worker: WorkerId, reason: &str) {
-        if let Some(contributor) = self.contributors.get(&worker) {
-            self.sent_away.insert(contributor.machine(), reason.to_string());
+    fn remember_removal(&mut self, worker: WorkerId, reason: &str) {
+        if let Some(member) = self.members.get(&worker) {
+            self.removed_processes.insert(member.process_key(), reason.to_string());
         }
     }
 
-    fn set(&mut self, worker: WorkerId, state: State) {
-        if let Some(contributor) = self.contributors.get_mut(&worker) {
-            contributor.state = state;
+    fn set(&mut self, worker: WorkerId, state: MemberState) {
+        if let Some(member) = self.members.get_mut(&worker) {
+            member.state = state;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The status of a pool, as `bossman status` shows it.
 
-use super::{State, LONGEST};
+use super::{MemberState, MAX_TEXT};
 use crate::output::printable;
 use crate::session::boss::BossMan;
 use crate::BossManError;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The most workers that have left in a status, the last ones: an answer has its limits.
-const LEFT_TOLD: usize = 16;
+const MAX_LEFT_SHOWN: usize = 16;
 /// The most workers in a status.
-const TOLD: usize = 100;
+const MAX_SHOWN: usize = 100;
 
 /// How a pool stands.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
@@ -94,16 +94,16 @@ impl fmt::Display for Status {
                 f,
                 "{:>6}  {:12} {:8} {:11} {:>4.0}% {:>7} {:>9} {:>9} {:>10} {:>9.1}{}",
                 w.worker,
-                printable(&w.host, LONGEST),
-                printable(&w.device, LONGEST),
-                printable(&w.state, LONGEST),
+                printable(&w.host, MAX_TEXT),
+                printable(&w.device, MAX_TEXT),
+                printable(&w.state, MAX_TEXT),
                 w.share * 100.0,
                 w.steps,
                 w.samples,
                 number(w.milliseconds),
                 number(w.link_bytes_per_second.map(|rate| rate as f64 / 1e6)),
                 w.last_seen_seconds,
-                w.reason.as_ref().map_or(String::new(), |reason| format!("  {}", printable(reason, LONGEST))),
+                w.reason.as_ref().map_or(String::new(), |reason| format!("  {}", printable(reason, MAX_TEXT))),
             )?;
         }
         match more {
@@ -126,26 +126,28 @@ impl BossMan {
             return Status::default();
         };
         let loss = Some(loss).filter(|loss| loss.is_finite());
-        let left = pool.contributors.values().filter(|c| c.has_left()).count();
-        let mut unsaid = left.saturating_sub(LEFT_TOLD);
+        let left = pool.members.values().filter(|c| c.has_left()).count();
+        let mut hidden = left.saturating_sub(MAX_LEFT_SHOWN);
         let mut workers = Vec::new();
-        for (worker, c) in &pool.contributors {
-            if c.has_left() && unsaid > 0 {
-                unsaid -= 1;
+        for (worker, c) in &pool.members {
+            if c.has_left() && hidden > 0 {
+                hidden -= 1;
                 continue;
             }
-            if workers.len() == TOLD {
+            if workers.len() == MAX_SHOWN {
                 break;
             }
             let stage = self.plan.stage_placement.stages_of(*worker).next();
-            let nanos = stage.and_then(|stage| self.scheduling.observed.microbatch(stage, *worker));
+            let nanos = stage.and_then(|stage| self.scheduling.observed.microbatch_time(stage, *worker));
             workers.push(WorkerStatus {
                 worker: worker.0,
                 host: printable(&c.info.host, 64),
                 device: printable(&c.info.device, 16),
                 state: c.state.name().into(),
                 reason: match &c.state {
-                    State::Aside { reason, .. } | State::Left { reason } => Some(printable(reason, LONGEST)),
+                    MemberState::Evicted { reason, .. } | MemberState::Left { reason } => {
+                        Some(printable(reason, MAX_TEXT))
+                    }
                     _ => None,
                 },
                 share: c.share,
@@ -154,11 +156,11 @@ impl BossMan {
                 milliseconds: nanos.map(|nanos| nanos as f64 / 1e6),
                 link_bytes_per_second: c.bytes_per_second,
                 memory_bytes: c.info.memory_bytes,
-                last_seen_seconds: c.seen.elapsed().as_secs_f64(),
+                last_seen_seconds: c.last_seen.elapsed().as_secs_f64(),
             });
         }
         let samples_per_second = pool.samples as f64 / pool.started.elapsed().as_secs_f64().max(1e-9);
-        let more = pool.contributors.len() - workers.len();
+        let more = pool.members.len() - workers.len();
         Status { step: self.step, loss, samples_per_second, more, workers }
     }
 }

@@ -4,7 +4,7 @@
 //! its line or its processor is so slow that the others would finish earlier without it, its share
 //! is empty.
 
-use super::State;
+use super::MemberState;
 use crate::session::boss::BossMan;
 use pipeline::boss::Request;
 use pipeline::ids::{StageId, WorkerId};
@@ -12,16 +12,18 @@ use pipeline::message::LinkReport;
 use pipeline::replicas::{buckets, Bucket, BucketBytes, MicrobatchAssignment, Speed, StagePlacement};
 
 /// Without it the others have to be this much faster: less is within what is observed from step to step.
-const WORTH_IT: f64 = 0.9;
+const EVICT_BELOW: f64 = 0.9;
 /// The number of steps after which a worker is judged.
-const JUDGED_AFTER: u64 = 5;
+const MIN_STEPS_TO_JUDGE: u64 = 5;
 
 impl BossMan {
     /// Puts aside who slows the others down, one at a time.
     pub(super) fn evict_stragglers(&mut self) {
         let Some(pool) = &self.pool else { return };
         let judged = |worker: &WorkerId| {
-            pool.contributors.get(worker).is_some_and(|c| c.state == State::Working && c.in_a_row >= JUDGED_AFTER)
+            pool.members
+                .get(worker)
+                .is_some_and(|c| c.state == MemberState::Active && c.steps_since_active >= MIN_STEPS_TO_JUDGE)
         };
         let stage_placement = &self.plan.stage_placement;
         let members = stage_placement.members();
@@ -33,16 +35,16 @@ impl BossMan {
             let others = stage_placement.without(*worker);
             let is_whole = others.iter().all(|(_, members)| !members.is_empty());
             let without = is_whole.then(|| self.step_time(&others))?;
-            (without < with * WORTH_IT).then_some((*worker, without))
+            (without < with * EVICT_BELOW).then_some((*worker, without))
         };
         let slowest = members.iter().filter_map(slows).min_by(|a, b| a.1.total_cmp(&b.1));
         let Some((worker, without)) = slowest else { return };
-        let link = pool.contributors.get(&worker).and_then(|c| c.bytes_per_second);
+        let link = pool.members.get(&worker).and_then(|c| c.bytes_per_second);
         let link = link.map_or(String::new(), |rate| format!(", its link carries {:.1} MB/s", rate as f64 / 1e6));
         let reason = format!("a step takes {:.0} ms with it and {:.0} ms without{link}", with / 1e6, without / 1e6);
         let updates = self.updates;
         if let Some(pool) = &mut self.pool {
-            pool.put_aside(worker, reason, updates);
+            pool.evict(worker, reason, updates);
         }
     }
 
@@ -50,8 +52,8 @@ impl BossMan {
     /// what it exchanges.
     fn step_time(&self, stage_placement: &StagePlacement) -> f64 {
         let speed = |stage: StageId, worker: WorkerId| Speed {
-            each: self.time(stage, worker),
-            once: self.scheduling.observed.once(stage, worker).saturating_add(self.exchange(
+            each: self.microbatch_time(stage, worker),
+            once: self.scheduling.observed.per_step_time(stage, worker).saturating_add(self.exchange_time(
                 stage_placement,
                 stage,
                 worker,
@@ -68,7 +70,7 @@ impl BossMan {
     /// The time of a worker's exchange of a stage's gradients, in nanoseconds: its part goes out to
     /// be summed, and sums come back, each as much as what is trained of the stage, less the part
     /// that is its own.
-    fn exchange(&self, stage_placement: &StagePlacement, stage: StageId, worker: WorkerId) -> u64 {
+    fn exchange_time(&self, stage_placement: &StagePlacement, stage: StageId, worker: WorkerId) -> u64 {
         let replicas = stage_placement.of(stage).len() as u64;
         let (Some(rate), true) = (self.link_rate(stage_placement, worker), replicas > 1) else { return 0 };
         let Some(spec) = self.plan.stages.get(stage.0 as usize) else { return 0 };
@@ -89,7 +91,7 @@ impl BossMan {
     }
 
     /// Asks the boss's session for what is known of links; it is known there without the workers.
-    pub(super) async fn take_links(&mut self) {
+    pub(super) async fn refresh_links(&mut self) {
         if let Ok(answer) = self.call(Request::Links).await {
             if let Some(pool) = &mut self.pool {
                 pool.links = answer.links;

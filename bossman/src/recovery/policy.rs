@@ -19,26 +19,26 @@ pub(crate) const MAX_ATTEMPTS: u32 = 3;
 /// The state of recovery in a run.
 #[derive(Default)]
 pub(crate) struct Recovery {
-    lost: Option<Lost>,
+    outage: Option<Outage>,
     /// The number of failures since the last new step.
     attempts: u32,
     /// The last completed step.
-    furthest: u64,
+    last_new_step: u64,
 }
 
 /// The recovery in progress.
-struct Lost {
+struct Outage {
     since: Instant,
     /// The times until workers had joined again, and until they had their state.
-    here: Duration,
-    restored: Duration,
+    rejoined_after: Duration,
+    restored_after: Duration,
     /// The steps completed at the loss, and the number of them that are not repeated.
     done: u64,
     from: u64,
 }
 
 /// The error of a run without recovery, which may have checkpoints.
-pub(crate) fn ended(error: BossManError, checkpoints: bool) -> BossManError {
+pub(crate) fn with_resume_advice(error: BossManError, checkpoints: bool) -> BossManError {
     match error {
         BossManError::Worker(failure) if failure.passing => {
             let advice = match checkpoints {
@@ -62,35 +62,36 @@ pub(crate) fn evict_unfit(error: &BossManError, handle: &Handle) {
 impl Recovery {
     /// Records a failure and reports it. Returns whether the run may continue. `others` tells
     /// whether the run has other workers.
-    pub(crate) fn may_go_on(&mut self, error: &BossManError, at: Instant, others: bool) -> bool {
+    pub(crate) fn may_retry(&mut self, error: &BossManError, at: Instant, others: bool) -> bool {
         let passes = match error {
             BossManError::Worker(failure) => failure.passing || (failure.unfit && others),
             // A worker that was started in place of another one.
-            BossManError::LocalWorkers(_) => self.lost.is_some(),
+            BossManError::LocalWorkers(_) => self.outage.is_some(),
             _ => false,
         };
         if !passes || self.attempts == MAX_ATTEMPTS {
             return false;
         }
         self.attempts += 1;
-        let done = self.furthest;
+        let done = self.last_new_step;
         output::warn(&format!("warning: workers were lost, with {done} steps done: {error}"));
-        let since = self.lost.as_ref().map_or(at, |lost| lost.since);
-        self.lost = Some(Lost { since, here: Duration::ZERO, restored: Duration::ZERO, done, from: 0 });
+        let since = self.outage.as_ref().map_or(at, |outage| outage.since);
+        self.outage =
+            Some(Outage { since, rejoined_after: Duration::ZERO, restored_after: Duration::ZERO, done, from: 0 });
         true
     }
 
     /// Records that workers have joined again.
-    pub(crate) fn here(&mut self) {
-        if let Some(lost) = &mut self.lost {
-            lost.here = lost.since.elapsed();
+    pub(crate) fn workers_rejoined(&mut self) {
+        if let Some(outage) = &mut self.outage {
+            outage.rejoined_after = outage.since.elapsed();
         }
     }
 
     /// Reports that the run resumes with `workers` workers of `at_first`, and from which state.
-    pub(crate) fn goes_on(&mut self, workers: usize, at_first: usize, from: Option<(u64, &str)>) {
-        let Some(lost) = &mut self.lost else { return };
-        lost.from = from.map_or(0, |(step, _)| step);
+    pub(crate) fn report_resume(&mut self, workers: usize, at_first: usize, from: Option<(u64, &str)>) {
+        let Some(outage) = &mut self.outage else { return };
+        outage.from = from.map_or(0, |(step, _)| step);
         let state = match from {
             None => "from the beginning, for there is no whole checkpoint or copy".to_string(),
             Some((step, name)) => format!("from {name} of step {step}"),
@@ -99,34 +100,34 @@ impl Recovery {
     }
 
     /// Records that workers have their state.
-    pub(crate) fn restored(&mut self, progress: &Progress) {
-        if let Some(lost) = &mut self.lost {
-            lost.restored = lost.since.elapsed();
-            let from = lost.from;
-            self.tell(from, progress);
+    pub(crate) fn state_restored(&mut self, progress: &Progress) {
+        if let Some(outage) = &mut self.outage {
+            outage.restored_after = outage.since.elapsed();
+            let from = outage.from;
+            self.report_if_caught_up(from, progress);
         }
     }
 
     /// Records a completed step.
-    pub(crate) fn done(&mut self, step: u64, progress: &Progress) {
-        if step > self.furthest {
-            (self.furthest, self.attempts) = (step, 0);
+    pub(crate) fn step_done(&mut self, step: u64, progress: &Progress) {
+        if step > self.last_new_step {
+            (self.last_new_step, self.attempts) = (step, 0);
         }
-        self.tell(step, progress);
+        self.report_if_caught_up(step, progress);
     }
 
     /// Reports the cost of the recovery, once the lost steps are repeated.
-    fn tell(&mut self, step: u64, progress: &Progress) {
-        let Some(lost) = self.lost.take_if(|lost| step >= lost.done) else { return };
-        let all = lost.since.elapsed();
+    fn report_if_caught_up(&mut self, step: u64, progress: &Progress) {
+        let Some(outage) = self.outage.take_if(|outage| step >= outage.done) else { return };
+        let all = outage.since.elapsed();
         let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
         progress.line(&format!(
             "recovery: {} steps were done again; {} lost: {} until workers were here, {} for their state, {} for the steps",
-            lost.done.saturating_sub(lost.from),
+            outage.done.saturating_sub(outage.from),
             seconds(all),
-            seconds(lost.here),
-            seconds(lost.restored.saturating_sub(lost.here)),
-            seconds(all.saturating_sub(lost.restored))
+            seconds(outage.rejoined_after),
+            seconds(outage.restored_after.saturating_sub(outage.rejoined_after)),
+            seconds(all.saturating_sub(outage.restored_after))
         ));
     }
 }
@@ -145,36 +146,36 @@ mod tests {
         let mut recovery = Recovery::default();
         let ended = BossManError::LocalWorkers("it ended".into());
         for other in [lost(false), BossManError::Usage("no".into()), BossManError::LocalWorkers("it ended".into())] {
-            assert!(!recovery.may_go_on(&other, now, true));
+            assert!(!recovery.may_retry(&other, now, true));
         }
-        recovery.done(4, &progress);
+        recovery.step_done(4, &progress);
         for error in [lost(true), ended, lost(true)] {
-            assert!(recovery.may_go_on(&error, now, false));
-            recovery.goes_on(1, 2, Some((2, "the checkpoint")));
-            recovery.restored(&progress);
+            assert!(recovery.may_retry(&error, now, false));
+            recovery.report_resume(1, 2, Some((2, "the checkpoint")));
+            recovery.state_restored(&progress);
             // Repeated steps are no progress.
-            recovery.done(3, &progress);
-            assert!(recovery.lost.is_some());
+            recovery.step_done(3, &progress);
+            assert!(recovery.outage.is_some());
         }
-        assert!(!recovery.may_go_on(&lost(true), now, true));
-        recovery.done(4, &progress);
-        assert!(recovery.lost.is_none() && !recovery.may_go_on(&lost(true), now, true));
-        recovery.done(5, &progress);
-        assert!(recovery.may_go_on(&lost(true), now, false));
+        assert!(!recovery.may_retry(&lost(true), now, true));
+        recovery.step_done(4, &progress);
+        assert!(recovery.outage.is_none() && !recovery.may_retry(&lost(true), now, true));
+        recovery.step_done(5, &progress);
+        assert!(recovery.may_retry(&lost(true), now, false));
         // No step has to be repeated.
-        recovery.goes_on(2, 2, Some((5, "the checkpoint")));
-        recovery.restored(&progress);
-        assert!(recovery.lost.is_none());
+        recovery.report_resume(2, 2, Some((5, "the checkpoint")));
+        recovery.state_restored(&progress);
+        assert!(recovery.outage.is_none());
         // Another worker may be fit for the part of an unfit one.
         let unfit = BossManError::Worker(Failure { unfit: true, ..Failure::new("out of memory") });
-        assert!(!recovery.may_go_on(&unfit, now, false) && recovery.may_go_on(&unfit, now, true));
+        assert!(!recovery.may_retry(&unfit, now, false) && recovery.may_retry(&unfit, now, true));
     }
 
     #[test]
     fn a_run_that_ends_is_told_what_would_have_helped() {
-        let told = ended(lost(true), false).to_string();
+        let told = with_resume_advice(lost(true), false).to_string();
         assert!(told.starts_with("lost (it was tired); start the run again: with `checkpoint`"), "{told}");
-        assert_eq!(ended(lost(true), true).to_string(), "lost (it was tired); go on with --resume");
-        assert!(!ended(lost(false), false).to_string().contains("checkpoint"));
+        assert_eq!(with_resume_advice(lost(true), true).to_string(), "lost (it was tired); go on with --resume");
+        assert!(!with_resume_advice(lost(false), false).to_string().contains("checkpoint"));
     }
 }

@@ -1,11 +1,13 @@
 //! The state that a run resumes from: a checkpoint, or what workers keep.
 
-use crate::checkpoint::{Checkpoints, Counters, KeepBest, Listed, Policy, ReadError, Run, State};
+use crate::checkpoint::{
+    CheckpointEntry, Checkpoints, Counters, KeepBest, Policy, ReadError, RunRecord, TrainingState,
+};
 use crate::data::disk;
 use crate::output;
 use crate::recovery::peer_snapshots::PeerState;
 use crate::run_file::RunFile;
-use crate::train::settings::Settings;
+use crate::train::settings::TrainOptions;
 use crate::{BossMan, BossManError};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -15,51 +17,51 @@ use std::time::Duration;
 /// In place of a checkpoint's name: the last one, or the beginning if there is none.
 const IF_ANY: &str = "if-any";
 /// Metrics have no longer lines.
-const LONGEST_LINE: u64 = 1 << 16;
+const MAX_METRICS_LINE: u64 = 1 << 16;
 
 /// The state that a run resumes from.
-pub(crate) enum Found {
+pub(crate) enum ResumeState {
     /// A checkpoint, which is in memory.
-    Checkpoint(State, Run),
+    Checkpoint(TrainingState, RunRecord),
     /// A copy that workers keep.
-    Kept(PeerState),
+    PeerSnapshot(PeerState),
 }
 
-impl Found {
+impl ResumeState {
     pub(crate) fn counters(&self) -> Counters {
         match self {
-            Found::Checkpoint(state, _) => state.counters,
-            Found::Kept(kept) => kept.counters,
+            ResumeState::Checkpoint(state, _) => state.counters,
+            ResumeState::PeerSnapshot(kept) => kept.counters,
         }
     }
 
-    pub(crate) fn run(&self) -> &Run {
+    pub(crate) fn run(&self) -> &RunRecord {
         match self {
-            Found::Checkpoint(_, run) => run,
-            Found::Kept(kept) => &kept.run,
+            ResumeState::Checkpoint(_, run) => run,
+            ResumeState::PeerSnapshot(kept) => &kept.run,
         }
     }
 
-    pub(crate) fn kept(&self) -> Option<&PeerState> {
+    pub(crate) fn peer_state(&self) -> Option<&PeerState> {
         match self {
-            Found::Checkpoint(..) => None,
-            Found::Kept(kept) => Some(kept),
+            ResumeState::Checkpoint(..) => None,
+            ResumeState::PeerSnapshot(kept) => Some(kept),
         }
     }
 
     /// Its name in the log.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Found::Checkpoint(..) => "the checkpoint",
-            Found::Kept(_) => "the workers' copy",
+            ResumeState::Checkpoint(..) => "the checkpoint",
+            ResumeState::PeerSnapshot(_) => "the workers' copy",
         }
     }
 
     /// Gives it to the workers.
     pub(crate) async fn restore(&self, boss: &mut BossMan) -> Result<(), BossManError> {
         match self {
-            Found::Checkpoint(state, _) => boss.restore(state).await,
-            Found::Kept(kept) => boss.restore_peer_state(kept).await,
+            ResumeState::Checkpoint(state, _) => boss.restore(state).await,
+            ResumeState::PeerSnapshot(kept) => boss.restore_peer_state(kept).await,
         }
     }
 }
@@ -70,43 +72,43 @@ impl Found {
 /// # Errors
 /// Workers were lost again; or the metrics, or a checkpoint that may be newer than the copy, cannot
 /// be read.
-pub(crate) async fn newest(
+pub(crate) async fn newest_state(
     boss: &mut BossMan,
-    (run, steps): (&Run, u64),
+    (run, steps): (&RunRecord, u64),
     checkpoints: Option<&Checkpoints>,
-    (at_hand, metrics): (Option<Found>, Option<&Path>),
-) -> Result<Option<Found>, BossManError> {
-    let copies = match run.number {
-        Some(number) => boss.kept(number).await?,
+    (already_read, metrics): (Option<ResumeState>, Option<&Path>),
+) -> Result<Option<ResumeState>, BossManError> {
+    let copies = match run.run_id {
+        Some(number) => boss.peer_snapshots(number).await?,
         None => Vec::new(),
     };
     let mut kept = None;
     for copy in copies {
         // A worker can say anything.
         let is_of_run = copy.run.differs(run).is_none() && copy.counters.step <= steps;
-        if kept.is_none() && is_of_run && can_go_on(metrics, &copy).await? {
+        if kept.is_none() && is_of_run && matches_metrics(metrics, &copy).await? {
             kept = Some(copy);
         }
     }
     // No other process writes checkpoints of this run. So a copy as new as them makes reading them
     // unnecessary.
-    let newest = match (&at_hand, checkpoints) {
+    let newest = match (&already_read, checkpoints) {
         (Some(found), _) => found.counters().step,
         (None, Some(checkpoints)) => checkpoints.newest_known().unwrap_or(0),
         (None, None) => 0,
     };
     let step = kept.as_ref().map(|kept| kept.counters.step);
     if step.is_some_and(|step| step >= newest) {
-        return Ok(kept.map(Found::Kept));
+        return Ok(kept.map(ResumeState::PeerSnapshot));
     }
-    let checkpoint = match (at_hand, checkpoints) {
+    let checkpoint = match (already_read, checkpoints) {
         (None, Some(checkpoints)) => last_checkpoint(checkpoints).await?,
-        (at_hand, _) => at_hand,
+        (already_read, _) => already_read,
     };
     match checkpoint {
         // A newer one may be damaged.
         Some(found) if step.is_none_or(|step| step < found.counters().step) => Ok(Some(found)),
-        _ => Ok(kept.map(Found::Kept)),
+        _ => Ok(kept.map(ResumeState::PeerSnapshot)),
     }
 }
 
@@ -116,7 +118,7 @@ pub(crate) async fn newest(
 ///
 /// # Errors
 /// The metrics cannot be read.
-async fn can_go_on(metrics: Option<&Path>, kept: &PeerState) -> Result<bool, BossManError> {
+async fn matches_metrics(metrics: Option<&Path>, kept: &PeerState) -> Result<bool, BossManError> {
     let (Some(path), Some(expected)) = (metrics, kept.run.metrics) else { return Ok(true) };
     let step = kept.counters.step;
     let line = disk::retry(disk::WAITS, || std::future::ready(last_line(path, expected))).await;
@@ -146,7 +148,7 @@ fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
     if file.metadata()?.len() < bytes {
         return Ok(None);
     }
-    let from = bytes.saturating_sub(LONGEST_LINE);
+    let from = bytes.saturating_sub(MAX_METRICS_LINE);
     file.seek(SeekFrom::Start(from))?;
     let mut end = vec![0; (bytes - from) as usize];
     match file.read_exact(&mut end) {
@@ -162,12 +164,12 @@ fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
 ///
 /// # Errors
 /// A checkpoint that may be the last whole one still cannot be read after several attempts.
-async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<Found>, BossManError> {
+async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<ResumeState>, BossManError> {
     // Whatever cut workers off may do so with a store, too.
     let mut waits = [1, 4, 16].into_iter();
     loop {
         match checkpoints.last_whole().await {
-            Ok(found) => return Ok(found.map(|(state, manifest)| Found::Checkpoint(state, manifest.run))),
+            Ok(found) => return Ok(found.map(|(state, manifest)| ResumeState::Checkpoint(state, manifest.run))),
             Err(error) => match waits.next() {
                 None => return Err(error),
                 Some(seconds) => {
@@ -180,8 +182,8 @@ async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<Found>, Bos
 }
 
 /// Checks that the initial weights and the state to resume from do not contradict each other.
-pub(crate) fn check_beginning(settings: &Settings) -> Result<(), BossManError> {
-    if settings.weights.is_none() || settings.resume.is_none() || begins_if_none(settings) {
+pub(crate) fn check_weights_or_resume(settings: &TrainOptions) -> Result<(), BossManError> {
+    if settings.weights.is_none() || settings.resume.is_none() || may_start_fresh(settings) {
         return Ok(());
     }
     let problem = "--weights: with --resume the run goes on with its checkpoint's; leave one of them out, or take \
@@ -190,16 +192,16 @@ pub(crate) fn check_beginning(settings: &Settings) -> Result<(), BossManError> {
 }
 
 /// Whether the run begins if there is nothing to resume from.
-fn begins_if_none(settings: &Settings) -> bool {
+fn may_start_fresh(settings: &TrainOptions) -> bool {
     settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY))
 }
 
 /// The run's checkpoints, and the one to resume from.
-pub(crate) async fn checkpoints(
+pub(crate) async fn open_checkpoints(
     file: &RunFile,
-    settings: &Settings,
-    run: &Run,
-) -> Result<(Option<(Checkpoints, Policy)>, Option<Found>), BossManError> {
+    settings: &TrainOptions,
+    run: &RunRecord,
+) -> Result<(Option<(Checkpoints, Policy)>, Option<ResumeState>), BossManError> {
     let Some(policy) = &file.checkpoint else {
         return match settings.resume {
             Some(_) => Err(BossManError::Usage(
@@ -217,14 +219,14 @@ pub(crate) async fn checkpoints(
     if policy.keep_best == Some(KeepBest::Accuracy) && file.loss.classes().is_none() {
         return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
     }
-    let if_any = begins_if_none(settings);
+    let if_any = may_start_fresh(settings);
     let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
     let listed = checkpoints.list().await?;
-    let begins = if_any && listed.iter().all(Listed::is_unfinished);
+    let begins = if_any && listed.iter().all(CheckpointEntry::is_unfinished);
     let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
         // Else it could not be told later which checkpoint is of which run.
         return match listed.into_iter().rfind(|listed| !listed.is_unfinished()) {
-            Some(Listed { bytes: Err(ReadError::Unreadable(error)), .. }) => Err(error),
+            Some(CheckpointEntry { bytes: Err(ReadError::Unreadable(error)), .. }) => Err(error),
             Some(last) => Err(BossManError::Usage(format!(
                 "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
                 policy.dir, last.step
@@ -234,7 +236,7 @@ pub(crate) async fn checkpoints(
     };
     let (state, manifest) = checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
     let microbatches = if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
-    if let Some(problem) = manifest.run.differs(&Run { microbatches, ..run.clone() }) {
+    if let Some(problem) = manifest.run.differs(&RunRecord { microbatches, ..run.clone() }) {
         return Err(BossManError::Usage(format!(
             "--resume: {problem}, so the run would not go on as it was; restore that, or begin anew in another folder"
         )));
@@ -242,9 +244,9 @@ pub(crate) async fn checkpoints(
     let mut run = manifest.run;
     if name.as_deref().is_some_and(|name| name != IF_ANY) {
         // From there it may take another way: what workers keep of the one before is no part of it.
-        run.number = None;
+        run.run_id = None;
     }
-    Ok((Some((checkpoints, policy.clone())), Some(Found::Checkpoint(state, run))))
+    Ok((Some((checkpoints, policy.clone())), Some(ResumeState::Checkpoint(state, run))))
 }
 
 #[cfg(test)]

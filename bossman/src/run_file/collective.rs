@@ -7,13 +7,13 @@ use pipeline::replicas::{Collective, Replicas};
 /// Only replicas exchange gradients, and NCCL sums all of them in float32, in an order of its own.
 pub(super) fn collective(run: &Mapping<'_>) -> Result<Collective, Fault> {
     let exact = run.get("reduction").is_some_and(|node| node.as_text() == Some("exact"));
-    let Some(node) = run.get("collective") else { return Ok(unless(exact)) };
+    let Some(node) = run.get("collective") else { return Ok(quic_if_exact(exact)) };
     let name = node.as_text();
-    let way = Collective::NAMES.iter().find(|(way, _)| name == Some(way)).map(|(_, way)| *way);
+    let choice = Collective::NAMES.iter().find(|(choice, _)| name == Some(choice)).map(|(_, choice)| *choice);
     let refused = |why: &str| Err(Fault::new(node.place, format!("`collective: nccl` {why}")));
-    match way {
+    match choice {
         None => Err(node.unexpected("`collective`", "`auto`, `quic` or `nccl`")),
-        Some(Collective::Auto) => Ok(unless(exact)),
+        Some(Collective::Auto) => Ok(quic_if_exact(exact)),
         Some(Collective::Quic) => Ok(Collective::Quic),
         Some(Collective::Nccl) => match super::replicas(run)? {
             None => refused("goes with `replicas` only"),
@@ -32,7 +32,7 @@ pub(super) fn collective(run: &Mapping<'_>) -> Result<Collective, Fault> {
 }
 
 /// Who asks for the exact order gets it.
-fn unless(exact: bool) -> Collective {
+fn quic_if_exact(exact: bool) -> Collective {
     match exact {
         true => Collective::Quic,
         false => Collective::Auto,

@@ -1,6 +1,6 @@
 //! The key `data` of a run file: which files, of which format, and how they are brought into range.
 
-use super::string_map::words;
+use super::string_map::string_map;
 use super::text;
 use crate::data::{Normalize, Source, Table};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, TEXT};
@@ -32,14 +32,14 @@ pub enum Validation {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum On {
+enum DataReader {
     Boss,
     Workers,
 }
 
-const ON: Reader<On> = Reader::new("`boss` or `workers`", |node| match (TEXT.read)(node)?.as_str() {
-    "boss" => Some(On::Boss),
-    "workers" => Some(On::Workers),
+const ON: Reader<DataReader> = Reader::new("`boss` or `workers`", |node| match (TEXT.read)(node)?.as_str() {
+    "boss" => Some(DataReader::Boss),
+    "workers" => Some(DataReader::Workers),
     _ => None,
 });
 
@@ -65,7 +65,7 @@ pub(super) fn data(node: &Node, folder: &Path) -> Result<Data, Fault> {
         validation: data.get("validation").map(|node| validation(node, folder)).transpose()?,
         test: data.get("test").map(|node| source(node, "`test`", folder)).transpose()?,
         normalize: data.get("normalize").map(normalize).transpose()?,
-        on_workers: data.optional("on", &ON)?.filter(|on| *on == On::Workers).map(|_| folder.to_path_buf()),
+        on_workers: data.optional("on", &ON)?.filter(|on| *on == DataReader::Workers).map(|_| folder.to_path_buf()),
     })
 }
 
@@ -93,7 +93,7 @@ fn source(node: &Node, what: &str, folder: &Path) -> Result<Source, Fault> {
         }
         "npy" => {
             let arguments = choice.arguments(&["inputs", "target"])?;
-            let inputs = words(arguments.need("inputs")?, "`inputs`")?;
+            let inputs = string_map(arguments.need("inputs")?, "`inputs`")?;
             let inputs = inputs.into_iter().map(|(name, file)| (name, folder.join(file))).collect();
             Ok(Source::Npy { inputs, target: path(&arguments, "target")? })
         }
@@ -112,7 +112,7 @@ fn source(node: &Node, what: &str, folder: &Path) -> Result<Source, Fault> {
 fn table(choice: &Choice<'_>, folder: &Path) -> Result<Table, Fault> {
     let arguments = choice.arguments(&["path", "inputs", "target"])?;
     let path: PathBuf = folder.join(arguments.required("path", &TEXT)?);
-    let inputs = arguments.get("inputs").map(|node| words(node, "`inputs`")).transpose()?.unwrap_or_default();
+    let inputs = arguments.get("inputs").map(|node| string_map(node, "`inputs`")).transpose()?.unwrap_or_default();
     let target = arguments.optional("target", &TEXT)?;
     let alike = Table::with_default_names(path);
     Ok(Table { inputs, target: target.unwrap_or(alike.target), ..alike })

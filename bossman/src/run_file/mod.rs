@@ -12,8 +12,8 @@ mod string_map;
 mod text;
 
 use crate::checkpoint::Policy;
-use crate::weights::rename_rules::Rename;
-use crate::{BossManError, Guards, Redundancy, Translating};
+use crate::weights::rename_rules::RenameRules;
+use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
 pub use data::{Data, Validation};
 use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT};
 use layerspec::{Fault, Precision, Recompute};
@@ -83,11 +83,11 @@ pub struct RunFile {
     /// Whether texts of about one length are trained on together.
     pub group_by_length: bool,
     /// The pairs of texts to translate after each epoch.
-    pub translate: Option<Translating>,
+    pub translate: Option<TranslationSettings>,
     /// The folder of checkpoints, and when they are written.
     pub checkpoint: Option<Policy>,
     /// The source of the state from which the run resumes after a loss of workers.
-    pub redundancy: Redundancy,
+    pub redundancy: RecoverySource,
     /// What is watched in training, and the reaction if training fails silently.
     pub guards: Guards,
 }
@@ -98,7 +98,7 @@ pub struct Weights {
     /// A safetensors file, an index of several, or their folder.
     pub path: PathBuf,
     /// The names of their tensors in the model.
-    pub rename: Rename,
+    pub rename: RenameRules,
 }
 
 /// When training ends.
@@ -144,7 +144,7 @@ const KEYS: [&str; 28] = [
 impl RunFile {
     /// The same, for what only the boss knows the samples of: predictions and texts.
     #[must_use]
-    pub fn read_by_the_boss(mut self) -> Self {
+    pub fn with_data_at_boss(mut self) -> Self {
         self.data.on_workers = None;
         self
     }
@@ -215,7 +215,7 @@ fn group_by_length(run: &Mapping<'_>) -> Result<bool, Fault> {
     }
 }
 
-fn translate(run: &Mapping<'_>) -> Result<Option<Translating>, Fault> {
+fn translate(run: &Mapping<'_>) -> Result<Option<TranslationSettings>, Fault> {
     let Some(node) = run.get("translate") else { return Ok(None) };
     if !trains_on_pairs(run)? {
         return Err(Fault::new(node.place, "`translate` goes with `pairs` to train on only"));
@@ -325,43 +325,43 @@ fn fast_reduction(run: &Mapping<'_>) -> Result<bool, Fault> {
 fn sharding(run: &Mapping<'_>) -> Result<Option<Sharding>, Fault> {
     let Some(node) = run.get("shard") else { return Ok(None) };
     let name = node.as_text();
-    let way = Sharding::NAMES.iter().find(|(way, _)| name == Some(way)).map(|(_, way)| *way);
-    match (way, name, run.get("replicas")) {
+    let choice = Sharding::NAMES.iter().find(|(choice, _)| name == Some(choice)).map(|(_, choice)| *choice);
+    match (choice, name, run.get("replicas")) {
         (None, Some("none"), _) => Ok(None),
         (None, ..) => Err(node.unexpected("`shard`", "`none`, `optimizer`, `gradients` or `parameters`")),
         (Some(_), _, None) => Err(Fault::new(node.place, "`shard` goes with `replicas` only")),
-        (Some(way), ..) if way.shards_gradients() && (fast_reduction(run)? || compress(run)?.is_some()) => {
+        (Some(choice), ..) if choice.shards_gradients() && (fast_reduction(run)? || compress(run)?.is_some()) => {
             let problem = format!(
-                "`shard: {way}` goes neither with `compress` nor with `reduction: fast`, for which a replica adds up its \
+                "`shard: {choice}` goes neither with `compress` nor with `reduction: fast`, for which a replica adds up its \
                  gradients before any leave; take `shard: optimizer`"
             );
             Err(Fault::new(node.place, problem))
         }
-        (Some(way), ..) if way.shards_parameters() => match (schedule(run)?, replicas(run)?) {
+        (Some(choice), ..) if choice.shards_parameters() => match (schedule(run)?, replicas(run)?) {
             (_, Some(Replicas::Auto)) => {
-                let problem = format!("`shard: {way}` does not go with `replicas: auto`; give `replicas` a number");
+                let problem = format!("`shard: {choice}` does not go with `replicas: auto`; give `replicas` a number");
                 Err(Fault::new(node.place, problem))
             }
             (Some(kind), _) if !kind.takes_stages_in_order() => {
                 let problem = format!(
-                    "`shard: {way}` does not go with `schedule: {kind}`: replicas must take their stages in the same order; \
+                    "`shard: {choice}` does not go with `schedule: {kind}`: replicas must take their stages in the same order; \
                      take `schedule: gpipe`"
                 );
                 Err(Fault::new(node.place, problem))
             }
-            _ => Ok(Some(way)),
+            _ => Ok(Some(choice)),
         },
-        (way, ..) => Ok(way),
+        (choice, ..) => Ok(choice),
     }
 }
 
 fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Fault> {
     let Some(node) = run.get("weights") else { return Ok(None) };
     if let Some(path) = node.as_text() {
-        return Ok(Some(Weights { path: folder.join(path), rename: Rename::default() }));
+        return Ok(Some(Weights { path: folder.join(path), rename: RenameRules::default() }));
     }
     let weights = node.mapping("`weights`", "key", &["path", "rename", "ignore", "fresh"])?;
-    let mut rename = Rename::default();
+    let mut rename = RenameRules::default();
     if let Some(node) = weights.get("rename") {
         for (name, source) in node.entries("`rename`", "name in the model")? {
             let sources = match source.as_text() {

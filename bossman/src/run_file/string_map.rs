@@ -5,7 +5,7 @@ use layerspec::Fault;
 use std::collections::BTreeMap;
 
 /// Words by names that the file is free to choose.
-pub(super) fn words(node: &Node, what: &str) -> Result<BTreeMap<String, String>, Fault> {
+pub(super) fn string_map(node: &Node, what: &str) -> Result<BTreeMap<String, String>, Fault> {
     let Kind::Map(entries) = &node.kind else {
         return Err(node.unexpected(what, "a mapping of the model's inputs"));
     };

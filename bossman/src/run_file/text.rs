@@ -1,8 +1,8 @@
 //! The keys of text in a run file: files, tokenizer, lengths.
 
-use super::string_map::words;
+use super::string_map::string_map;
 use crate::data::{Text, TextPairs, Tokenizer};
-use crate::{Search, Translating};
+use crate::{Search, TranslationSettings};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, COUNT, NON_NEGATIVE, SIZE, TEXT};
 use layerspec::Fault;
 use std::path::Path;
@@ -51,7 +51,7 @@ pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fau
     let inputs = arguments.get("inputs").map(|node| {
         // Only these names mean something.
         node.mapping("`inputs`", "input", &TextPairs::ROLES)?;
-        words(node, "`inputs`")
+        string_map(node, "`inputs`")
     });
     Ok(TextPairs {
         path: folder.join(arguments.required("path", &TEXT)?),
@@ -67,12 +67,12 @@ pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fau
 
 /// Each is a row of a batch.
 const BEAMS: Reader<u32> = Reader::new("a whole number from 1 to 256", |node| match node.kind {
-    Kind::Int(number) => u32::try_from(number).ok().filter(|beams| (1..=Search::MOST_BEAMS).contains(beams)),
+    Kind::Int(number) => u32::try_from(number).ok().filter(|beams| (1..=Search::MAX_BEAMS).contains(beams)),
     _ => None,
 });
 
 /// The pairs to translate after each epoch.
-pub(super) fn translate(node: &Node) -> Result<Translating, Fault> {
+pub(super) fn translate(node: &Node) -> Result<TranslationSettings, Fault> {
     let keys = ["beams", "length_penalty", "max_length", "pairs", "samples"];
     let arguments = node.mapping("`translate`", "key", &keys)?;
     let usual = Search::default();
@@ -82,7 +82,7 @@ pub(super) fn translate(node: &Node) -> Result<Translating, Fault> {
         max_length: arguments.optional("max_length", &SIZE)?.unwrap_or(usual.max_length),
     };
     let pairs = arguments.optional("pairs", &SIZE)?.unwrap_or(u64::MAX);
-    Ok(Translating { search, pairs, samples: arguments.optional("samples", &COUNT)?.unwrap_or(0) })
+    Ok(TranslationSettings { search, pairs, samples: arguments.optional("samples", &COUNT)?.unwrap_or(0) })
 }
 
 fn keys(arguments: &Mapping<'_>) -> Result<Option<[String; 2]>, Fault> {

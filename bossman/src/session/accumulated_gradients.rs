@@ -2,7 +2,7 @@
 
 /// Gradients gathered over several steps and not yet used.
 #[derive(Copy, Clone, Debug, Default)]
-pub(crate) struct Gathered {
+pub(crate) struct AccumulatedGradients {
     pub(crate) steps: u32,
     /// Samples, or targets, or whatever the loss takes the mean over.
     pub(crate) counted: f64,
@@ -10,16 +10,16 @@ pub(crate) struct Gathered {
     /// has losses multiplied by ([`pipeline::loss_scale`]).
     pub(crate) divisor: f64,
     /// A batch went backward by hand.
-    pub(crate) by_hand: bool,
+    pub(crate) has_manual_backward: bool,
 }
 
-impl Gathered {
+impl AccumulatedGradients {
     /// Whether gradients wait for an update.
-    pub(crate) fn wait(&self) -> bool {
-        self.steps > 0 || self.by_hand
+    pub(crate) fn is_pending(&self) -> bool {
+        self.steps > 0 || self.has_manual_backward
     }
 
     pub(crate) fn clear(&mut self) {
-        *self = Gathered::default();
+        *self = AccumulatedGradients::default();
     }
 }

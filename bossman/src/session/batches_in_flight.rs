@@ -8,17 +8,17 @@ pub struct BatchId(pub(crate) u64);
 
 /// Batches that went forward in training mode and wait for their backward pass.
 #[derive(Default)]
-pub(crate) struct UnderWay {
+pub(crate) struct BatchesInFlight {
     pub(crate) batches: BTreeSet<u64>,
     /// The one of [`crate::BossMan::forward`].
-    pub(crate) unnamed: Option<u64>,
+    pub(crate) implicit_batch: Option<u64>,
 }
 
-impl UnderWay {
+impl BatchesInFlight {
     /// Whether it was there.
     pub(crate) fn remove(&mut self, batch: u64) -> bool {
-        if self.unnamed == Some(batch) {
-            self.unnamed = None;
+        if self.implicit_batch == Some(batch) {
+            self.implicit_batch = None;
         }
         self.batches.remove(&batch)
     }

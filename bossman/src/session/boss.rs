@@ -3,15 +3,15 @@
 use crate::output;
 use crate::pool::Pool;
 use crate::recovery::replay::Replay;
-use crate::session::accumulated_gradients::Gathered;
-use crate::session::batches_in_flight::UnderWay;
-use crate::session::guards::{Guards, NonFinite, Watching};
+use crate::session::accumulated_gradients::AccumulatedGradients;
+use crate::session::batches_in_flight::BatchesInFlight;
+use crate::session::guards::{Guards, LearningMonitor, NonFinite};
 use crate::session::settings::Settings;
-use crate::session::worker_data::OpenData;
+use crate::session::worker_data::WorkerDataSets;
 use crate::tuning::collective;
-use crate::tuning::schedule_state::{LastStep, Scheduling};
+use crate::tuning::schedule_state::{LastStep, ScheduleState};
 use crate::workers::host::{Host, Workers};
-use crate::workers::local_processes::Processes;
+use crate::workers::local_processes::WorkerProcesses;
 use crate::{BossManError, Model};
 use bytes::Bytes;
 use layerspec::{DType, Precision, Recompute};
@@ -46,33 +46,33 @@ pub struct BossMan {
     /// The optimizer that the workers have.
     pub(crate) optimizer: Option<OptimizerSpec>,
     /// Batches that wait for their backward pass.
-    pub(crate) under_way: UnderWay,
+    pub(crate) batches_in_flight: BatchesInFlight,
     /// Accumulated gradients of steps without an update.
-    pub(crate) gathered: Gathered,
+    pub(crate) accumulated: AccumulatedGradients,
     /// The schedule in use, and the reason for it.
-    pub(crate) scheduling: Scheduling,
+    pub(crate) scheduling: ScheduleState,
     /// Whether parameters were loaded.
     pub(crate) loaded: bool,
     /// The data sets that workers read from their own files.
-    pub(crate) open_data: OpenData,
+    pub(crate) open_data: WorkerDataSets,
     /// The last complete step.
-    pub(crate) last: Option<LastStep>,
+    pub(crate) last_step: Option<LastStep>,
     /// The members of a pool, if workers may join and leave.
     pub(crate) pool: Option<Pool>,
     /// The guards that watch training.
-    pub(crate) watching: Watching,
+    pub(crate) monitor: LearningMonitor,
     /// Whether to print nothing.
     pub(crate) quiet: bool,
     /// Whether the replicas that sum gradients with NCCL have their communicators.
-    pub(crate) communicators: bool,
+    pub(crate) nccl_connected: bool,
     /// The host that waited for the workers, to wait again after a loss.
     pub(crate) host: Host,
     /// The builder, to build again after a loss.
-    pub(crate) origin: Builder,
+    pub(crate) builder: Builder,
     /// The log from which calls by hand are repeated after a loss.
     pub(crate) replay: Option<Replay>,
     /// Keeps local workers running.
-    pub(crate) local: Processes,
+    pub(crate) local: WorkerProcesses,
 }
 
 /// Settings for how a model is cut and trained. Every setting has a default.
@@ -109,10 +109,10 @@ pub struct Builder {
 }
 
 /// The default number of stages on each worker if parameters are sharded.
-const MOST_GATHERED: usize = 8;
+const MAX_STAGES_PER_WORKER: usize = 8;
 
 /// The default limit of batches by hand that wait for their backward pass.
-const IN_FLIGHT: usize = 8;
+const DEFAULT_IN_FLIGHT: usize = 8;
 
 impl Builder {
     /// Sets where the model is cut. By default each worker has one stage, balanced by FLOPs.
@@ -230,7 +230,7 @@ impl Builder {
     /// [`Builder::compress`] and [`Builder::fast_reduction`].
     #[must_use]
     pub fn assign_evenly(mut self, even: bool) -> Self {
-        self.settings.even = even;
+        self.settings.even_assignment = even;
         self
     }
 
@@ -241,7 +241,7 @@ impl Builder {
     /// and has no effect with [`Builder::compress`], which does the same.
     #[must_use]
     pub fn fast_reduction(mut self, fast: bool) -> Self {
-        self.settings.fast = fast;
+        self.settings.fast_reduction = fast;
         self
     }
 
@@ -312,13 +312,13 @@ impl Builder {
     }
 
     /// The builder with the choices made since, to build again.
-    pub(crate) fn settled(&self, model: Model, settings: Settings) -> Self {
+    pub(crate) fn with_current(&self, model: Model, settings: Settings) -> Self {
         Builder { model, settings, ..self.clone() }
     }
 
     /// Marks a run from a run file, which recovers from lost workers itself.
-    pub(crate) fn of_run_file(mut self) -> Self {
-        self.settings.by_hand = false;
+    pub(crate) fn for_run_file(mut self) -> Self {
+        self.settings.is_called_by_program = false;
         self
     }
 
@@ -331,7 +331,7 @@ impl Builder {
     }
 
     fn plan(&self, workers: usize) -> Result<Plan, BossManError> {
-        self.check_gathering()?;
+        self.check_sharding()?;
         let mut error: Option<PlanError> = None;
         for worker_groups in self.settings.worker_groups(workers)? {
             let mut of_these = None;
@@ -348,13 +348,13 @@ impl Builder {
     }
 
     /// The requested schedule, or the one that the other settings imply.
-    fn asked(&self) -> Option<ScheduleKind> {
+    fn requested_schedule(&self) -> Option<ScheduleKind> {
         let gathers = self.settings.sharding.is_some_and(Sharding::shards_parameters);
         self.schedule.or(gathers.then_some(ScheduleKind::GPipe))
     }
 
     /// Refuses settings that exclude sharded parameters.
-    fn check_gathering(&self) -> Result<(), BossManError> {
+    fn check_sharding(&self) -> Result<(), BossManError> {
         let Some(sharding) = self.settings.sharding.filter(|sharding| sharding.shards_parameters()) else {
             return Ok(());
         };
@@ -374,7 +374,8 @@ impl Builder {
 
     /// The possible placements of stages on `places` places, the best first.
     fn placements(&self, places: usize) -> Vec<Placement> {
-        let (kind, small) = (self.asked().unwrap_or_default(), |n: usize| u16::try_from(n).unwrap_or(u16::MAX));
+        let (kind, small) =
+            (self.requested_schedule().unwrap_or_default(), |n: usize| u16::try_from(n).unwrap_or(u16::MAX));
         let gathers = self.settings.sharding.is_some_and(Sharding::shards_parameters);
         if kind != ScheduleKind::GPipe || !gathers || self.chunks.is_some() {
             return vec![Placement::of(kind, self.chunks.map(small))];
@@ -382,7 +383,7 @@ impl Builder {
         // Of a worker with one stage all parameters are gathered at once.
         let most = match &self.cuts {
             Cuts::At(names) => (names.len() + 1) / places.max(1),
-            Cuts::Auto => MOST_GATHERED,
+            Cuts::Auto => MAX_STAGES_PER_WORKER,
         };
         (1..=small(most).max(1)).rev().map(|chunks| Placement::of(kind, Some(chunks))).collect()
     }
@@ -405,23 +406,23 @@ impl Builder {
                 "shard({sharding}): without replicas there is nobody to share with; set `replicas`"
             )));
         }
-        let adds_up_first = self.settings.fast || self.settings.compress.is_some();
+        let adds_up_first = self.settings.fast_reduction || self.settings.compress.is_some();
         if let Some(sharding) = self.settings.sharding.filter(|sharding| adds_up_first && sharding.shards_gradients()) {
             return Err(BossManError::Usage(format!(
                 "shard({sharding}) goes neither with compress nor with fast_reduction, for which a replica adds up its \
                  gradients before any leave; take shard(optimizer)"
             )));
         }
-        if self.settings.fast && self.settings.replicas.is_none() {
+        if self.settings.fast_reduction && self.settings.replicas.is_none() {
             return Err(BossManError::Usage(
                 "fast_reduction: without replicas no gradients are exchanged; set `replicas`".into(),
             ));
         }
-        collective::check(&self.settings)?;
-        let asked = self.asked();
+        collective::check_settings(&self.settings)?;
+        let requested = self.requested_schedule();
         let Workers { listener, local, runtime, count, quiet, host } = workers;
         let plan = self.plan(count)?;
-        let origin = self.clone();
+        let builder = self.clone();
         let Builder { model, cuts, seed, mut settings, .. } = self;
         if settings.loss_scale.is_some() || settings.guards.nonfinite == NonFinite::Skip {
             // Whether gradients overflowed is seen by their norm.
@@ -438,8 +439,8 @@ impl Builder {
                 output::warn(&text);
             }
         };
-        let handle = runtime::start(listener, plan.clone(), settings.buckets(), seed, settings.in_flight, notice)?;
-        let local = local.map(|local| local.watch(handle.clone())).unwrap_or_default();
+        let handle = runtime::start(listener, plan.clone(), settings.bucket_bytes(), seed, settings.in_flight, notice)?;
+        let local = local.map(|local| local.report_exits(handle.clone())).unwrap_or_default();
         let mut boss = BossMan {
             model,
             plan,
@@ -449,19 +450,19 @@ impl Builder {
             step: 0,
             updates: 0,
             optimizer: None,
-            under_way: UnderWay::default(),
-            gathered: Gathered::default(),
-            scheduling: Scheduling::new(asked, cuts),
+            batches_in_flight: BatchesInFlight::default(),
+            accumulated: AccumulatedGradients::default(),
+            scheduling: ScheduleState::new(requested, cuts),
             loaded: false,
-            open_data: OpenData::default(),
-            last: None,
+            open_data: WorkerDataSets::default(),
+            last_step: None,
             pool: None,
-            watching: Watching::new(settings.guards),
+            monitor: LearningMonitor::new(settings.guards),
             settings,
             quiet,
-            communicators: false,
+            nccl_connected: false,
             host,
-            origin,
+            builder,
             replay: None,
             local,
         };
@@ -488,16 +489,16 @@ impl BossMan {
             max_norm: None,
             loss_scale: None,
             lr_schedule: LrSchedule::default(),
-            in_flight: IN_FLIGHT,
+            in_flight: DEFAULT_IN_FLIGHT,
             replicas: None,
-            even: false,
-            fast: false,
+            even_assignment: false,
+            fast_reduction: false,
             compress: None,
             collective: Collective::default(),
-            nccl: false,
+            uses_nccl: false,
             sharding: None,
             guards: Guards::default(),
-            by_hand: true,
+            is_called_by_program: true,
         };
         Builder { model, cuts: Cuts::Auto, seed: 0, schedule: None, chunks: None, settings }
     }
@@ -505,12 +506,12 @@ impl BossMan {
     /// Sends every worker its stage, with parameters initialised from the seed, and connects
     /// workers that exchange tensors.
     pub async fn distribute_model(&mut self) -> Result<(), BossManError> {
-        self.under_way = UnderWay::default();
-        self.gathered.clear();
-        self.lose_track();
+        self.batches_in_flight = BatchesInFlight::default();
+        self.accumulated.clear();
+        self.invalidate_replay();
         self.send_files().await?;
-        self.open_data.forget_told();
-        self.communicators = false;
+        self.open_data.reset_opened();
+        self.nccl_connected = false;
         self.call(Request::Distribute).await.map(drop)
     }
 
@@ -541,7 +542,7 @@ impl BossMan {
         self.refuse_in_pool("send_optimizer")?;
         optimizer.check().map_err(BossManError::Usage)?;
         self.settings.lr_schedule.check().map_err(BossManError::Usage)?;
-        self.lose_track();
+        self.invalidate_replay();
         self.call(Request::SetOptimizer(optimizer)).await?;
         self.optimizer = Some(optimizer);
         Ok(())

@@ -3,7 +3,7 @@
 
 use crate::output;
 use crate::session::boss::BossMan;
-use crate::session::train_step::{Learned, Prepared};
+use crate::session::train_step::{PreparedBatch, StepHealth};
 use crate::BossManError;
 use layerspec::{LayerGraph, LayerId};
 use pipeline::boss::Request;
@@ -50,43 +50,43 @@ pub enum NonFinite {
 }
 
 /// The number of skipped steps in a row that ends the run.
-const MOST_SKIPPED: u32 = 10;
+const MAX_SKIPPED_STEPS: u32 = 10;
 /// The optimizer step of the first, early check of layers.
-const FIRST_LOOK: u64 = 10;
+const FIRST_LAYER_CHECK: u64 = 10;
 /// The number of steps over which the mean loss is compared with chance level, and the relative
 /// margin.
-const LAST_LOSSES: usize = 50;
-const NEAR: f64 = 0.01;
+const LOSS_WINDOW: usize = 50;
+const CHANCE_TOLERANCE: f64 = 0.01;
 /// Below this fraction of the optimizer's learning rate, unchanged weights are no fault.
-const PART_OF_RATE: f64 = 0.01;
+const MIN_LR_FRACTION: f64 = 0.01;
 /// The most layers that a warning names.
-const MOST_NAMED: usize = 5;
+const MAX_NAMED_LAYERS: usize = 5;
 
 /// The state of the guards during a run.
 #[derive(Default)]
-pub(crate) struct Watching {
+pub(crate) struct LearningMonitor {
     guards: Guards,
     /// Warnings already shown, which are not repeated.
-    told: BTreeSet<(LayerId, Trouble)>,
+    warned: BTreeSet<(LayerId, LayerProblem)>,
     skipped: u32,
     losses: VecDeque<f32>,
 }
 
 /// A fault of a layer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Trouble {
+enum LayerProblem {
     NoGradient,
     Unchanged,
 }
 
-impl Watching {
+impl LearningMonitor {
     pub(crate) fn new(guards: Guards) -> Self {
-        Watching { guards, ..Watching::default() }
+        LearningMonitor { guards, ..LearningMonitor::default() }
     }
 
     /// Restarts the counts, because training continues from another state.
-    pub(crate) fn begin_anew(&mut self) {
-        *self = Watching::new(self.guards);
+    pub(crate) fn reset(&mut self) {
+        *self = LearningMonitor::new(self.guards);
     }
 
     pub(crate) fn skips(&self) -> bool {
@@ -95,9 +95,9 @@ impl Watching {
 
     /// What workers check in the step before this update, if any. An overflow of a scaled loss is
     /// no error.
-    pub(crate) fn watch(&self, update: Option<u64>, scaled: bool) -> Watch {
+    pub(crate) fn checks_of_step(&self, update: Option<u64>, scaled: bool) -> Watch {
         let every = self.guards.layers_every;
-        let looks = |update: u64| update == FIRST_LOOK.min(every) || update.is_multiple_of(every);
+        let looks = |update: u64| update == FIRST_LAYER_CHECK.min(every) || update.is_multiple_of(every);
         let finite = if scaled || self.skips() { Finite::Nowhere } else { Finite::Loss };
         Watch { finite, health: every > 0 && update.is_some_and(looks) }
     }
@@ -106,7 +106,7 @@ impl Watching {
     ///
     /// # Errors
     /// Layers were updated with gradients that are not finite.
-    fn layers(
+    fn layer_warnings(
         &mut self,
         graph: &LayerGraph,
         (step, lr): (u64, f64),
@@ -122,14 +122,15 @@ impl Watching {
                 named(graph, &broken)
             ));
         }
-        let mut new = |trouble, layers: &mut dyn Iterator<Item = LayerId>| -> Option<String> {
-            let layers: Vec<LayerId> = layers.filter(|layer| self.told.insert((*layer, trouble))).collect();
+        let mut new = |problem, layers: &mut dyn Iterator<Item = LayerId>| -> Option<String> {
+            let layers: Vec<LayerId> = layers.filter(|layer| self.warned.insert((*layer, problem))).collect();
             (!layers.is_empty()).then(|| named(graph, &layers))
         };
-        let idle = new(Trouble::NoGradient, &mut of(|seen| !seen.has_gradient));
+        let idle = new(LayerProblem::NoGradient, &mut of(|seen| !seen.has_gradient));
         // A rate that changes nothing on purpose, for example at the end of a schedule, is no
         // fault.
-        let fixed = new(Trouble::Unchanged, &mut of(|seen| seen.has_gradient && !seen.changed).filter(|_| lr != 0.0));
+        let fixed =
+            new(LayerProblem::Unchanged, &mut of(|seen| seen.has_gradient && !seen.changed).filter(|_| lr != 0.0));
         let idle = idle.map(|layers| {
             format!(
                 "warning: step {step}: all gradients of {layers} are 0, so nothing is learned there: what comes after is dead \
@@ -146,17 +147,17 @@ impl Watching {
     }
 
     /// The warning about the loss after this step.
-    fn loss(&mut self, step: u64, loss: f32, chance: impl FnOnce() -> Option<f64>) -> Option<String> {
+    fn loss_warning(&mut self, step: u64, loss: f32, chance: impl FnOnce() -> Option<f64>) -> Option<String> {
         let after = self.guards.chance_after;
         if after == 0 || step > after {
             self.losses = VecDeque::new();
             return None;
         }
         self.losses.extend(Some(loss).filter(|loss| loss.is_finite()));
-        self.losses.drain(..self.losses.len().saturating_sub(LAST_LOSSES));
+        self.losses.drain(..self.losses.len().saturating_sub(LOSS_WINDOW));
         let chance = chance().filter(|_| step == after && !self.losses.is_empty())?;
         let mean = self.losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / self.losses.len() as f64;
-        ((mean - chance).abs() <= NEAR * chance).then(|| {
+        ((mean - chance).abs() <= CHANCE_TOLERANCE * chance).then(|| {
             format!(
                 "warning: step {step}: the loss ({mean:.4}, the mean of the last {}) is that of guessing ({chance:.4}): look \
                  whether samples and targets belong together, and at the learning rate",
@@ -170,7 +171,7 @@ impl Watching {
     ///
     /// # Errors
     /// A skipped update must stop training, or too many updates in a row were skipped.
-    pub(crate) fn after_update(&mut self, step: u64, finite: bool) -> Result<Option<String>, BossManError> {
+    pub(crate) fn check_gradient_norm(&mut self, step: u64, finite: bool) -> Result<Option<String>, BossManError> {
         self.skipped = if finite { 0 } else { self.skipped + 1 };
         match (self.skipped, self.guards.nonfinite) {
             (0, _) => Ok(None),
@@ -178,8 +179,8 @@ impl Watching {
                 "step {step}: the gradients are no finite numbers though the loss is; the step changed no weights; lower the \
                  learning rate, look at the data, or skip such steps with `guards: {{nonfinite: skip}}`"
             ))),
-            (MOST_SKIPPED.., NonFinite::Skip) => Err(BossManError::Usage(format!(
-                "step {step}: the gradients of {MOST_SKIPPED} steps in a row were no finite numbers, so none of these steps \
+            (MAX_SKIPPED_STEPS.., NonFinite::Skip) => Err(BossManError::Usage(format!(
+                "step {step}: the gradients of {MAX_SKIPPED_STEPS} steps in a row were no finite numbers, so none of these steps \
                  changed the weights; lower the learning rate, clip the gradients, or look for NaN in data and weights"
             ))),
             _ => Ok(Some(format!(
@@ -190,7 +191,7 @@ impl Watching {
 }
 
 /// The loss at chance level: every class is equally likely.
-fn of_guessing(loss: &LossSpec, graph: &LayerGraph) -> Option<f64> {
+fn chance_loss(loss: &LossSpec, graph: &LayerGraph) -> Option<f64> {
     let classes = || graph.value(*graph.outputs().first()?).ty.dims().get(1)?.as_fixed();
     match loss {
         LossSpec::CrossEntropyLoss { .. } | LossSpec::NLLLoss { .. } => {
@@ -207,9 +208,9 @@ fn named(graph: &LayerGraph, layers: &[LayerId]) -> String {
         let layer = graph.layer(*layer);
         format!("{} ({})", layer.name, layer.kind.name())
     };
-    let names: Vec<String> = layers.iter().take(MOST_NAMED).map(name).collect();
+    let names: Vec<String> = layers.iter().take(MAX_NAMED_LAYERS).map(name).collect();
     let word = if layers.len() == 1 { "layer" } else { "layers" };
-    match layers.len().saturating_sub(MOST_NAMED) {
+    match layers.len().saturating_sub(MAX_NAMED_LAYERS) {
         0 => format!("{word} {}", names.join(", ")),
         more => format!("{word} {} and {more} more", names.join(", ")),
     }
@@ -217,15 +218,15 @@ fn named(graph: &LayerGraph, layers: &[LayerId]) -> String {
 
 impl BossMan {
     /// Checks a completed step and prints warnings.
-    pub(crate) fn check_learning(&mut self, learned: &Learned) -> Result<(), BossManError> {
+    pub(crate) fn check_learning(&mut self, learned: &StepHealth) -> Result<(), BossManError> {
         let step = self.step;
         let graph = self.model.graph();
-        let chance = || of_guessing(self.settings.loss.as_ref()?, graph);
-        let of_loss = learned.loss.and_then(|loss| self.watching.loss(step, loss, chance));
+        let chance = || chance_loss(self.settings.loss.as_ref()?, graph);
+        let of_loss = learned.loss.and_then(|loss| self.monitor.loss_warning(step, loss, chance));
         // A schedule may make the rate as small as it likes.
         let usual = self.optimizer.map_or(0.0, |optimizer| optimizer.lr());
-        let lr = learned.lr.filter(|lr| *lr >= PART_OF_RATE * usual).unwrap_or(0.0);
-        let of_layers = self.watching.layers(graph, (step, lr), &learned.health);
+        let lr = learned.lr.filter(|lr| *lr >= MIN_LR_FRACTION * usual).unwrap_or(0.0);
+        let of_layers = self.monitor.layer_warnings(graph, (step, lr), &learned.health);
         let said = of_layers.map_err(BossManError::Usage)?;
         said.iter().chain(&of_loss).for_each(|text| self.warn(text));
         Ok(())
@@ -239,8 +240,8 @@ impl BossMan {
 
     /// The error of a step whose loss is not finite, with the place where that began. The samples
     /// go forward once more, with every number checked.
-    pub(crate) async fn began_where(&mut self, failure: Failure, prepared: &Prepared) -> BossManError {
-        let began = match self.forward_checked(prepared, failure.microbatch).await {
+    pub(crate) async fn locate_non_finite(&mut self, failure: Failure, prepared: &PreparedBatch) -> BossManError {
+        let began = match self.forward_with_checks(prepared, failure.microbatch).await {
             Err(BossManError::Worker(found)) if found.not_finite => {
                 format!("it began here: {}", Failure { step: None, ..found })
             }
@@ -255,12 +256,12 @@ impl BossMan {
         BossManError::Worker(Failure { message, ..failure })
     }
 
-    async fn forward_checked(&mut self, prepared: &Prepared, only: Option<u32>) -> Result<(), BossManError> {
+    async fn forward_with_checks(&mut self, prepared: &PreparedBatch, only: Option<u32>) -> Result<(), BossManError> {
         self.batch += 1;
         let batch = self.batch;
         // Activations of all would be kept at once.
         let taken = |microbatch: u32| only.is_none_or(|only| only == microbatch);
-        let mut run = self.round(|_| None);
+        let mut run = self.single_microbatch_round(|_| None);
         // As it was: with the same dropout.
         run.mode = Mode::Train;
         run.microbatches = prepared.microbatches;
@@ -268,12 +269,13 @@ impl BossMan {
         run.actions = self.plan.forwards(&run.microbatch_assignment, run.microbatches);
         run.actions.iter_mut().for_each(|list| list.retain(|action| action.microbatch().is_none_or(taken)));
         run.watch.finite = Finite::Everywhere;
-        run.loss = Some(RoundLoss { spec: self.loss()?.clone(), weights: vec![1.0; run.microbatches as usize] });
+        run.loss =
+            Some(RoundLoss { spec: self.required_loss()?.clone(), weights: vec![1.0; run.microbatches as usize] });
         run.samples = prepared.samples_to_read.clone();
-        run.inputs = self.hold_all(prepared.inputs.iter().filter(|(index, ..)| taken(*index)).cloned().collect());
+        run.inputs = self.insert_slots(prepared.inputs.iter().filter(|(index, ..)| taken(*index)).cloned().collect());
         let targets = prepared.targets.iter().filter(|(index, _)| taken(*index));
         run.targets = targets.map(|(index, payload)| (*index, self.handle.slots.insert(payload.clone()))).collect();
-        self.run(self.gathering(run)?).await?;
+        self.run_round(self.with_parameter_gathers(run)?).await?;
         self.call(Request::Discard { batch }).await.map(drop)
     }
 }
@@ -296,7 +298,7 @@ mod tests {
 
     #[test]
     fn layers_are_looked_at_early_and_now_and_then() {
-        let looks = |guards, update| Watching::new(guards).watch(update, false).health;
+        let looks = |guards, update| LearningMonitor::new(guards).checks_of_step(update, false).health;
         let looked: Vec<u64> = (1..=300).filter(|update| looks(Guards::default(), Some(*update))).collect();
         assert_eq!(looked, [10, 100, 200, 300]);
         assert!(looks(Guards { layers_every: 3, ..Guards::default() }, Some(3)));
@@ -306,26 +308,27 @@ mod tests {
 
     #[test]
     fn a_loss_must_be_finite_but_where_it_is_scaled_or_steps_are_skipped() {
-        let watching = Watching::default();
-        assert_eq!(watching.watch(None, false).finite, Finite::Loss);
-        assert_eq!(watching.watch(None, true).finite, Finite::Nowhere);
-        let skipping = Watching::new(Guards { nonfinite: NonFinite::Skip, ..Guards::default() });
-        assert_eq!(skipping.watch(None, false).finite, Finite::Nowhere);
+        let monitor = LearningMonitor::default();
+        assert_eq!(monitor.checks_of_step(None, false).finite, Finite::Loss);
+        assert_eq!(monitor.checks_of_step(None, true).finite, Finite::Nowhere);
+        let skipping = LearningMonitor::new(Guards { nonfinite: NonFinite::Skip, ..Guards::default() });
+        assert_eq!(skipping.checks_of_step(None, false).finite, Finite::Nowhere);
     }
 
     #[test]
     fn what_is_wrong_with_a_layer_is_said_once_with_its_name() {
-        let (graph, mut watching) = (graph(), Watching::default());
-        let said =
-            watching.layers(&graph, (10, 0.1), &[seen(0, true, true, true), seen(2, true, false, false)]).unwrap();
+        let (graph, mut monitor) = (graph(), LearningMonitor::default());
+        let said = monitor
+            .layer_warnings(&graph, (10, 0.1), &[seen(0, true, true, true), seen(2, true, false, false)])
+            .unwrap();
         assert_eq!(said.len(), 1);
         assert!(said[0].starts_with("warning: step 10: all gradients of layer 2 (Linear) are 0"), "{said:?}");
         let unchanged = [seen(0, true, true, false), seen(2, true, false, false)];
         // Nothing is to change with a rate of 0.
-        assert!(watching.layers(&graph, (11, 0.0), &unchanged).unwrap().is_empty());
-        let said = watching.layers(&graph, (12, 1e-12), &unchanged).unwrap();
+        assert!(monitor.layer_warnings(&graph, (11, 0.0), &unchanged).unwrap().is_empty());
+        let said = monitor.layer_warnings(&graph, (12, 1e-12), &unchanged).unwrap();
         assert!(said.len() == 1 && said[0].contains("layer 0 (Linear) have not changed"), "{said:?}");
-        let error = watching.layers(&graph, (13, 0.1), &[seen(0, false, true, true)]).unwrap_err();
+        let error = monitor.layer_warnings(&graph, (13, 0.1), &[seen(0, false, true, true)]).unwrap_err();
         assert!(error.starts_with("step 13: gradients of layer 0 (Linear) are no finite numbers"), "{error}");
     }
 
@@ -333,27 +336,29 @@ mod tests {
     fn a_loss_that_stays_that_of_guessing_is_told_of_once() {
         let graph = graph();
         let loss = LossSpec::CrossEntropyLoss { classes: Default::default(), label_smoothing: 0.0 };
-        let chance = || of_guessing(&loss, &graph);
+        let chance = || chance_loss(&loss, &graph);
         let told = |value: f32| {
-            let mut watching = Watching::new(Guards { chance_after: 60, ..Guards::default() });
-            (1..=100).filter_map(|step| watching.loss(step, value, chance).map(|text| (step, text))).collect::<Vec<_>>()
+            let mut monitor = LearningMonitor::new(Guards { chance_after: 60, ..Guards::default() });
+            (1..=100)
+                .filter_map(|step| monitor.loss_warning(step, value, chance).map(|text| (step, text)))
+                .collect::<Vec<_>>()
         };
         let [(60, text)] = &told(2.31)[..] else { panic!("{:?}", told(2.31)) };
         assert!(text.contains("is that of guessing (2.3026)"), "{text}");
         assert!(told(2.2).is_empty());
-        assert_eq!(of_guessing(&LossSpec::MSELoss, &graph), None);
+        assert_eq!(chance_loss(&LossSpec::MSELoss, &graph), None);
     }
 
     #[test]
     fn steps_that_are_skipped_end_the_run_only_where_there_is_no_end() {
-        let mut watching = Watching::new(Guards { nonfinite: NonFinite::Skip, ..Guards::default() });
+        let mut monitor = LearningMonitor::new(Guards { nonfinite: NonFinite::Skip, ..Guards::default() });
         for step in 1..=9 {
-            assert!(watching.after_update(step, false).unwrap().is_some());
+            assert!(monitor.check_gradient_norm(step, false).unwrap().is_some());
         }
-        assert!(watching.after_update(10, true).unwrap().is_none());
+        assert!(monitor.check_gradient_norm(10, true).unwrap().is_none());
         for step in 11..=19 {
-            watching.after_update(step, false).unwrap();
+            monitor.check_gradient_norm(step, false).unwrap();
         }
-        assert!(watching.after_update(20, false).unwrap_err().to_string().contains("10 steps in a row"));
+        assert!(monitor.check_gradient_norm(20, false).unwrap_err().to_string().contains("10 steps in a row"));
     }
 }

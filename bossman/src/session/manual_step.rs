@@ -3,10 +3,10 @@
 
 use crate::data::batch_inputs::Inputs;
 use crate::data::tensor_payload::{from_payload, to_payload};
-use crate::recovery::replay::Call;
+use crate::recovery::replay::TrainingCall;
 use crate::session::batches_in_flight::BatchId;
 use crate::session::boss::BossMan;
-use crate::session::train_step::Learned;
+use crate::session::train_step::StepHealth;
 use crate::BossManError;
 use crate::Variables;
 use layerspec::ValueId;
@@ -50,7 +50,7 @@ impl BossMan {
     ) -> impl Future<Output = Result<Vec<Tensor>, BossManError>> + Send + 'a {
         let payloads = self.payloads(x, &variables);
         async move {
-            let done = self.with_recovery(Call::Forward { payloads: payloads?, unnamed: true }).await?;
+            let done = self.with_recovery(TrainingCall::Forward { payloads: payloads?, implicit_batch: true }).await?;
             Ok(done.outputs)
         }
     }
@@ -69,7 +69,7 @@ impl BossMan {
     ) -> impl Future<Output = Result<(BatchId, Vec<Tensor>), BossManError>> + Send + 'a {
         let payloads = self.payloads(x, &variables);
         async move {
-            let done = self.with_recovery(Call::Forward { payloads: payloads?, unnamed: false }).await?;
+            let done = self.with_recovery(TrainingCall::Forward { payloads: payloads?, implicit_batch: false }).await?;
             Ok((BatchId(self.batch), done.outputs))
         }
     }
@@ -90,7 +90,7 @@ impl BossMan {
         grads: &[Tensor],
     ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
         let grads = self.output_grads(grads);
-        async move { self.with_recovery(Call::Backward { batch: None, grads: grads? }).await.map(drop) }
+        async move { self.with_recovery(TrainingCall::Backward { batch: None, grads: grads? }).await.map(drop) }
     }
 
     /// As [`BossMan::backward_all`], for a batch of [`BossMan::forward_batch`].
@@ -105,15 +105,15 @@ impl BossMan {
         grads: &[Tensor],
     ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
         let grads = self.output_grads(grads);
-        async move { self.with_recovery(Call::Backward { batch: Some(batch.0), grads: grads? }).await.map(drop) }
+        async move { self.with_recovery(TrainingCall::Backward { batch: Some(batch.0), grads: grads? }).await.map(drop) }
     }
 
     /// Frees what the workers store of a batch that gets no backward pass.
     ///
     /// # Errors
     /// A worker failed.
-    pub async fn forget_batch(&mut self, batch: BatchId) -> Result<(), BossManError> {
-        self.with_recovery(Call::Forget { batch: batch.0 }).await.map(drop)
+    pub async fn discard_batch(&mut self, batch: BatchId) -> Result<(), BossManError> {
+        self.with_recovery(TrainingCall::Discard { batch: batch.0 }).await.map(drop)
     }
 
     /// Applies the gradients accumulated since the last step on every worker, and clears them. This
@@ -122,17 +122,17 @@ impl BossMan {
     /// # Errors
     /// No optimizer was sent, a worker failed, or gradients are not finite ([`crate::Guards`]).
     pub async fn optim_step(&mut self) -> Result<(), BossManError> {
-        self.with_recovery(Call::OptimStep).await.map(drop)
+        self.with_recovery(TrainingCall::OptimStep).await.map(drop)
     }
 
     pub(crate) async fn forward_once(
         &mut self,
         payloads: Vec<(u32, ValueId, Payload)>,
-        unnamed: bool,
+        implicit_batch: bool,
     ) -> Result<Vec<Tensor>, BossManError> {
-        if unnamed && self.mode == Mode::Train {
-            self.forget_unnamed().await?;
-            self.under_way.unnamed = Some(self.batch + 1);
+        if implicit_batch && self.mode == Mode::Train {
+            self.discard_implicit_batch().await?;
+            self.batches_in_flight.implicit_batch = Some(self.batch + 1);
         }
         self.send_forward(payloads).await
     }
@@ -142,32 +142,32 @@ impl BossMan {
         batch: Option<u64>,
         grads: Vec<Option<Payload>>,
     ) -> Result<(), BossManError> {
-        let batch = batch.or(self.under_way.unnamed).ok_or_else(|| {
+        let batch = batch.or(self.batches_in_flight.implicit_batch).ok_or_else(|| {
             BossManError::Usage("backward without a forward in training mode; call forward() first".into())
         })?;
         self.send_backward(batch, grads).await
     }
 
     pub(crate) async fn update_once(&mut self) -> Result<(), BossManError> {
-        let before = self.gathered;
+        let before = self.accumulated;
         let scale = if before.steps == 0 { 1.0 } else { before.divisor / before.counted };
-        let update = self.update(scale)?;
+        let update = self.next_update(scale)?;
         // A new number, so that late tensors of a failed batch are dropped wherever they arrive.
         self.batch += 1;
-        let mut run = self.round(|_| None);
+        let mut run = self.single_microbatch_round(|_| None);
         run.mode = Mode::Train;
         let clipped = self.settings.max_norm.is_some();
         run.actions = self.plan.layout().ending(if clipped { Ending::ClippedStep } else { Ending::Step });
         run.update = Some(update);
-        self.gathered.clear();
+        self.accumulated.clear();
         self.updates += 1;
-        run.watch = self.watching.watch(Some(self.updates), true);
-        let answer = match self.run(run).await {
+        run.watch = self.monitor.checks_of_step(Some(self.updates), true);
+        let answer = match self.run_round(run).await {
             Ok(answer) => answer,
             Err(error) => {
                 self.updates -= 1;
                 if error.was_refused() {
-                    self.gathered = before;
+                    self.accumulated = before;
                 }
                 return Err(error);
             }
@@ -175,24 +175,24 @@ impl BossMan {
         let skipped = match self.settings.loss_scale {
             // The program that computes the loss scales it.
             Some(_) => answer.grad_norm.is_some_and(|norm| !norm.is_finite()),
-            None => self.after_update(answer.grad_norm)?,
+            None => self.adapt_loss_scale(answer.grad_norm)?,
         };
         self.updates -= u64::from(skipped && self.settings.loss_scale.is_some());
         let lr = Some(update.lr).filter(|_| !skipped);
-        self.check_learning(&Learned { loss: None, lr, health: answer.health })
+        self.check_learning(&StepHealth { loss: None, lr, health: answer.health })
     }
 
     /// Frees what the workers store of the batch of [`BossMan::forward`], if it gets no backward
     /// pass.
-    pub(crate) async fn forget_unnamed(&mut self) -> Result<(), BossManError> {
-        match self.under_way.unnamed {
-            Some(batch) => self.forget(batch).await,
+    pub(crate) async fn discard_implicit_batch(&mut self) -> Result<(), BossManError> {
+        match self.batches_in_flight.implicit_batch {
+            Some(batch) => self.discard(batch).await,
             None => Ok(()),
         }
     }
 
-    pub(crate) async fn forget(&mut self, batch: u64) -> Result<(), BossManError> {
-        self.under_way.remove(batch);
+    pub(crate) async fn discard(&mut self, batch: u64) -> Result<(), BossManError> {
+        self.batches_in_flight.remove(batch);
         self.call(Request::Discard { batch }).await.map(drop)
     }
 
@@ -225,41 +225,41 @@ impl BossMan {
     async fn send_forward(&mut self, payloads: Vec<(u32, ValueId, Payload)>) -> Result<Vec<Tensor>, BossManError> {
         let training = self.mode == Mode::Train;
         let limit = self.settings.in_flight;
-        if training && self.under_way.batches.len() >= limit {
-            self.under_way.unnamed = None;
+        if training && self.batches_in_flight.batches.len() >= limit {
+            self.batches_in_flight.implicit_batch = None;
             return Err(BossManError::Usage(format!(
                 "{limit} batches wait for their backward pass and workers keep the activations of each: call \
-                 backward_batch() or forget_batch() for one, or allow more with Builder::in_flight"
+                 backward_batch() or discard_batch() for one, or allow more with Builder::in_flight"
             )));
         }
         self.batch += 1;
-        let mut run = self.round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
+        let mut run = self.single_microbatch_round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
         run.outputs = true;
-        run.inputs = self.hold_all(payloads);
+        run.inputs = self.insert_slots(payloads);
         if training {
             self.step += 1;
             // Recorded before the wait: if this future is dropped, the workers must discard the
             // batch.
-            self.under_way.batches.insert(self.batch);
+            self.batches_in_flight.batches.insert(self.batch);
         }
         run.step = self.step;
-        let answer = self.run(self.gathering(run)?).await?;
+        let answer = self.run_round(self.with_parameter_gathers(run)?).await?;
         self.outputs(answer.outputs, training)
     }
 
     async fn send_backward(&mut self, batch: u64, payloads: Vec<Option<Payload>>) -> Result<(), BossManError> {
-        if !self.under_way.remove(batch) {
+        if !self.batches_in_flight.remove(batch) {
             return Err(BossManError::Usage(
                 "this batch waits for no backward pass: it had one, was forgotten, or went forward in evaluation mode"
                     .into(),
             ));
         }
-        let mut run = self.round(|stage| Some(Action::Backward { stage, microbatch: 0 }));
+        let mut run = self.single_microbatch_round(|stage| Some(Action::Backward { stage, microbatch: 0 }));
         run.mode = Mode::Train;
         run.batch = batch;
         // A worker's later stages come first.
         run.actions.iter_mut().for_each(|actions| actions.reverse());
-        let mut run = self.gathering(run)?;
+        let mut run = self.with_parameter_gathers(run)?;
         let sums = self.plan.layout().reduction(self.settings.reduction());
         run.actions.iter_mut().zip(sums).for_each(|(actions, sums)| actions.extend(sums));
         let grads =
@@ -268,28 +268,28 @@ impl BossMan {
             });
         run.grads = Some(grads.collect());
         // Counted before the wait: if this future is dropped, the workers continue.
-        let before = std::mem::replace(&mut self.gathered.by_hand, true);
-        let done = self.run(run).await;
+        let before = std::mem::replace(&mut self.accumulated.has_manual_backward, true);
+        let done = self.run_round(run).await;
         if done.as_ref().is_err_and(BossManError::was_refused) {
-            self.gathered.by_hand = before;
+            self.accumulated.has_manual_backward = before;
         }
         done.map(drop)
     }
 
     /// Runs a round. If training fails, all gradients and all waiting batches are void.
-    pub(crate) async fn run(&mut self, mut run: pipeline::boss::RunRequest) -> Result<Answer, BossManError> {
+    pub(crate) async fn run_round(&mut self, mut run: pipeline::boss::RunRequest) -> Result<Answer, BossManError> {
         let (batch, training) = (run.batch, run.mode == Mode::Train);
-        let result = match self.find_replicas(&mut run).await {
+        let result = match self.connect_nccl(&mut run).await {
             Ok(()) => {
                 // Dropping this future fails the training round, so its batches are void.
-                let communicators = self.communicators;
-                self.communicators &= !training;
+                let nccl_connected = self.nccl_connected;
+                self.nccl_connected &= !training;
                 let result = self.call(Request::Run(Box::new(run))).await;
-                self.communicators = communicators;
+                self.nccl_connected = nccl_connected;
                 result
             }
             Err(error) => {
-                self.let_go(run);
+                self.free_slots(run);
                 if training && !error.was_refused() {
                     self.call(Request::Discard { batch }).await.ok();
                 }
@@ -297,9 +297,10 @@ impl BossMan {
             }
         };
         if training && result.as_ref().is_err_and(|error| !error.was_refused()) {
-            self.gathered.clear();
-            self.communicators = false;
-            for other in std::mem::take(&mut self.under_way).batches.into_iter().filter(|other| *other != batch) {
+            self.accumulated.clear();
+            self.nccl_connected = false;
+            for other in std::mem::take(&mut self.batches_in_flight).batches.into_iter().filter(|other| *other != batch)
+            {
                 // The first error reports a lost worker.
                 self.call(Request::Discard { batch: other }).await.ok();
             }

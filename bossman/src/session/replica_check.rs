@@ -7,7 +7,7 @@ use pipeline::ids::{StageId, WorkerId};
 use std::collections::BTreeMap;
 
 /// The default interval, in optimizer steps, of the comparison of replicas.
-pub(crate) const EVERY: u64 = 100;
+pub(crate) const COMPARE_EVERY: u64 = 100;
 
 impl BossMan {
     /// Compares the trained parameters of all replicas, by their SHA-256. It is done every 100 optimizer steps of
@@ -30,7 +30,7 @@ impl BossMan {
                 let differs = names.copied().filter(|name| expected.get(name) != found.get(name)).min();
                 if let Some(name) = differs {
                     let (parameter, updates) = (name.to_string(), self.updates);
-                    return Err(BossManError::Replicas { stage, parameter, workers: (first, worker), updates });
+                    return Err(BossManError::ReplicasDiffer { stage, parameter, workers: (first, worker), updates });
                 }
             }
         }
@@ -38,8 +38,11 @@ impl BossMan {
     }
 
     /// The same after every so many optimizer steps, where there are replicas.
-    pub(crate) async fn compare_now_and_then(&mut self) -> Result<(), BossManError> {
-        if !self.plan.stage_placement.is_replicated() || self.updates == 0 || !self.updates.is_multiple_of(EVERY) {
+    pub(crate) async fn compare_periodically(&mut self) -> Result<(), BossManError> {
+        if !self.plan.stage_placement.is_replicated()
+            || self.updates == 0
+            || !self.updates.is_multiple_of(COMPARE_EVERY)
+        {
             return Ok(());
         }
         match self.compare_replicas().await {

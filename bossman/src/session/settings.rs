@@ -22,20 +22,20 @@ pub(crate) struct Settings {
     /// How many workers get the same stages; nothing for one each.
     pub(crate) replicas: Option<Replicas>,
     /// Whether replicas take equal numbers of microbatches, whatever their speed.
-    pub(crate) even: bool,
+    pub(crate) even_assignment: bool,
     /// Gradients are added up replica by replica.
-    pub(crate) fast: bool,
+    pub(crate) fast_reduction: bool,
     /// The form in which replicas exchange gradients, if not float32.
     pub(crate) compress: Option<Compress>,
     /// How the gradients of replicas are summed, as requested.
     pub(crate) collective: Collective,
     /// And whether that is NCCL.
-    pub(crate) nccl: bool,
+    pub(crate) uses_nccl: bool,
     /// What replicas shard.
     pub(crate) sharding: Option<Sharding>,
     pub(crate) guards: Guards,
     /// A program calls, and is told what it could call; no run file has said what is to be done.
-    pub(crate) by_hand: bool,
+    pub(crate) is_called_by_program: bool,
 }
 
 impl Settings {
@@ -60,8 +60,8 @@ impl Settings {
     pub(crate) fn reduction(&self) -> Reduction {
         match (&self.replicas, self.compress) {
             (None, _) => Reduction::Sequential,
-            (Some(_), None) if self.nccl => Reduction::Collective,
-            (Some(_), None) if self.fast => Reduction::Fast,
+            (Some(_), None) if self.uses_nccl => Reduction::Collective,
+            (Some(_), None) if self.fast_reduction => Reduction::Fast,
             (Some(_), None) => Reduction::Tree,
             (Some(_), Some(compress)) => Reduction::Compressed(compress),
         }
@@ -69,7 +69,7 @@ impl Settings {
 
     /// How large the buckets of gradients are. Compression implies a slow network. It should start
     /// to send early, and an extra message costs little.
-    pub(crate) fn buckets(&self) -> BucketBytes {
+    pub(crate) fn bucket_bytes(&self) -> BucketBytes {
         match self.compress {
             None => BucketBytes::default(),
             Some(_) => BucketBytes { other: 2 << 20, ..BucketBytes::default() },

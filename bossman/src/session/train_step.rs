@@ -1,13 +1,13 @@
 //! A whole training step in one call.
 
 use crate::data::batch_inputs::Inputs;
-use crate::data::loss_weights::{counts, tokens};
-use crate::recovery::replay::Call;
-use crate::session::accumulated_gradients::Gathered;
+use crate::data::loss_weights::{count_targets, loss_weights};
+use crate::recovery::replay::TrainingCall;
+use crate::session::accumulated_gradients::AccumulatedGradients;
 use crate::session::boss::BossMan;
 use crate::session::settings::Settings;
-use crate::tuning::layer_probes::first_bytes;
-use crate::tuning::schedule_state::{LastStep, Work};
+use crate::tuning::layer_probes::first_target_bytes;
+use crate::tuning::schedule_state::{LastStep, MicrobatchSizes};
 use crate::Batch;
 use crate::BossManError;
 use layerspec::ValueId;
@@ -71,12 +71,12 @@ impl BossMan {
     ) -> impl Future<Output = Result<StepReport, BossManError>> + Send + 'a {
         let started = Instant::now();
         let prepared = self.prepare(batch, self.settings.microbatches);
-        let data = self.noted(batch);
+        let data = self.register_data_of(batch);
         let preparing = started.elapsed();
         async move {
             let prepared = Arc::new(prepared?);
             data?;
-            let done = self.with_recovery(Call::TrainStep { prepared, preparing }).await?;
+            let done = self.with_recovery(TrainingCall::TrainStep { prepared, preparing }).await?;
             let report =
                 done.report.ok_or_else(|| BossManError::Usage("the step has no report; please report it".into()))?;
             Ok(StepReport { time: started.elapsed(), ..report })
@@ -85,55 +85,60 @@ impl BossMan {
 
     pub(crate) async fn train_step_once(
         &mut self,
-        prepared: &Prepared,
+        prepared: &PreparedBatch,
         preparing: Duration,
     ) -> Result<StepReport, BossManError> {
-        self.forget_unnamed().await?;
-        self.choose_schedule(&prepared.work(), prepared.microbatches).await?;
-        self.open_noted().await?;
-        self.carry_out(prepared, preparing).await
+        self.discard_implicit_batch().await?;
+        self.choose_schedule(&prepared.sizes_of_microbatch(), prepared.microbatches).await?;
+        self.open_registered_data().await?;
+        self.train_prepared_batch(prepared, preparing).await
     }
 
     /// Chooses the schedule as the first step with this batch would, unless the user chose it.
-    pub(crate) async fn settle(&mut self, batch: &Batch) -> Result<(), BossManError> {
+    pub(crate) async fn choose_schedule_for(&mut self, batch: &Batch) -> Result<(), BossManError> {
         let prepared = self.prepare(batch, self.settings.microbatches)?;
-        self.choose_schedule(&prepared.work(), prepared.microbatches).await
+        self.choose_schedule(&prepared.sizes_of_microbatch(), prepared.microbatches).await
     }
 
-    async fn carry_out(&mut self, prepared: &Prepared, preparing: Duration) -> Result<StepReport, BossManError> {
+    async fn train_prepared_batch(
+        &mut self,
+        prepared: &PreparedBatch,
+        preparing: Duration,
+    ) -> Result<StepReport, BossManError> {
         let began = Instant::now();
-        let Prepared { samples, tokens, .. } = *prepared;
-        let Attempt { schedule, answer, update, divisor, counted } = self.retry_overflow(prepared).await?;
+        let PreparedBatch { samples, tokens, .. } = *prepared;
+        let FinishedStep { schedule, answer, update, divisor, counted } =
+            self.step_with_current_members(prepared).await?;
         let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
-        let skipped = update.is_some() && self.after_update(answer.grad_norm)?;
+        let skipped = update.is_some() && self.adapt_loss_scale(answer.grad_norm)?;
         let health = answer.health;
         let loss = match self.settings {
             Settings { accumulate: 1, loss_scale: None, .. } => loss,
             _ => (f64::from(loss) * divisor / counted) as f32,
         };
         let time = preparing + began.elapsed();
-        self.scheduling.observed.step(&answer.spans, time);
-        self.last = Some(LastStep { schedule, spans: answer.spans });
-        self.after_step(loss, samples, answer.behind);
+        self.scheduling.observed.record_step(&answer.spans, time);
+        self.last_step = Some(LastStep { schedule, spans: answer.spans });
+        self.record_shares(loss, samples, answer.behind);
         if update.is_some() {
-            self.compare_now_and_then().await?;
+            self.compare_periodically().await?;
         }
         let grad_norm = answer.grad_norm.filter(|_| self.settings.max_norm.is_some());
         let lr = update.filter(|_| !skipped).map(|u| u.lr);
-        self.check_learning(&Learned { loss: Some(loss), lr, health })?;
+        self.check_learning(&StepHealth { loss: Some(loss), lr, health })?;
         Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
     }
 
     /// Runs the step. If workers of a pool leave during the step, repeats it with the remaining
     /// ones.
-    async fn retry_overflow(&mut self, prepared: &Prepared) -> Result<Attempt, BossManError> {
+    async fn step_with_current_members(&mut self, prepared: &PreparedBatch) -> Result<FinishedStep, BossManError> {
         loop {
             self.update_membership().await?;
             let step = self.step;
-            match self.attempt(prepared).await {
+            match self.run_step(prepared).await {
                 // The samples or the weights are at fault, and not the worker that noticed it.
                 Err(BossManError::Worker(failure)) if failure.not_finite => {
-                    return Err(self.began_where(failure, prepared).await);
+                    return Err(self.locate_non_finite(failure, prepared).await);
                 }
                 Err(error) if self.recover(&error) => self.step = step,
                 other => return other,
@@ -141,47 +146,48 @@ impl BossMan {
         }
     }
 
-    async fn attempt(&mut self, prepared: &Prepared) -> Result<Attempt, BossManError> {
-        let Prepared { counts, inputs, targets, microbatches, samples_to_read, .. } = prepared;
-        let spec = self.loss()?.clone();
-        let counted: f64 = counts.iter().sum();
-        let before = self.gathered;
-        let mut gathered = before;
-        if gathered.steps == 0 {
+    async fn run_step(&mut self, prepared: &PreparedBatch) -> Result<FinishedStep, BossManError> {
+        let PreparedBatch { loss_weights, inputs, targets, microbatches, samples_to_read, .. } = prepared;
+        let spec = self.required_loss()?.clone();
+        let counted: f64 = loss_weights.iter().sum();
+        let before = self.accumulated;
+        let mut accumulated = before;
+        if accumulated.steps == 0 {
             let scale = self.settings.loss_scale.map_or(1.0, |scale| scale.get());
-            gathered.divisor = counted * f64::from(self.settings.accumulate) / scale;
+            accumulated.divisor = counted * f64::from(self.settings.accumulate) / scale;
         }
-        gathered.steps += 1;
-        gathered.counted += counted;
-        let updates = gathered.steps == self.settings.accumulate;
+        accumulated.steps += 1;
+        accumulated.counted += counted;
+        let updates = accumulated.steps == self.settings.accumulate;
 
         let schedule = self.schedule_of_step(*microbatches, updates)?;
-        let update = updates.then(|| self.update(gathered.divisor / gathered.counted)).transpose()?;
+        let update = updates.then(|| self.next_update(accumulated.divisor / accumulated.counted)).transpose()?;
         self.batch += 1;
         self.step += 1;
-        let mut run = self.round(|_| None);
+        let mut run = self.single_microbatch_round(|_| None);
         run.mode = Mode::Train;
         run.actions = schedule.workers.clone();
         run.order = schedule.order.clone();
         run.microbatch_assignment = schedule.microbatch_assignment.clone();
         run.microbatches = *microbatches;
         run.update = update;
-        run.watch = self.watching.watch(updates.then_some(self.updates + 1), self.settings.loss_scale.is_some());
-        let weights = counts.iter().map(|count| count / gathered.divisor).collect();
+        run.watch =
+            self.monitor.checks_of_step(updates.then_some(self.updates + 1), self.settings.loss_scale.is_some());
+        let weights = loss_weights.iter().map(|count| count / accumulated.divisor).collect();
         run.loss = Some(RoundLoss { spec, weights });
         run.samples = samples_to_read.clone();
-        run.inputs = self.hold_all(inputs.clone());
+        run.inputs = self.insert_slots(inputs.clone());
         let hold = |(index, payload): &(u32, Payload)| (*index, self.handle.slots.insert(payload.clone()));
         run.targets = targets.iter().map(hold).collect();
         // Counted before the wait: if this future is dropped, the workers continue.
-        self.gathered = if updates { Gathered::default() } else { gathered };
+        self.accumulated = if updates { AccumulatedGradients::default() } else { accumulated };
         self.updates += u64::from(updates);
-        match self.run(run).await {
-            Ok(answer) => Ok(Attempt { schedule, answer, update, divisor: gathered.divisor, counted }),
+        match self.run_round(run).await {
+            Ok(answer) => Ok(FinishedStep { schedule, answer, update, divisor: accumulated.divisor, counted }),
             Err(error) => {
                 self.updates -= u64::from(updates);
                 if error.was_refused() {
-                    self.gathered = before;
+                    self.accumulated = before;
                 }
                 Err(error)
             }
@@ -194,7 +200,7 @@ impl BossMan {
     /// # Errors
     /// Gradients overflowed in many steps in a row at every scale, so nothing would be learned any
     /// more.
-    pub(crate) fn after_update(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
+    pub(crate) fn adapt_loss_scale(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
         let finite = norm.is_some_and(f64::is_finite);
         let scale = match &mut self.settings.loss_scale {
             Some(scale) => scale,
@@ -202,7 +208,7 @@ impl BossMan {
             None if norm.is_none() => return Ok(false),
             None => {
                 self.updates -= u64::from(!finite);
-                let said = self.watching.after_update(self.step, finite)?;
+                let said = self.monitor.check_gradient_norm(self.step, finite)?;
                 said.iter().for_each(|text| self.warn(text));
                 return Ok(!finite);
             }
@@ -212,32 +218,32 @@ impl BossMan {
         Ok(!finite)
     }
 
-    pub(crate) fn loss(&self) -> Result<&pipeline::LossSpec, BossManError> {
+    pub(crate) fn required_loss(&self) -> Result<&pipeline::LossSpec, BossManError> {
         let missing = || BossManError::Usage("train_step needs a loss: Builder::loss or BossMan::set_loss".into());
         self.settings.loss.as_ref().ok_or_else(missing)
     }
 
     /// Checks a batch and cuts it.
-    pub(crate) fn prepare(&self, batch: &Batch, microbatches: u32) -> Result<Prepared, BossManError> {
-        let loss = self.loss()?;
+    pub(crate) fn prepare(&self, batch: &Batch, microbatches: u32) -> Result<PreparedBatch, BossManError> {
+        let loss = self.required_loss()?;
         let inputs = Inputs::of(self.model.graph(), batch)?;
         let ranges = inputs.microbatches(microbatches)?;
         let targets = inputs.targets(batch, &ranges)?;
-        Ok(Prepared {
+        Ok(PreparedBatch {
             samples: inputs.samples(),
             sizes: inputs.sizes_of(&ranges[0]),
             inputs: inputs.payloads(&ranges)?,
-            target_bytes: first_bytes(&inputs, &targets),
+            target_bytes: first_target_bytes(&inputs, &targets),
             targets,
-            counts: counts(loss, batch.target(), &ranges)?,
-            tokens: tokens(loss, batch.target())?,
+            loss_weights: loss_weights(loss, batch.target(), &ranges)?,
+            tokens: count_targets(loss, batch.target())?,
             microbatches: ranges.len() as u32,
             samples_to_read: inputs.samples_to_read().cloned(),
         })
     }
 
     /// The next update of parameters, with gradients multiplied by `scale`.
-    pub(crate) fn update(&self, scale: f64) -> Result<RoundUpdate, BossManError> {
+    pub(crate) fn next_update(&self, scale: f64) -> Result<RoundUpdate, BossManError> {
         let missing = || BossManError::Usage("there is no optimizer yet: call send_optimizer() first".into());
         let optimizer = self.optimizer.ok_or_else(missing)?;
         let lr = optimizer.lr() * self.settings.lr_schedule.factor(self.updates);
@@ -249,14 +255,14 @@ impl BossMan {
     }
 
     /// Adds the all-gathers of parameters to a round, if replicas shard them.
-    pub(crate) fn gathering(&self, run: RunRequest) -> Result<RunRequest, BossManError> {
+    pub(crate) fn with_parameter_gathers(&self, run: RunRequest) -> Result<RunRequest, BossManError> {
         let actions = self.plan.layout().gathered(run.actions).map_err(PlanError::from)?;
         Ok(RunRequest { actions, ..run })
     }
 
     /// A round over one microbatch in which every stage runs at most one action, on its first
     /// replica.
-    pub(crate) fn round(&self, action: impl Fn(StageId) -> Option<Action>) -> RunRequest {
+    pub(crate) fn single_microbatch_round(&self, action: impl Fn(StageId) -> Option<Action>) -> RunRequest {
         let microbatch_assignment = MicrobatchAssignment::default();
         let each = |worker| {
             let worker = WorkerId(worker);
@@ -272,13 +278,13 @@ impl BossMan {
         RunRequest { step: self.step, mode: self.mode, ..run }
     }
 
-    pub(crate) fn hold_all(&self, payloads: Vec<(u32, ValueId, Payload)>) -> Vec<(u32, ValueId, Slot)> {
+    pub(crate) fn insert_slots(&self, payloads: Vec<(u32, ValueId, Payload)>) -> Vec<(u32, ValueId, Slot)> {
         payloads.into_iter().map(|(index, value, payload)| (index, value, self.handle.slots.insert(payload))).collect()
     }
 }
 
 /// A completed step.
-struct Attempt {
+struct FinishedStep {
     schedule: Arc<Schedule>,
     answer: Answer,
     update: Option<RoundUpdate>,
@@ -288,7 +294,7 @@ struct Attempt {
 }
 
 /// The figures of a completed step that the guards check.
-pub(crate) struct Learned {
+pub(crate) struct StepHealth {
     /// `None` if the loss was computed by hand.
     pub(crate) loss: Option<f32>,
     pub(crate) lr: Option<f64>,
@@ -297,12 +303,12 @@ pub(crate) struct Learned {
 
 /// A batch cut into microbatches.
 #[derive(Clone)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedBatch {
     pub(crate) microbatches: u32,
     pub(crate) samples: u64,
     pub(crate) tokens: Option<u64>,
     /// The weight of each microbatch in the mean of the loss.
-    pub(crate) counts: Vec<f64>,
+    pub(crate) loss_weights: Vec<f64>,
     /// The sizes of the model's named dimensions in the first microbatch, which is the largest.
     pub(crate) sizes: layerspec::Bindings,
     pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
@@ -313,9 +319,9 @@ pub(crate) struct Prepared {
     pub(crate) samples_to_read: Option<Samples>,
 }
 
-impl Prepared {
+impl PreparedBatch {
     /// The properties of a microbatch on which costs depend.
-    pub(crate) fn work(&self) -> Work {
-        Work { sizes: self.sizes.clone(), target_bytes: self.target_bytes }
+    pub(crate) fn sizes_of_microbatch(&self) -> MicrobatchSizes {
+        MicrobatchSizes { sizes: self.sizes.clone(), target_bytes: self.target_bytes }
     }
 }

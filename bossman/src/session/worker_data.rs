@@ -8,20 +8,20 @@ use std::collections::BTreeSet;
 
 /// The data sets that workers have opened.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct OpenData {
+pub(crate) struct WorkerDataSets {
     specs: Vec<DataSpec>,
     /// So many of them all workers that take samples have open.
-    told: usize,
+    opened: usize,
 }
 
-impl OpenData {
+impl WorkerDataSets {
     pub(crate) fn specs(&self) -> &[DataSpec] {
         &self.specs
     }
 
     /// Workers have other stages now, and those that take samples may be others.
-    pub(crate) fn forget_told(&mut self) {
-        self.told = 0;
+    pub(crate) fn reset_opened(&mut self) {
+        self.opened = 0;
     }
 }
 
@@ -33,19 +33,19 @@ impl BossMan {
     /// A worker was started without `--data`, or its files are missing or others than here.
     pub async fn open_data(&mut self, data: &Dataset) -> Result<(), BossManError> {
         let spec = data.spec(self.model.graph());
-        self.note(spec.ok_or_else(|| {
+        self.register(spec.ok_or_else(|| {
             BossManError::Usage("open_data: workers read no data but that of Dataset::for_workers".into())
         })?)?;
-        self.open_noted().await
+        self.open_registered_data().await
     }
 
     /// Notes the data set that a batch is of, where workers read it.
-    pub(crate) fn noted(&mut self, batch: &Batch) -> Result<(), BossManError> {
+    pub(crate) fn register_data_of(&mut self, batch: &Batch) -> Result<(), BossManError> {
         let Contents::Indices(numbers) = batch.contents() else { return Ok(()) };
-        numbers.data.spec(self.model.graph()).map_or(Ok(()), |spec| self.note(spec))
+        numbers.data.spec(self.model.graph()).map_or(Ok(()), |spec| self.register(spec))
     }
 
-    fn note(&mut self, spec: DataSpec) -> Result<(), BossManError> {
+    fn register(&mut self, spec: DataSpec) -> Result<(), BossManError> {
         if self.open_data.specs.iter().any(|known| known.id == spec.id) {
             return Ok(());
         }
@@ -55,23 +55,23 @@ impl BossMan {
     }
 
     /// Tells the workers of data sets that they have not heard of.
-    pub(crate) async fn open_noted(&mut self) -> Result<(), BossManError> {
-        while let Some(spec) = self.open_data.specs.get(self.open_data.told).cloned() {
+    pub(crate) async fn open_registered_data(&mut self) -> Result<(), BossManError> {
+        while let Some(spec) = self.open_data.specs.get(self.open_data.opened).cloned() {
             if let Err(error) = self.call(Request::OpenData(Box::new(spec))).await {
                 // Whoever wants it again says so; nothing else needs it. Where workers were lost, others are told.
                 if !error.workers_were_lost() {
-                    self.open_data.specs.remove(self.open_data.told);
+                    self.open_data.specs.remove(self.open_data.opened);
                 }
                 return Err(error);
             }
-            self.open_data.told += 1;
+            self.open_data.opened += 1;
         }
         Ok(())
     }
 }
 
 /// The samples of a round over several whole batches; nothing where the boss sends them.
-pub(crate) fn of_whole_batches(batches: Vec<Option<Samples>>) -> Result<Option<Samples>, BossManError> {
+pub(crate) fn merge_samples(batches: Vec<Option<Samples>>) -> Result<Option<Samples>, BossManError> {
     let all = batches.len();
     let read: Vec<Samples> = batches.into_iter().flatten().collect();
     let of: BTreeSet<_> = read.iter().map(|samples| samples.data).collect();

@@ -5,7 +5,7 @@ use crate::inference::score::Score;
 use crate::run_file::RunFile;
 use crate::train::metrics::Metrics;
 use crate::train::progress::Progress;
-use crate::train::validation::{look, Look};
+use crate::train::validation::{validate, ValidationResult};
 use crate::{BossMan, BossManError};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(crate) struct Epochs<'a> {
     validation: Option<Dataset>,
     save: Option<&'a Path>,
     /// The look whose loss was the lowest, and after which step.
-    pub(crate) best: Option<(u64, Look)>,
+    pub(crate) best: Option<(u64, ValidationResult)>,
     /// The last look, and after which step.
     pub(crate) last: Option<(u64, Score)>,
 }
@@ -29,12 +29,12 @@ impl<'a> Epochs<'a> {
         save: Option<&'a Path>,
         best: Option<(u64, Score)>,
     ) -> Self {
-        let best = best.map(|(step, score)| (step, Look { score, translations: None }));
+        let best = best.map(|(step, score)| (step, ValidationResult { score, translations: None }));
         Epochs { file, validation, save, best, last: None }
     }
 
     /// An epoch ended with this step, or the run did.
-    pub(crate) async fn end(
+    pub(crate) async fn end_epoch(
         &mut self,
         boss: &mut BossMan,
         step: u64,
@@ -57,39 +57,39 @@ impl<'a> Epochs<'a> {
             None => None,
         };
         let looked = match &self.validation {
-            Some(data) => Some(look_with_who_is_here(boss, self.file, Part::Validation, data).await?),
+            Some(data) => Some(validate_with_current_members(boss, self.file, Part::Validation, data).await?),
             None => None,
         };
-        let best = looked.as_ref().is_some_and(|look| match &self.best {
+        let best = looked.as_ref().is_some_and(|validation| match &self.best {
             // Also if the best score so far is not a number.
-            Some((_, best)) => look.score.loss < best.score.loss || best.score.loss.is_nan(),
+            Some((_, best)) => validation.score.loss < best.score.loss || best.score.loss.is_nan(),
             None => true,
         });
         if let Some((path, weights)) = weights.filter(|_| best) {
             weights.save(best_path(path))?;
         }
-        let Some(look) = looked else { return Ok(()) };
-        progress.line(&in_words(&look, step, epoch, best));
+        let Some(validation) = looked else { return Ok(()) };
+        progress.line(&describe(&validation, step, epoch, best));
         if let Some(metrics) = metrics {
-            metrics.write_look(step, epoch, &look)?;
+            metrics.write_validation(step, epoch, &validation)?;
         }
-        self.last = Some((step, look.score));
+        self.last = Some((step, validation.score));
         if best {
-            self.best = Some((step, look));
+            self.best = Some((step, validation));
         }
         Ok(())
     }
 }
 
 /// A look at the model; if a worker leaves meanwhile, the remaining ones repeat it.
-pub(crate) async fn look_with_who_is_here(
+pub(crate) async fn validate_with_current_members(
     boss: &mut BossMan,
     file: &RunFile,
     part: Part,
     data: &Dataset,
-) -> Result<Look, BossManError> {
+) -> Result<ValidationResult, BossManError> {
     loop {
-        match look(boss, file, part, data).await {
+        match validate(boss, file, part, data).await {
             Err(error) if boss.recover(&error) => boss.update_membership().await?,
             other => return other,
         }
@@ -103,16 +103,18 @@ pub fn best_path(last: &Path) -> PathBuf {
     last.with_file_name(format!("{stem}.best{ending}"))
 }
 
-fn in_words(look: &Look, step: u64, epoch: u64, best: bool) -> String {
-    let mut text = format!("epoch {epoch}, step {step}: validation {}", look.score);
-    if let Some(translations) = &look.translations {
+fn describe(validation: &ValidationResult, step: u64, epoch: u64, best: bool) -> String {
+    let mut text = format!("epoch {epoch}, step {step}: validation {}", validation.score);
+    if let Some(translations) = &validation.translations {
         let (bleu, pairs) = (translations.bleu, translations.pairs);
         write!(text, ", BLEU {bleu:.2} over {pairs} pairs").ok();
     }
     if best {
         text.push_str(" (the best so far)");
     }
-    for [source, reference, translation] in look.translations.iter().flat_map(|translations| &translations.samples) {
+    for [source, reference, translation] in
+        validation.translations.iter().flat_map(|translations| &translations.samples)
+    {
         write!(text, "\n  text         {source}\n  translation  {translation}\n  reference    {reference}").ok();
     }
     text

@@ -2,7 +2,7 @@
 
 use crate::data::disk;
 use crate::session::train_step::StepReport;
-use crate::train::validation::Look;
+use crate::train::validation::ValidationResult;
 use crate::BossManError;
 use serde::Serialize;
 use std::fs::File;
@@ -16,7 +16,7 @@ pub struct Metrics {
     path: PathBuf,
     file: File,
     /// Bytes of whole lines.
-    whole: u64,
+    complete_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -34,7 +34,7 @@ impl Metrics {
     /// Makes the file, in place of one that is there.
     pub fn create(path: &Path) -> Result<Self, BossManError> {
         let file = File::create(path).map_err(|e| BossManError::io(path, &e))?;
-        Ok(Metrics { path: path.to_path_buf(), file, whole: 0 })
+        Ok(Metrics { path: path.to_path_buf(), file, complete_bytes: 0 })
     }
 
     /// Continues a file after `bytes` bytes of it; what stands behind them is of steps that are
@@ -48,7 +48,7 @@ impl Metrics {
             return Err(BossManError::file(path, problem));
         }
         file.set_len(bytes).map_err(|e| BossManError::io(path, &e))?;
-        Ok(Metrics { path: path.to_path_buf(), file, whole: bytes })
+        Ok(Metrics { path: path.to_path_buf(), file, complete_bytes: bytes })
     }
 
     /// A function that flushes the lines to the disk, for another thread.
@@ -60,13 +60,18 @@ impl Metrics {
 
     /// Bytes of whole lines.
     pub fn bytes(&self) -> u64 {
-        self.whole
+        self.complete_bytes
     }
 
     /// Writes a line of a look at the model after an epoch:
     /// `{"step":469,"epoch":1,"validation":{"loss":0.05,"accuracy":0.98}}`, with `bleu` where texts were translated.
-    pub fn write_look(&mut self, step: u64, epoch: u64, look: &Look) -> Result<(), BossManError> {
-        self.line(&serde_json::json!({"step": step, "epoch": epoch, "validation": look.to_json()}))
+    pub fn write_validation(
+        &mut self,
+        step: u64,
+        epoch: u64,
+        validation: &ValidationResult,
+    ) -> Result<(), BossManError> {
+        self.line(&serde_json::json!({"step": step, "epoch": epoch, "validation": validation.to_json()}))
     }
 
     /// Writes the line of a step, through to the file, so that others can follow it.
@@ -81,10 +86,10 @@ impl Metrics {
         text.push(b'\n');
         self.file.write_all(&text).map_err(|e| {
             // Half a line would be in the way of whoever reads the others.
-            self.file.set_len(self.whole).ok();
+            self.file.set_len(self.complete_bytes).ok();
             BossManError::io(&self.path, &e)
         })?;
-        self.whole += text.len() as u64;
+        self.complete_bytes += text.len() as u64;
         Ok(())
     }
 }

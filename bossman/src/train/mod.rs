@@ -9,4 +9,4 @@ pub mod trace;
 pub(crate) mod validation;
 
 pub use run::{run, run_with, Outcome};
-pub use settings::Settings;
+pub use settings::TrainOptions;

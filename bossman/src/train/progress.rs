@@ -86,7 +86,7 @@ impl Progress {
         if self.quiet {
             output::warn(text);
         } else {
-            output::note(text);
+            output::print_progress(text);
         }
     }
 

@@ -1,35 +1,35 @@
 //! A training run as `bossman train` does it: data, steps, validation after each epoch, metrics,
 //! weights, a test.
 
-use crate::checkpoint::{Best, Checkpoints, Policy, Run, Writing};
+use crate::checkpoint::{CheckpointWriter, Checkpoints, Policy, RunRecord, ScoreAtStep};
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Batches, Dataset, Part, Parts};
-use crate::inference::load_model::Initial;
+use crate::inference::load_model::InitialWeights;
 use crate::inference::translate::Translator;
 use crate::output;
-use crate::recovery::peer_snapshots::{number, Copies};
+use crate::recovery::peer_snapshots::{random_id, PeerSnapshots};
 use crate::recovery::policy::{self, Recovery};
-use crate::recovery::resume::{self, Found};
+use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::{Length, RunFile};
-use crate::train::epochs::{best_path, look_with_who_is_here, Epochs};
+use crate::train::epochs::{best_path, validate_with_current_members, Epochs};
 use crate::train::metrics::Metrics;
 use crate::train::progress::Progress;
 use crate::train::trace::Trace;
-use crate::train::validation::Look;
-use crate::workers::host::{Again, Workers};
-use crate::{BossMan, BossManError, Builder, Collective, Model, Redundancy, Replicas, StateDict};
+use crate::train::validation::ValidationResult;
+use crate::workers::host::{RejoinWait, Workers};
+use crate::{BossMan, BossManError, Builder, Collective, Model, RecoverySource, Replicas, StateDict};
 use crate::{StepReport, Timelines};
 use runtime::Handle;
 use std::time::{Duration, Instant};
 
-use crate::train::settings::Settings;
+use crate::train::settings::TrainOptions;
 
 /// The number of last steps in a trace.
-const TRACED: usize = 8;
+const TRACED_STEPS: usize = 8;
 
 /// The default number of microbatches in a pool, which is also the most workers that can share a
 /// batch.
-const MICROBATCHES_OF_POOL: u32 = 8;
+const POOL_MICROBATCHES: u32 = 8;
 
 /// The result of a run.
 #[derive(Clone, Debug)]
@@ -39,16 +39,16 @@ pub struct Outcome {
     /// The time spent in steps and in validation.
     pub time: Duration,
     /// The score of the epoch with the lowest validation loss, and the number of steps until then.
-    pub best: Option<(u64, Look)>,
+    pub best: Option<(u64, ValidationResult)>,
     /// The score of the final weights on the test data, if there is any.
-    pub test: Option<Look>,
+    pub test: Option<ValidationResult>,
 }
 
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
 ///
 /// # Errors
 /// Anything in the files, the workers or the network; see [`BossManError`].
-pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossManError> {
+pub async fn run(file: &RunFile, settings: &TrainOptions) -> Result<Outcome, BossManError> {
     run_with(file, settings, |_| {}).await
 }
 
@@ -58,13 +58,13 @@ pub async fn run(file: &RunFile, settings: &Settings) -> Result<Outcome, BossMan
 /// As for [`run`].
 pub async fn run_with(
     file: &RunFile,
-    settings: &Settings,
+    settings: &TrainOptions,
     mut on_step: impl FnMut(&StepReport),
 ) -> Result<Outcome, BossManError> {
-    let mut training = Training::prepare(file, settings).await?;
+    let mut training = TrainingRun::prepare(file, settings).await?;
     let mut recovery = Recovery::default();
     loop {
-        let error = match training.attempt(&mut recovery, &mut on_step).await {
+        let error = match training.try_run(&mut recovery, &mut on_step).await {
             Ok(outcome) => return Ok(outcome),
             Err(error) => error,
         };
@@ -72,41 +72,41 @@ pub async fn run_with(
         if settings.pool {
             return Err(error);
         }
-        if file.redundancy == Redundancy::None {
-            return Err(policy::ended(error, training.checkpoints.is_some()));
+        if file.redundancy == RecoverySource::None {
+            return Err(policy::with_resume_advice(error, training.checkpoints.is_some()));
         }
         let at = training.failed_at.take().unwrap_or_else(Instant::now);
-        if !recovery.may_go_on(&error, at, training.has_others()) {
+        if !recovery.may_retry(&error, at, training.has_others()) {
             return Err(error);
         }
-        training.leave(&error);
+        training.evict_failed(&error);
     }
 }
 
 /// A run and its progress.
-struct Training<'a> {
+struct TrainingRun<'a> {
     file: &'a RunFile,
-    settings: &'a Settings,
+    settings: &'a TrainOptions,
     model: Model,
     train: Dataset,
     validation: Option<Dataset>,
     test: Option<Dataset>,
     steps: u64,
-    fixed: Option<FixedBatch>,
-    run: Run,
+    fixed_batch: Option<FixedBatch>,
+    run: RunRecord,
     checkpoints: Option<(Checkpoints, Policy)>,
     /// The state to resume from.
-    resumed: Option<Found>,
+    resumed: Option<ResumeState>,
     /// Whether the run resumed.
-    went_on: bool,
+    was_resumed: bool,
     workers: usize,
     /// The number of workers in the last membership.
-    here: usize,
+    current_workers: usize,
     /// The address at which workers join again, once they have joined.
     port: Option<u16>,
     /// The weights to start from.
-    weights: Option<Initial>,
-    traced: Vec<(u64, Timelines)>,
+    weights: Option<InitialWeights>,
+    traced_steps: Vec<(u64, Timelines)>,
     /// The time at which a step failed.
     failed_at: Option<Instant>,
     /// The workers' connections, until recovery decides how the run continues.
@@ -114,15 +114,15 @@ struct Training<'a> {
     time: Duration,
 }
 
-impl<'a> Training<'a> {
+impl<'a> TrainingRun<'a> {
     /// Reads and checks everything that does not need workers.
-    async fn prepare(file: &'a RunFile, settings: &'a Settings) -> Result<Self, BossManError> {
+    async fn prepare(file: &'a RunFile, settings: &'a TrainOptions) -> Result<Self, BossManError> {
         if settings.pool && file.collective == Collective::Nccl {
             return Err(BossManError::Usage(
                 "a pool cannot have `collective: nccl`, whose communicators do not outlive a worker that leaves".into(),
             ));
         }
-        resume::check_beginning(settings)?;
+        resume::check_weights_or_resume(settings)?;
         let model = Model::from_file(&file.model)?;
         for warning in model.graph().warnings() {
             output::warn(&format!("warning: {}: {warning}", file.model.display()));
@@ -136,10 +136,10 @@ impl<'a> Training<'a> {
                 fixed.check_pool()?;
             }
             for (what, part) in [("the validation data", &validation), ("the test data", &test)] {
-                part.as_ref().map_or(Ok(()), |part| fixed.check_whole(what, part.samples()))?;
+                part.as_ref().map_or(Ok(()), |part| fixed.check_divisible(what, part.samples()))?;
             }
         }
-        let mut run = Run {
+        let mut run = RunRecord {
             seed: file.seed,
             optimizer: file.optimizer.name().into(),
             shuffled: !settings.no_shuffle,
@@ -148,28 +148,28 @@ impl<'a> Training<'a> {
             microbatches: file.microbatches,
             accumulate: file.accumulate,
             samples: train.samples(),
-            ..Run::default()
+            ..RunRecord::default()
         };
-        let (checkpoints, resumed) = resume::checkpoints(file, settings, &run).await?;
+        let (checkpoints, resumed) = resume::open_checkpoints(file, settings, &run).await?;
         if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
             Translator::new(&model, texts)?;
         }
         let workers = match settings.pool {
-            true => settings.fleet.at_first(file),
-            false => settings.fleet.count(file)?,
+            true => settings.fleet.initial_worker_count(file),
+            false => settings.fleet.worker_count(file)?,
         };
         let weights = match &resumed {
             // Weights are checked against the model before the run waits for workers.
-            Some(Found::Checkpoint(state, _)) => state.weights.fitting(model.graph()).map(|_| None)?,
-            _ => file.initial(settings.weights.as_deref(), &model)?,
+            Some(ResumeState::Checkpoint(state, _)) => state.weights.fit_to(model.graph()).map(|_| None)?,
+            _ => file.initial_weights(settings.weights.as_deref(), &model)?,
         };
-        if let Redundancy::Neighbour(_) = file.redundancy {
-            check_neighbours(settings, workers)?;
-            let before = resumed.as_ref().and_then(|found| found.run().number);
-            run.number = before.or_else(|| Some(number()));
+        if let RecoverySource::PeerSnapshot(_) = file.redundancy {
+            check_peer_snapshots(settings, workers)?;
+            let before = resumed.as_ref().and_then(|found| found.run().run_id);
+            run.run_id = before.or_else(|| Some(random_id()));
         }
         let left = steps % u64::from(file.accumulate);
-        let training = Training {
+        let training = TrainingRun {
             file,
             settings,
             model,
@@ -177,16 +177,16 @@ impl<'a> Training<'a> {
             validation,
             test,
             steps,
-            fixed,
+            fixed_batch: fixed,
             run,
             checkpoints,
-            went_on: resumed.is_some(),
+            was_resumed: resumed.is_some(),
             resumed,
             workers,
-            here: workers,
+            current_workers: workers,
             port: None,
             weights,
-            traced: Vec::new(),
+            traced_steps: Vec::new(),
             failed_at: None,
             handle: None,
             time: Duration::ZERO,
@@ -216,7 +216,7 @@ impl<'a> Training<'a> {
         // The default depends on the number of workers of the first membership.
         let before = self.resumed.as_ref().map_or(self.run.microbatches, |found| found.run().microbatches);
         match before {
-            0 if pool => builder.microbatches(MICROBATCHES_OF_POOL),
+            0 if pool => builder.microbatches(POOL_MICROBATCHES),
             before => builder.microbatches(before),
         }
     }
@@ -231,9 +231,9 @@ impl<'a> Training<'a> {
     }
 
     /// Waits for workers. After a loss, waits for the remaining ones.
-    async fn gather(&mut self, recovery: &mut Recovery) -> Result<Workers, BossManError> {
-        let Settings { fleet, quiet, pool, .. } = self.settings;
-        let host = fleet.host_of(self.workers, self.file).on_stderr(*quiet).open(*pool);
+    async fn wait_for_workers(&mut self, recovery: &mut Recovery) -> Result<Workers, BossManError> {
+        let TrainOptions { fleet, quiet, pool, .. } = self.settings;
+        let host = fleet.host_with_data(self.workers, self.file).on_stderr(*quiet).open_to_joins(*pool);
         let Some(port) = self.port else {
             let workers = host.wait().await?;
             self.port = Some(workers.port());
@@ -242,48 +242,53 @@ impl<'a> Training<'a> {
         // Local workers get another port.
         let host = if fleet.local == self.workers { host } else { host.port(port) };
         // Local workers are started afresh. One of the others may be missing.
-        let again = Again::new(&self.builder(), self.workers, host.left_of(self.here));
-        let workers = host.wait_again(again).await?;
-        recovery.here();
-        (self.port, self.here) = (Some(workers.port()), workers.count);
+        let again = RejoinWait::new(&self.builder(), self.workers, host.survivors_of(self.current_workers));
+        let workers = host.wait_for_rejoin(again).await?;
+        recovery.workers_rejoined();
+        (self.port, self.current_workers) = (Some(workers.port()), workers.count);
         Ok(workers)
     }
 
     /// Whether the run can continue without the worker that failed.
     fn has_others(&self) -> bool {
-        self.here > 1 || self.settings.fleet.local > 0
+        self.current_workers > 1 || self.settings.fleet.local > 0
     }
 
     /// Closes all connections. A worker that is unfit for its part is told not to join again.
-    fn leave(&mut self, error: &BossManError) {
+    fn evict_failed(&mut self, error: &BossManError) {
         if let Some(handle) = self.handle.take() {
             policy::evict_unfit(error, &handle);
         }
     }
 
     /// Finds the state to resume from after a loss of workers or of the boss.
-    async fn find(&mut self, boss: &mut BossMan, again: bool, recovery: &mut Recovery) -> Result<(), BossManError> {
+    async fn find_resume_state(
+        &mut self,
+        boss: &mut BossMan,
+        again: bool,
+        recovery: &mut Recovery,
+    ) -> Result<(), BossManError> {
         if !again && self.resumed.is_none() {
             return Ok(());
         }
-        let at_hand = self.resumed.take();
+        let already_read = self.resumed.take();
         let checkpoints = self.checkpoints.as_ref().map(|(checkpoints, _)| checkpoints);
-        let at_hand = (at_hand, self.settings.metrics.as_deref());
-        self.resumed = resume::newest(boss, (&self.run, self.steps), checkpoints, at_hand).await?;
-        if self.resumed.is_none() && self.went_on {
+        let already_read = (already_read, self.settings.metrics.as_deref());
+        self.resumed = resume::newest_state(boss, (&self.run, self.steps), checkpoints, already_read).await?;
+        if self.resumed.is_none() && self.was_resumed {
             // The initial weights are not stored.
             return Err(BossManError::Usage("recovery: there is no whole checkpoint left to go on from".into()));
         }
         if again {
             let from = self.resumed.as_ref().map(|found| (found.counters().step, found.name()));
-            recovery.goes_on(self.here, self.workers, from);
+            recovery.report_resume(self.current_workers, self.workers, from);
         }
         Ok(())
     }
 
     /// Trains to the end or to the first failure, from the beginning or from the state to resume
     /// from.
-    async fn attempt(
+    async fn try_run(
         &mut self,
         recovery: &mut Recovery,
         on_step: &mut impl FnMut(&StepReport),
@@ -291,14 +296,14 @@ impl<'a> Training<'a> {
         let (file, settings, steps) = (self.file, self.settings, self.steps);
         let again = self.port.is_some();
         // The state is checked before the run waits for workers, if it is known.
-        let known = !again && (self.resumed.is_none() || self.run.number.is_none());
+        let known = !again && (self.resumed.is_none() || self.run.run_id.is_none());
         let at_first = if known { self.metrics()? } else { None };
-        let workers = self.gather(recovery).await?;
+        let workers = self.wait_for_workers(recovery).await?;
         let mut boss = self.builder().build(workers)?;
         self.handle = Some(boss.handle.clone());
         self.run.microbatches = boss.settings.microbatches;
         boss.distribute_model().await?;
-        self.find(&mut boss, again, recovery).await?;
+        self.find_resume_state(&mut boss, again, recovery).await?;
         let mut metrics = if at_first.is_some() { at_first } else { self.metrics()? };
         let done = self.resumed.as_ref().map_or(0, |found| found.counters().step);
         let metrics_before = self.resumed.as_ref().map(|found| found.run().metrics.unwrap_or(0));
@@ -319,16 +324,16 @@ impl<'a> Training<'a> {
         let mut next = None;
         let mut best = None;
         let mut progress = Progress::start(steps, done, settings.quiet);
-        let mut copies = None;
-        if let (Redundancy::Neighbour(every), Some(run)) = (file.redundancy, self.run.number) {
-            let from = self.resumed.as_ref().and_then(Found::kept);
-            copies = Some(Copies::new(run, every, from));
+        let mut snapshots = None;
+        if let (RecoverySource::PeerSnapshot(every), Some(run)) = (file.redundancy, self.run.run_id) {
+            let from = self.resumed.as_ref().and_then(ResumeState::peer_state);
+            snapshots = Some(PeerSnapshots::new(run, every, from));
         }
         if let Some(found) = self.resumed.take() {
             if done < steps && !settings.pool {
                 // Stages are placed before they load the state.
                 let first = batches.next_batch().await?;
-                boss.settle(&first).await?;
+                boss.choose_schedule_for(&first).await?;
                 next = Some(first);
             }
             found.restore(&mut boss).await?;
@@ -338,9 +343,10 @@ impl<'a> Training<'a> {
         if settings.pool {
             boss.open_pool().await?;
         }
-        let mut writing = self.checkpoints.clone().map(|(checkpoints, policy)| Writing::new(checkpoints, policy));
+        let mut writing =
+            self.checkpoints.clone().map(|(checkpoints, policy)| CheckpointWriter::new(checkpoints, policy));
         let mut epochs = Epochs::new(file, self.validation.clone(), settings.save.as_deref(), best);
-        recovery.restored(&progress);
+        recovery.state_restored(&progress);
         let trained = async {
             for step in done + 1..=steps {
                 let batch = match next.take() {
@@ -349,29 +355,29 @@ impl<'a> Training<'a> {
                 };
                 let mut report = boss.train_step(&batch).await?;
                 // Without a named batch dimension the step cannot count samples.
-                report.samples = self.fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
+                report.samples = self.fixed_batch.as_ref().map_or(report.samples, |fixed| fixed.samples);
                 progress.step(&report);
-                recovery.done(step, &progress);
+                recovery.step_done(step, &progress);
                 on_step(&report);
                 if let Some(metrics) = &mut metrics {
                     metrics.write(&report)?;
                 }
                 if settings.trace.is_some() {
-                    self.traced.extend(boss.timelines().map(|timelines| (report.step, timelines)));
-                    self.traced.drain(..self.traced.len().saturating_sub(TRACED));
+                    self.traced_steps.extend(boss.timelines().map(|timelines| (report.step, timelines)));
+                    self.traced_steps.drain(..self.traced_steps.len().saturating_sub(TRACED_STEPS));
                 }
                 if step.is_multiple_of(per_epoch) || step == steps {
-                    epochs.end(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
+                    epochs.end_epoch(&mut boss, step, step.div_ceil(per_epoch), &progress, metrics.as_mut()).await?;
                 }
-                if writing.is_some() || copies.is_some() {
-                    let now = Run {
+                if writing.is_some() || snapshots.is_some() {
+                    let now = RunRecord {
                         metrics: metrics.as_ref().map(Metrics::bytes).or(metrics_before),
-                        best: epochs.best.as_ref().map(|(step, look)| Best::of(*step, &look.score)),
-                        look: epochs.last.as_ref().map(|(step, score)| Best::of(*step, score)),
+                        best: epochs.best.as_ref().map(|(step, validation)| ScoreAtStep::of(*step, &validation.score)),
+                        validation: epochs.last.as_ref().map(|(step, score)| ScoreAtStep::of(*step, score)),
                         ..self.run.clone()
                     };
-                    if let Some(copies) = copies.as_mut().filter(|_| step < steps) {
-                        copies.after_step(&mut boss, step, &now, &progress).await;
+                    if let Some(snapshots) = snapshots.as_mut().filter(|_| step < steps) {
+                        snapshots.after_step(&mut boss, step, &now, &progress).await;
                     }
                     let looked = epochs.last.is_some_and(|(of, _)| of == step);
                     let ended = (step == steps, looked);
@@ -386,17 +392,17 @@ impl<'a> Training<'a> {
         self.failed_at = trained.is_err().then(Instant::now);
         // A checkpoint in progress is completed even if a step failed: the run resumes from it.
         match writing {
-            Some(mut writing) if trained.is_ok() => writing.take_note(&progress).await,
+            Some(mut writing) if trained.is_ok() => writing.wait_for_pending(&progress).await,
             Some(writing) => writing.end(&progress).await,
             None => {}
         }
         self.time += if trained.is_ok() { progress.end() } else { progress.abandon() };
         trained?;
         if let Some(path) = &settings.trace {
-            Trace::of(&self.traced).save(path)?;
+            Trace::of(&self.traced_steps).save(path)?;
         }
         let test = match &self.test {
-            Some(test) => Some(look_with_who_is_here(&mut boss, file, Part::Test, test).await?),
+            Some(test) => Some(validate_with_current_members(&mut boss, file, Part::Test, test).await?),
             None => None,
         };
         boss.shutdown().await;
@@ -405,7 +411,7 @@ impl<'a> Training<'a> {
 }
 
 /// Whether a worker can have a neighbour that survives its loss.
-fn check_neighbours(settings: &Settings, workers: usize) -> Result<(), BossManError> {
+fn check_peer_snapshots(settings: &TrainOptions, workers: usize) -> Result<(), BossManError> {
     let problem = match workers {
         _ if settings.pool => "a pool's replicas have each other's state; leave it out",
         1 => "one worker has no neighbour; take `checkpoint`",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// The settings of `bossman train` beside the run file.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct TrainOptions {
     /// The workers to use.
     pub fleet: FleetSettings,
     /// The file for metrics, one line of JSON for each step.

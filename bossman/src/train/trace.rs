@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Process 0 of the trace is the measurement, process 1 the prediction; each worker is a thread.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum TraceSource {
     /// The timelines of the workers.
     Measured = 0,
     /// The prediction of the schedule's timeline.
@@ -18,7 +18,7 @@ pub enum Side {
 }
 
 /// Microseconds between two steps of a trace.
-const BETWEEN: u64 = 100;
+const STEP_GAP: u64 = 100;
 
 /// Events, in the order in which they were added.
 #[derive(Debug, Default)]
@@ -57,19 +57,19 @@ impl Trace {
         let mut trace = Trace::default();
         let mut from = 0;
         for (step, timelines) in steps {
-            trace.add(Side::Measured, *step, from, &timelines.measured);
+            trace.add(TraceSource::Measured, *step, from, &timelines.measured);
             let predicted = timelines.predicted.as_ref().inspect(|predicted| {
-                trace.add(Side::Predicted, *step, from, predicted);
+                trace.add(TraceSource::Predicted, *step, from, predicted);
             });
-            from += timelines.measured.end().max(predicted.map_or(0, Timeline::end)) + BETWEEN;
+            from += timelines.measured.end().max(predicted.map_or(0, Timeline::end)) + STEP_GAP;
         }
         trace
     }
 
     /// Adds the timeline of a step, its times in microseconds, moved so that it starts at `from`.
-    pub fn add(&mut self, side: Side, step: u64, from: u64, timeline: &Timeline) {
+    pub fn add(&mut self, side: TraceSource, step: u64, from: u64, timeline: &Timeline) {
         if !self.events.iter().any(|event| event.pid == side as u8) {
-            self.introduce(side, timeline.workers.len());
+            self.add_metadata(side, timeline.workers.len());
         }
         for (worker, intervals) in timeline.workers.iter().enumerate() {
             for interval in intervals {
@@ -94,10 +94,10 @@ impl Trace {
     }
 
     /// Names the process and its threads.
-    fn introduce(&mut self, side: Side, workers: usize) {
+    fn add_metadata(&mut self, side: TraceSource, workers: usize) {
         let name = match side {
-            Side::Measured => "measured",
-            Side::Predicted => "predicted",
+            TraceSource::Measured => "measured",
+            TraceSource::Predicted => "predicted",
         };
         let metadata = |what: &str, tid: usize, name: String| Event {
             name: what.into(),
@@ -115,7 +115,7 @@ impl Trace {
 
     /// Whether the file can be written; to be known before the run.
     pub(crate) fn can_save(path: &Path) -> Result<(), BossManError> {
-        atomic_file::check(path)
+        atomic_file::check_writable(path)
     }
 
     /// Writes the file; it appears whole under its name or not at all.
@@ -123,9 +123,9 @@ impl Trace {
     /// # Errors
     /// It cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), BossManError> {
-        let mut file = atomic_file::begin(path)?;
+        let mut file = atomic_file::create(path)?;
         serde_json::to_writer(&mut file, &self.events).map_err(|e| BossManError::io(path, &e.into()))?;
-        atomic_file::finish(path, file)
+        atomic_file::commit(path, file)
     }
 }
 

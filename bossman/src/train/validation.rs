@@ -8,18 +8,18 @@ use crate::run_file::RunFile;
 use crate::{BossMan, BossManError};
 
 /// Samples in a batch where nothing is kept for backward.
-const TEST_BATCH: u64 = 256;
+const EVALUATION_BATCH: u64 = 256;
 
 /// A look at a model that learns.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct ValidationResult {
     /// How well it does.
     pub score: Score,
     /// The translations, if the run file asks for them.
     pub translations: Option<Translations>,
 }
 
-impl Look {
+impl ValidationResult {
     /// Its numbers: `loss`, and `accuracy` and `bleu` if they exist.
     pub fn to_json(&self) -> serde_json::Value {
         let mut json = serde_json::json!({"loss": self.score.loss});
@@ -38,9 +38,14 @@ impl Look {
 ///
 /// # Errors
 /// A worker failed, a file cannot be read, or the samples do not go up in the model's one batch size.
-pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset) -> Result<Look, BossManError> {
+pub async fn validate(
+    boss: &mut BossMan,
+    file: &RunFile,
+    part: Part,
+    data: &Dataset,
+) -> Result<ValidationResult, BossManError> {
     if let Some(fixed) = FixedBatch::of(boss.model().graph()) {
-        fixed.check_whole("the data", data.samples())?;
+        fixed.check_divisible("the data", data.samples())?;
     }
     let order = Order::new(data.samples(), None, 0);
     let size = batch_size(boss, file);
@@ -51,7 +56,7 @@ pub async fn look(boss: &mut BossMan, file: &RunFile, part: Part, data: &Dataset
         (Some(how), Some(texts)) => Some(Translations::of(boss, texts, data, how).await?),
         _ => None,
     };
-    Ok(Look { score, translations })
+    Ok(ValidationResult { score, translations })
 }
 
 /// Samples that go through the model together where nothing is kept for backward.
@@ -60,6 +65,6 @@ pub(crate) fn batch_size(boss: &BossMan, file: &RunFile) -> u64 {
         (Some(fixed), _) => fixed.samples,
         // Texts are long.
         (None, Source::Text(_) | Source::Pairs(_)) => file.batch_size,
-        (None, _) => TEST_BATCH.max(file.batch_size),
+        (None, _) => EVALUATION_BATCH.max(file.batch_size),
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::data::batch_inputs::Inputs;
 use crate::session::boss::BossMan;
-use crate::tuning::layer_probes::{first_bytes, machines, probes};
-use crate::tuning::observed_times::Observed;
-use crate::tuning::schedule_state::{Candidates, LastStep, Measured, Timelines, Work};
+use crate::tuning::layer_probes::{first_target_bytes, machines, probes};
+use crate::tuning::observed_times::ObservedTimes;
+use crate::tuning::schedule_state::{Candidates, LastStep, MeasuredFleet, MicrobatchSizes, Timelines};
 use crate::Batch;
 use crate::BossManError;
 use pipeline::auto::{choose, Choice, SearchSpace};
@@ -30,7 +30,8 @@ impl BossMan {
         let inputs = Inputs::of(self.model.graph(), batch)?;
         let ranges = inputs.microbatches(self.settings.microbatches)?;
         let targets = inputs.targets(batch, &ranges)?;
-        let work = Work { sizes: inputs.sizes_of(&ranges[0]), target_bytes: first_bytes(&inputs, &targets) };
+        let work =
+            MicrobatchSizes { sizes: inputs.sizes_of(&ranges[0]), target_bytes: first_target_bytes(&inputs, &targets) };
         let (cuts, microbatches) = (self.scheduling.cuts.clone(), ranges.len() as u32);
         self.measure(&work).await?;
         let links = self.call(Request::Links).await?.links;
@@ -40,12 +41,12 @@ impl BossMan {
 
     /// The schedule of the next [`BossMan::train_step`]; nothing where it is yet to be chosen.
     pub fn schedule(&self) -> Option<ScheduleKind> {
-        self.scheduling.asked.or(self.scheduling.chosen)
+        self.scheduling.requested.or(self.scheduling.chosen)
     }
 
     /// The timelines of the last [`BossMan::train_step`].
     pub fn timelines(&self) -> Option<Timelines> {
-        let LastStep { schedule, spans } = self.last.as_ref()?;
+        let LastStep { schedule, spans } = self.last_step.as_ref()?;
         let begin = spans.iter().map(|span| span.start.0).min()?;
         let mut workers = vec![Vec::new(); self.plan.workers()];
         for span in spans {
@@ -57,28 +58,32 @@ impl BossMan {
         workers.iter_mut().for_each(|list| list.sort_by_key(|interval| interval.start));
         let mut measured = Timeline { workers, step_time: 0 };
         measured.step_time = measured.end();
-        let costs = self.scheduling.observed.correct(self.costs()?, &self.plan.stage_placement);
-        let around = self.scheduling.observed.around();
+        let costs = self.scheduling.observed.replace_costs(self.costs()?, &self.plan.stage_placement);
+        let overhead = self.scheduling.observed.step_overhead();
         let predicted = timeline(schedule, &costs).ok().map(|predicted| {
             let span = predicted.end() - predicted.begin();
-            let step_time = around.map_or(predicted.step_time, |around| span + around);
+            let step_time = overhead.map_or(predicted.step_time, |overhead| span + overhead);
             Timeline { step_time, ..predicted.from_begin() }.in_units(1000)
         });
         Some(Timelines { measured, predicted })
     }
 
     /// Chooses the schedule at the first step, unless the user chose it.
-    pub(crate) async fn choose_schedule(&mut self, work: &Work, microbatches: u32) -> Result<(), BossManError> {
+    pub(crate) async fn choose_schedule(
+        &mut self,
+        work: &MicrobatchSizes,
+        microbatches: u32,
+    ) -> Result<(), BossManError> {
         // In a pool, times are only observed.
         if self.pool.is_some() {
             return Ok(());
         }
         // With replicas, who has which stage is to be found too.
-        let to_find = self.scheduling.asked.is_none() || self.settings.replicas == Some(Replicas::Auto);
+        let to_find = self.scheduling.requested.is_none() || self.settings.replicas == Some(Replicas::Auto);
         if !to_find && self.scheduling.measured.is_none() {
             // Layers need not be measured: what the steps take is observed, for the timelines. Links are.
             self.call(Request::Measure(Vec::new())).await?;
-            return self.take_measured(Vec::new(), work).await;
+            return self.store_measurements(Vec::new(), work).await;
         }
         if !to_find || self.scheduling.chosen.is_some() {
             return Ok(());
@@ -103,20 +108,20 @@ impl BossMan {
         };
         let kind = best.kind;
         // A choice that failed is repeated.
-        if best.plan != self.plan || self.scheduling.moving {
+        if best.plan != self.plan || self.scheduling.redistributing {
             let plan = best.plan.clone();
-            self.scheduling.moving = true;
+            self.scheduling.redistributing = true;
             self.call(Request::Use(Box::new(plan.clone()))).await?;
             self.plan = plan;
-            self.scheduling.observed = Observed::default();
-            self.open_data.forget_told();
+            self.scheduling.observed = ObservedTimes::default();
+            self.open_data.reset_opened();
             self.choose_collective()?;
             self.call(Request::Distribute).await?;
             if let Some(optimizer) = self.optimizer {
                 self.call(Request::SetOptimizer(optimizer)).await?;
             }
         }
-        self.scheduling.moving = false;
+        self.scheduling.redistributing = false;
         self.scheduling.chosen = Some(kind);
         Ok(())
     }
@@ -131,7 +136,7 @@ impl BossMan {
             (true, None) => Ending::Step,
             (true, Some(_)) => Ending::ClippedStep,
         };
-        let made = self.scheduling.made.get(&(microbatches, ending));
+        let made = self.scheduling.schedule_cache.get(&(microbatches, ending));
         let microbatch_assignment =
             self.microbatch_assignment(microbatches, made.map(|schedule| &schedule.microbatch_assignment));
         if let Some(made) = made.filter(|made| {
@@ -142,7 +147,7 @@ impl BossMan {
             return Ok(made.clone());
         }
         let (costs, room) = match &self.scheduling.measured {
-            Some(Measured { fleet, .. }) if !fleet.times.is_empty() => {
+            Some(MeasuredFleet { fleet, .. }) if !fleet.times.is_empty() => {
                 (self.costs(), fleet.room(&self.plan, &fleet.bytes(&self.plan, &self.spec())))
             }
             _ => (None, None),
@@ -157,7 +162,7 @@ impl BossMan {
             costs,
             room,
         })?);
-        self.scheduling.made.insert((microbatches, ending), schedule.clone());
+        self.scheduling.schedule_cache.insert((microbatches, ending), schedule.clone());
         Ok(schedule)
     }
 
@@ -171,19 +176,19 @@ impl BossMan {
     }
 
     fn costs(&self) -> Option<pipeline::schedule::Costs> {
-        let Measured { fleet, work } = self.scheduling.measured.as_ref()?;
+        let MeasuredFleet { fleet, work } = self.scheduling.measured.as_ref()?;
         Some(fleet.costs(self.model.graph(), &self.plan, &work.sizes, work.target_bytes))
     }
 
-    fn predict(&self, work: &Work, microbatches: u32, cuts: Cuts) -> Result<Choice, BossManError> {
+    fn predict(&self, work: &MicrobatchSizes, microbatches: u32, cuts: Cuts) -> Result<Choice, BossManError> {
         let missing = || BossManError::Usage("the workers were not measured; please report it".into());
-        let Measured { fleet, .. } = self.scheduling.measured.as_ref().ok_or_else(missing)?;
+        let MeasuredFleet { fleet, .. } = self.scheduling.measured.as_ref().ok_or_else(missing)?;
         let ending = if self.settings.max_norm.is_some() { Ending::ClippedStep } else { Ending::Step };
-        let Work { sizes, target_bytes } = work.clone();
+        let MicrobatchSizes { sizes, target_bytes } = work.clone();
         let first = self.plan.stage_placement.of(StageId(0));
         let of_first = self.plan.stage_placement.iter().filter(|(_, workers)| *workers == first).count();
         let space = SearchSpace {
-            chunks: u16::try_from(of_first).ok().filter(|_| self.scheduling.asked == Some(ScheduleKind::GPipe)),
+            chunks: u16::try_from(of_first).ok().filter(|_| self.scheduling.requested == Some(ScheduleKind::GPipe)),
             cuts,
             microbatches,
             sizes,
@@ -192,13 +197,13 @@ impl BossMan {
             ending,
             reduction: self.settings.reduction(),
             optimizer: self.spec(),
-            kinds: self.scheduling.asked.into_iter().collect(),
+            kinds: self.scheduling.requested.into_iter().collect(),
         };
         Ok(choose(self.model.graph(), fleet, &space)?)
     }
 
     /// Has every worker measure every layer, those that are alike once.
-    async fn measure(&mut self, work: &Work) -> Result<(), BossManError> {
+    async fn measure(&mut self, work: &MicrobatchSizes) -> Result<(), BossManError> {
         let (probes, of_layer) = probes(self.model.graph(), &work.sizes);
         let answer = self.call(Request::Measure(probes)).await?;
         let times = answer
@@ -206,14 +211,18 @@ impl BossMan {
             .iter()
             .map(|(_, times)| of_layer.iter().map(|probe| times.get(*probe).copied().unwrap_or_default()).collect());
         let times = times.collect();
-        self.take_measured(times, work).await?;
-        self.scheduling.made.clear();
+        self.store_measurements(times, work).await?;
+        self.scheduling.schedule_cache.clear();
         Ok(())
     }
 
     /// The known figures of the fleet: layers, if they were measured, memory, and the links between
     /// workers.
-    async fn take_measured(&mut self, times: Vec<Vec<LayerTimes>>, work: &Work) -> Result<(), BossManError> {
+    async fn store_measurements(
+        &mut self,
+        times: Vec<Vec<LayerTimes>>,
+        work: &MicrobatchSizes,
+    ) -> Result<(), BossManError> {
         let links = self.call(Request::Links).await?.links;
         let (compress, sharding) = (self.settings.compress, self.settings.sharding);
         let (per_action, memory) = (PER_ACTION_NANOS, self.memory());
@@ -233,7 +242,7 @@ impl BossMan {
         }
         self.estimate_links(&mut fleet);
         fleet.machines = machines(self.plan.workers(), &links);
-        self.scheduling.measured = Some(Measured { fleet, work: work.clone() });
+        self.scheduling.measured = Some(MeasuredFleet { fleet, work: work.clone() });
         Ok(())
     }
 

@@ -12,34 +12,34 @@ use pipeline::schedule::Action;
 use pipeline::Plan;
 
 /// The most characters of a worker's reason to have no NCCL.
-const LONGEST_REASON: usize = 300;
+const MAX_REASON: usize = 300;
 
 /// The choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub(crate) enum CollectiveChoice {
     /// NCCL of this version; whether its connections can be reached from other machines.
-    Nccl { version: u32, open: bool },
+    Nccl { version: u32, leaves_machine: bool },
     /// Frames, and why.
     Quic { why: String },
 }
 
-impl std::fmt::Display for Choice {
+impl std::fmt::Display for CollectiveChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Choice::Nccl { version, open } => {
+            CollectiveChoice::Nccl { version, leaves_machine } => {
                 write!(f, "replicas sum their gradients with NCCL {}", tensor::nccl::version_name(*version))?;
-                match open {
+                match leaves_machine {
                     true => f.write_str(", over connections that are neither encrypted nor authenticated"),
                     false => Ok(()),
                 }
             }
-            Choice::Quic { why } => write!(f, "replicas sum their gradients over QUIC: {why}"),
+            CollectiveChoice::Quic { why } => write!(f, "replicas sum their gradients over QUIC: {why}"),
         }
     }
 }
 
 /// Refuses what does not go with NCCL, before any worker is asked.
-pub(crate) fn check(settings: &Settings) -> Result<(), BossManError> {
+pub(crate) fn check_settings(settings: &Settings) -> Result<(), BossManError> {
     if settings.collective != Collective::Nccl {
         return Ok(());
     }
@@ -65,34 +65,37 @@ fn groups(plan: &Plan) -> Vec<Vec<WorkerId>> {
 ///
 /// # Errors
 /// NCCL is asked for, and cannot be.
-fn choose(asked: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) -> Result<Choice, String> {
-    if asked == Collective::Quic {
-        return Ok(Choice::Quic { why: "as asked for".into() });
+fn choose(requested: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) -> Result<CollectiveChoice, String> {
+    if requested == Collective::Quic {
+        return Ok(CollectiveChoice::Quic { why: "as asked for".into() });
     }
-    let found = groups.iter().map(|group| of_group(asked, group, workers)).collect::<Result<Vec<_>, String>>();
-    let found = found.and_then(|found| found.into_iter().reduce(worst).ok_or_else(|| "there are no replicas".into()));
+    let found = groups.iter().map(|group| of_group(requested, group, workers)).collect::<Result<Vec<_>, String>>();
+    let found =
+        found.and_then(|found| found.into_iter().reduce(less_private).ok_or_else(|| "there are no replicas".into()));
     match found {
-        Ok(Choice::Quic { why }) | Err(why) if asked == Collective::Auto => Ok(Choice::Quic { why }),
+        Ok(CollectiveChoice::Quic { why }) | Err(why) if requested == Collective::Auto => {
+            Ok(CollectiveChoice::Quic { why })
+        }
         other => other,
     }
 }
 
 /// Combines the choices for two groups into one for both.
-fn worst(one: Choice, other: Choice) -> Choice {
+fn less_private(one: CollectiveChoice, other: CollectiveChoice) -> CollectiveChoice {
     match (&one, &other) {
-        (Choice::Nccl { open: true, .. }, _) => one,
+        (CollectiveChoice::Nccl { leaves_machine: true, .. }, _) => one,
         _ => other,
     }
 }
 
 /// Whether these workers can sum with NCCL, and if not, why.
-fn of_group(asked: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Result<Choice, String> {
+fn of_group(requested: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Result<CollectiveChoice, String> {
     let mut here: Vec<(WorkerId, &NcclInfo)> = Vec::new();
     for worker in group {
         match workers.get(usize::from(worker.0)).map(|info| &info.nccl) {
             Some(Nccl::Here(info)) => here.push((*worker, info)),
             Some(Nccl::Missing(why)) => {
-                return Err(format!("{worker} has no NCCL: {}", output::printable(why, LONGEST_REASON)))
+                return Err(format!("{worker} has no NCCL: {}", output::printable(why, MAX_REASON)))
             }
             None => return Err(format!("nothing is known of {worker}'s NCCL")),
         }
@@ -115,16 +118,16 @@ fn of_group(asked: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Re
     let between_machines = like.machine.is_empty() || here.iter().any(|(_, info)| info.machine != like.machine);
     let open = here.iter().find(|(_, info)| info.beyond_machine);
     match open {
-        Some((worker, _)) if !between_machines && asked == Collective::Auto => {
+        Some((worker, _)) if !between_machines && requested == Collective::Auto => {
             return Err(format!(
                 "{worker}'s NCCL_SOCKET_IFNAME opens NCCL to more than its machine, and its connections are neither encrypted nor \
                  authenticated; `collective: nccl` takes it where the network is trusted"
             ));
         }
-        open if !between_machines => return Ok(Choice::Nccl { version, open: open.is_some() }),
+        open if !between_machines => return Ok(CollectiveChoice::Nccl { version, leaves_machine: open.is_some() }),
         _ => {}
     }
-    if asked == Collective::Auto {
+    if requested == Collective::Auto {
         return Err(format!(
             "the replicas of a stage are not all on {first}'s machine, and NCCL's connections are neither encrypted nor \
              authenticated; `collective: nccl` takes it where the network is trusted"
@@ -135,7 +138,7 @@ fn of_group(asked: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Re
             "the replicas of a stage are not all on one machine, and {worker} keeps NCCL to its own; start every worker with \
              NCCL_SOCKET_IFNAME, which names the interfaces of a network that is trusted"
         )),
-        None => Ok(Choice::Nccl { version, open: true }),
+        None => Ok(CollectiveChoice::Nccl { version, leaves_machine: true }),
     }
 }
 
@@ -144,7 +147,7 @@ impl BossMan {
     pub(crate) fn choose_collective(&mut self) -> Result<(), BossManError> {
         let Settings { collective, compress, sharding, .. } = self.settings;
         let (groups, workers) = (groups(&self.plan), self.handle.workers());
-        (self.settings.nccl, self.communicators) = (false, false);
+        (self.settings.uses_nccl, self.nccl_connected) = (false, false);
         // Combinations that NCCL excludes were refused before. How workers are grouped may not be
         // found yet.
         let must = collective == Collective::Nccl && self.settings.replicas != Some(Replicas::Auto);
@@ -157,7 +160,7 @@ impl BossMan {
             workers.get(usize::from(worker.0)).is_some_and(|info| matches!(info.nccl, Nccl::Here(_)))
         };
         let could = collective != Collective::Quic && groups.iter().flatten().any(is_here);
-        self.settings.nccl = matches!(choice, Choice::Nccl { .. });
+        self.settings.uses_nccl = matches!(choice, CollectiveChoice::Nccl { .. });
         self.scheduling.collective = could.then(|| choice.to_string());
         if let Some(told) = self.scheduling.collective.as_ref().filter(|_| !self.quiet) {
             output::warn(told);
@@ -168,19 +171,19 @@ impl BossMan {
     /// Has replicas find each other before the first round in which they sum gradients, and again
     /// after one that failed. If they cannot, and NCCL was not requested, they sum over QUIC from
     /// then on.
-    pub(crate) async fn find_replicas(&mut self, run: &mut RunRequest) -> Result<(), BossManError> {
+    pub(crate) async fn connect_nccl(&mut self, run: &mut RunRequest) -> Result<(), BossManError> {
         let sums = run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
-        if !run.reduction.is_collective() || !sums || self.communicators {
+        if !run.reduction.is_collective() || !sums || self.nccl_connected {
             return Ok(());
         }
-        match self.communicate().await {
+        match self.create_communicators().await {
             Err(error) if self.settings.collective == Collective::Auto && !error.workers_were_lost() => {
                 if error.was_refused() {
                     return Err(error);
                 }
                 let why = format!("replicas cannot sum with NCCL, and sum over QUIC from now on: {error}");
                 output::warn(&format!("warning: {why}"));
-                self.settings.nccl = false;
+                self.settings.uses_nccl = false;
                 self.scheduling.collective = Some(why);
                 run.reduction = self.settings.reduction();
                 Ok(())
@@ -189,15 +192,15 @@ impl BossMan {
         }
     }
 
-    async fn communicate(&mut self) -> Result<(), BossManError> {
+    async fn create_communicators(&mut self) -> Result<(), BossManError> {
         let ids = self.call(Request::MakeIds).await?.unique_ids;
         self.call(Request::Communicate(ids)).await?;
-        self.communicators = true;
+        self.nccl_connected = true;
         Ok(())
     }
 
     /// Frees the tensors of a round that is not carried out.
-    pub(crate) fn let_go(&self, run: RunRequest) {
+    pub(crate) fn free_slots(&self, run: RunRequest) {
         let grads = run.grads.into_iter().flatten().flat_map(|(.., slots)| slots);
         let inputs = run.inputs.into_iter().map(|(.., slot)| slot);
         let all = inputs.chain(run.targets.into_iter().map(|(_, slot)| slot)).chain(grads);
@@ -224,18 +227,18 @@ mod tests {
     const TWO: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];
 
     /// The choices of `auto` and `nccl` for two replicas.
-    fn both(workers: &[WorkerInfo]) -> [Result<Choice, String>; 2] {
-        [Collective::Auto, Collective::Nccl].map(|asked| choose(asked, &[TWO.to_vec()], workers))
+    fn both(workers: &[WorkerInfo]) -> [Result<CollectiveChoice, String>; 2] {
+        [Collective::Auto, Collective::Nccl].map(|requested| choose(requested, &[TWO.to_vec()], workers))
     }
 
     #[test]
     fn replicas_on_gpus_of_one_machine_sum_with_nccl() {
         let workers = fleet(&[nccl(22703, "a", "0"), nccl(22703, "a", "1")]);
-        let taken = Choice::Nccl { version: 22703, open: false };
+        let taken = CollectiveChoice::Nccl { version: 22703, leaves_machine: false };
         assert_eq!(both(&workers), [Ok(taken.clone()), Ok(taken.clone())]);
         assert_eq!(taken.to_string(), "replicas sum their gradients with NCCL 2.27.3");
-        let asked = choose(Collective::Quic, &[TWO.to_vec()], &workers).unwrap();
-        assert_eq!(asked.to_string(), "replicas sum their gradients over QUIC: as asked for");
+        let requested = choose(Collective::Quic, &[TWO.to_vec()], &workers).unwrap();
+        assert_eq!(requested.to_string(), "replicas sum their gradients over QUIC: as asked for");
     }
 
     #[test]
@@ -251,32 +254,40 @@ mod tests {
         ];
         for (second, why) in cases {
             let workers = [worker(gpu(22703, "a", "0")), worker(second)];
-            let [auto, asked] = both(&workers);
-            assert!(matches!(&auto, Ok(Choice::Quic { why: found }) if found.contains(why)), "{auto:?}");
-            assert!(asked.as_ref().unwrap_err().contains(why), "{asked:?}");
+            let [auto, requested] = both(&workers);
+            assert!(matches!(&auto, Ok(CollectiveChoice::Quic { why: found }) if found.contains(why)), "{auto:?}");
+            assert!(requested.as_ref().unwrap_err().contains(why), "{requested:?}");
         }
-        let [auto, asked] = both(&fleet(&[nccl(22703, "a", "0")]));
-        assert!(auto.unwrap().to_string().contains("worker 1's NCCL") && asked.is_err());
+        let [auto, requested] = both(&fleet(&[nccl(22703, "a", "0")]));
+        assert!(auto.unwrap().to_string().contains("worker 1's NCCL") && requested.is_err());
         let unknown = fleet(&[nccl(22703, "", "0"), nccl(22703, "", "1")]);
-        assert!(matches!(both(&unknown), [Ok(Choice::Quic { .. }), Err(_)]), "machines that nobody knows are not one");
+        assert!(
+            matches!(both(&unknown), [Ok(CollectiveChoice::Quic { .. }), Err(_)]),
+            "machines that nobody knows are not one"
+        );
     }
 
     #[test]
     fn between_machines_nccl_is_taken_where_boss_and_workers_say_so() {
         let trusted = |info| NcclInfo { beyond_machine: true, ..info };
         let (one, other) = (nccl(22703, "a", "0"), nccl(22703, "b", "0"));
-        let [auto, asked] = both(&fleet(&[trusted(one.clone()), trusted(other.clone())]));
-        assert!(matches!(&auto, Ok(Choice::Quic { why }) if why.contains("neither encrypted nor authenticated")));
-        let taken = asked.unwrap();
-        assert_eq!(taken, Choice::Nccl { version: 22703, open: true });
+        let [auto, requested] = both(&fleet(&[trusted(one.clone()), trusted(other.clone())]));
+        assert!(
+            matches!(&auto, Ok(CollectiveChoice::Quic { why }) if why.contains("neither encrypted nor authenticated"))
+        );
+        let taken = requested.unwrap();
+        assert_eq!(taken, CollectiveChoice::Nccl { version: 22703, leaves_machine: true });
         assert!(taken.to_string().ends_with("neither encrypted nor authenticated"));
         // One machine, which others can reach.
         let beside = nccl(22703, "a", "1");
-        let [auto, asked] = both(&fleet(&[trusted(one.clone()), beside]));
-        assert!(matches!(&auto, Ok(Choice::Quic { why }) if why.contains("worker 0's NCCL_SOCKET_IFNAME")), "{auto:?}");
-        assert_eq!(asked.unwrap(), Choice::Nccl { version: 22703, open: true });
-        let [_, asked] = both(&fleet(&[trusted(one), other]));
-        assert!(asked.unwrap_err().contains("worker 1 keeps NCCL to its own"));
+        let [auto, requested] = both(&fleet(&[trusted(one.clone()), beside]));
+        assert!(
+            matches!(&auto, Ok(CollectiveChoice::Quic { why }) if why.contains("worker 0's NCCL_SOCKET_IFNAME")),
+            "{auto:?}"
+        );
+        assert_eq!(requested.unwrap(), CollectiveChoice::Nccl { version: 22703, leaves_machine: true });
+        let [_, requested] = both(&fleet(&[trusted(one), other]));
+        assert!(requested.unwrap_err().contains("worker 1 keeps NCCL to its own"));
     }
 
     #[test]
@@ -287,8 +298,8 @@ mod tests {
         let of =
             |pairs: &[[u16; 2]]| -> Vec<Vec<WorkerId>> { pairs.iter().map(|p| p.map(WorkerId).to_vec()).collect() };
         let taken = |groups: &[[u16; 2]]| choose(Collective::Auto, &of(groups), &workers).unwrap();
-        assert!(matches!(taken(&[[0, 2]]), Choice::Nccl { .. }), "worker 1 is no replica");
-        assert!(matches!(taken(&[[0, 2], [1, 3]]), Choice::Quic { .. }));
-        assert!(matches!(taken(&[]), Choice::Quic { .. }));
+        assert!(matches!(taken(&[[0, 2]]), CollectiveChoice::Nccl { .. }), "worker 1 is no replica");
+        assert!(matches!(taken(&[[0, 2], [1, 3]]), CollectiveChoice::Quic { .. }));
+        assert!(matches!(taken(&[]), CollectiveChoice::Quic { .. }));
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn probes(graph: &LayerGraph, sizes: &Bindings) -> (Vec<LayerProbe>, 
 }
 
 /// The size of the first microbatch's targets; nothing where inputs and targets do not come from the boss.
-pub(crate) fn first_bytes(inputs: &Inputs, targets: &[(u32, Payload)]) -> Option<u64> {
+pub(crate) fn first_target_bytes(inputs: &Inputs, targets: &[(u32, Payload)]) -> Option<u64> {
     let first = targets.iter().filter(|(index, _)| *index == 0);
     let bytes = first.map(|(_, payload)| payload.bytes.len() as u64).sum();
     inputs.samples_to_read().is_none().then_some(bytes)

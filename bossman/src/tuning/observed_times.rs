@@ -9,18 +9,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// The number of newest actions of each kind that count, and of steps.
-const NEWEST: usize = 64;
-const STEPS: usize = 8;
+const ACTION_WINDOW: usize = 64;
+const STEP_WINDOW: usize = 8;
 /// An hour: durations come from other machines, and are added up.
-const LONGEST_MICROS: u64 = 3_600_000_000;
+const MAX_ACTION_MICROS: u64 = 3_600_000_000;
 
 /// Durations in nanoseconds, newest last.
 #[derive(Debug, Default)]
-pub(crate) struct Observed {
+pub(crate) struct ObservedTimes {
     actions: BTreeMap<(StageId, WorkerId, Kind), VecDeque<u64>>,
     /// The time of a step beside its actions: the batch's way to the workers and the answers' way
     /// back.
-    around: VecDeque<u64>,
+    overheads: VecDeque<u64>,
 }
 
 #[derive(Debug, Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,13 +33,17 @@ enum Kind {
     OptimStep,
 }
 
-impl Observed {
+impl ObservedTimes {
     /// Takes a step in: when its actions ran, and what it took from call to answer.
-    pub(crate) fn step(&mut self, spans: &[WorkerSpan], time: Duration) {
+    pub(crate) fn record_step(&mut self, spans: &[WorkerSpan], time: Duration) {
         let begin = spans.iter().map(|span| span.start.0).min().unwrap_or(0);
         let end = spans.iter().map(|span| span.end.0).max().unwrap_or(0);
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        keep(&mut self.around, time.saturating_sub(end.saturating_sub(begin).saturating_mul(1000)), STEPS);
+        push_bounded(
+            &mut self.overheads,
+            time.saturating_sub(end.saturating_sub(begin).saturating_mul(1000)),
+            STEP_WINDOW,
+        );
         for span in spans {
             let kind = match span.action {
                 Action::Forward { .. } => Kind::Forward,
@@ -51,18 +55,18 @@ impl Observed {
                 _ => continue,
             };
             let durations = self.actions.entry((span.action.stage(), span.worker, kind)).or_default();
-            let micros = span.end.0.saturating_sub(span.start.0).min(LONGEST_MICROS);
-            keep(durations, micros * 1000, NEWEST);
+            let micros = span.end.0.saturating_sub(span.start.0).min(MAX_ACTION_MICROS);
+            push_bounded(durations, micros * 1000, ACTION_WINDOW);
         }
     }
 
     /// Forgets what a worker took.
-    pub(crate) fn forget(&mut self, worker: WorkerId) {
+    pub(crate) fn forget_worker(&mut self, worker: WorkerId) {
         self.actions.retain(|(_, of, _), _| *of != worker);
     }
 
     /// The costs with what was observed in place of what was measured or not known.
-    pub(crate) fn correct(&self, mut costs: Costs, stage_placement: &StagePlacement) -> Costs {
+    pub(crate) fn replace_costs(&self, mut costs: Costs, stage_placement: &StagePlacement) -> Costs {
         for ((stage, worker, kind), durations) in &self.actions {
             let times = match stage_placement.first(*stage) == Some(*worker) {
                 true => costs.stages.get_mut(stage.0 as usize),
@@ -85,25 +89,25 @@ impl Observed {
 
     /// The time of a microbatch forward and backward through a stage on a worker, in nanoseconds.
     /// `None` if it had none yet.
-    pub(crate) fn microbatch(&self, stage: StageId, worker: WorkerId) -> Option<u64> {
+    pub(crate) fn microbatch_time(&self, stage: StageId, worker: WorkerId) -> Option<u64> {
         let of = |kind| self.actions.get(&(stage, worker, kind)).map(mean);
         let halves = of(Kind::BackwardInput).map(|input| input + of(Kind::BackwardWeight).unwrap_or(0));
         Some(of(Kind::Forward)? + of(Kind::Backward).or(halves)?)
     }
 
     /// The time of a worker for a stage once in a step, in nanoseconds.
-    pub(crate) fn once(&self, stage: StageId, worker: WorkerId) -> u64 {
+    pub(crate) fn per_step_time(&self, stage: StageId, worker: WorkerId) -> u64 {
         let of = |kind| self.actions.get(&(stage, worker, kind)).map_or(0, mean);
         of(Kind::Reduce) + of(Kind::OptimStep)
     }
 
     /// The time of a step outside of its first and last action, in nanoseconds.
-    pub(crate) fn around(&self) -> Option<u64> {
-        (!self.around.is_empty()).then(|| median(&self.around))
+    pub(crate) fn step_overhead(&self) -> Option<u64> {
+        (!self.overheads.is_empty()).then(|| median(&self.overheads))
     }
 }
 
-fn keep(list: &mut VecDeque<u64>, value: u64, most: usize) {
+fn push_bounded(list: &mut VecDeque<u64>, value: u64, most: usize) {
     list.push_back(value);
     while list.len() > most {
         list.pop_front();
@@ -135,26 +139,26 @@ mod tests {
     fn what_was_observed_takes_the_place_of_what_was_measured() {
         let stage = StageId(0);
         let measured = StageTimes { forward: 1, backward: 2, backward_input: 3, backward_weight: 4, optim_step: 5 };
-        let mut observed = Observed::default();
+        let mut observed = ObservedTimes::default();
         let stage_placement = StagePlacement::single([WorkerId(0)]);
         let costs = Costs::of_stages(vec![measured]);
-        assert_eq!(observed.correct(costs.clone(), &stage_placement), costs);
+        assert_eq!(observed.replace_costs(costs.clone(), &stage_placement), costs);
         let forwards =
             [(10, 20), (20, 40)].map(|(start, end)| span(Action::Forward { stage, microbatch: 0 }, start, end));
-        observed.step(&forwards, Duration::from_micros(50));
-        let corrected = observed.correct(costs, &stage_placement);
+        observed.record_step(&forwards, Duration::from_micros(50));
+        let corrected = observed.replace_costs(costs, &stage_placement);
         assert_eq!(corrected.stages[0], StageTimes { forward: 15_000, ..measured });
-        assert_eq!(observed.around(), Some(20_000));
+        assert_eq!(observed.step_overhead(), Some(20_000));
     }
 
     #[test]
     fn old_steps_are_forgotten() {
-        let mut observed = Observed::default();
+        let mut observed = ObservedTimes::default();
         for step in 0..100 {
             let action = Action::OptimStep { stage: StageId(0) };
-            observed.step(&[span(action, 0, if step < 36 { 1000 } else { 2 })], Duration::from_micros(1000));
+            observed.record_step(&[span(action, 0, if step < 36 { 1000 } else { 2 })], Duration::from_micros(1000));
         }
-        let corrected = observed.correct(Costs::unit(1), &StagePlacement::single([WorkerId(0)]));
+        let corrected = observed.replace_costs(Costs::unit(1), &StagePlacement::single([WorkerId(0)]));
         assert_eq!(corrected.stages[0].optim_step, 2000);
     }
 }

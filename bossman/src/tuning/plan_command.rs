@@ -16,7 +16,7 @@ pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates,
     let data = file.part(Part::Train, &model)?;
     // One step is measured.
     FixedBatch::of(model.graph()).map_or(Ok(()), |fixed| fixed.check_run(file, data.samples(), 1))?;
-    let workers = settings.count(file)?;
+    let workers = settings.worker_count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;
     // With no line to paste elsewhere, the table is all that is printed.

@@ -1,6 +1,6 @@
 //! The figures for choosing a schedule, and the choice.
 
-use crate::tuning::observed_times::Observed;
+use crate::tuning::observed_times::ObservedTimes;
 use layerspec::Bindings;
 use pipeline::auto::Choice;
 use pipeline::effect::WorkerSpan;
@@ -17,30 +17,30 @@ use std::sync::Arc;
 const COLUMNS: u64 = 100;
 
 /// The request, and the findings.
-pub(crate) struct Scheduling {
-    pub(crate) asked: Option<ScheduleKind>,
+pub(crate) struct ScheduleState {
+    pub(crate) requested: Option<ScheduleKind>,
     pub(crate) cuts: Cuts,
     pub(crate) chosen: Option<ScheduleKind>,
     /// A plan was taken whose stages are not yet at the workers.
-    pub(crate) moving: bool,
-    pub(crate) measured: Option<Measured>,
+    pub(crate) redistributing: bool,
+    pub(crate) measured: Option<MeasuredFleet>,
     /// The times of the last steps.
-    pub(crate) observed: Observed,
+    pub(crate) observed: ObservedTimes,
     /// Schedules by microbatches and ending.
-    pub(crate) made: BTreeMap<(u32, Ending), Arc<Schedule>>,
+    pub(crate) schedule_cache: BTreeMap<(u32, Ending), Arc<Schedule>>,
     /// How replicas sum gradients, and why, if there was a choice.
     pub(crate) collective: Option<String>,
 }
 
 /// The measurements of the workers, and the sizes of their microbatch.
-pub(crate) struct Measured {
+pub(crate) struct MeasuredFleet {
     pub(crate) fleet: Fleet,
-    pub(crate) work: Work,
+    pub(crate) work: MicrobatchSizes,
 }
 
 /// A microbatch, as far as costs depend on it.
 #[derive(Clone, Debug)]
-pub(crate) struct Work {
+pub(crate) struct MicrobatchSizes {
     pub(crate) sizes: Bindings,
     pub(crate) target_bytes: Option<u64>,
 }
@@ -96,21 +96,21 @@ impl Candidates {
     }
 }
 
-impl Scheduling {
-    pub(crate) fn new(asked: Option<ScheduleKind>, cuts: Cuts) -> Self {
-        Scheduling {
-            asked,
+impl ScheduleState {
+    pub(crate) fn new(requested: Option<ScheduleKind>, cuts: Cuts) -> Self {
+        ScheduleState {
+            requested,
             cuts,
             chosen: None,
-            moving: false,
+            redistributing: false,
             measured: None,
-            observed: Observed::default(),
-            made: BTreeMap::new(),
+            observed: ObservedTimes::default(),
+            schedule_cache: BTreeMap::new(),
             collective: None,
         }
     }
 
     pub(crate) fn kind(&self) -> ScheduleKind {
-        self.asked.or(self.chosen).unwrap_or_default()
+        self.requested.or(self.chosen).unwrap_or_default()
     }
 }

@@ -25,7 +25,7 @@ pub fn export(
     to: &Path,
     settings: &ExportSettings,
 ) -> Result<StateDict, BossManError> {
-    let mut whole = weights.fitting(model.graph())?;
+    let mut whole = weights.fit_to(model.graph())?;
     if let Some(kind) = settings.dtype {
         let mut converted = StateDict::default();
         for (name, tensor) in whole.iter().filter(|(_, tensor)| tensor.is_floating_point()) {

@@ -11,7 +11,7 @@ use tch::Tensor;
 /// first rule that matches a parameter of the model names its source; one that no rule fits comes
 /// from its own name.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rename {
+pub struct RenameRules {
     rules: Vec<(Pattern, Vec<String>)>,
     ignored: Vec<Pattern>,
     fresh: Vec<Pattern>,
@@ -19,15 +19,15 @@ pub struct Rename {
 
 /// A name with words for numbers.
 #[derive(Clone, Debug, PartialEq)]
-struct Pattern(Vec<Part>);
+struct Pattern(Vec<NamePart>);
 
 #[derive(Clone, Debug, PartialEq)]
-enum Part {
+enum NamePart {
     Text(String),
     Number(String),
 }
 
-impl Rename {
+impl RenameRules {
     /// The model's parameters of this name are the file's of that name; of several names, one below the other.
     ///
     /// # Errors
@@ -36,8 +36,8 @@ impl Rename {
         let pattern = Pattern::parse(name)?;
         for source in sources {
             for part in Pattern::parse(source)?.0 {
-                if let Part::Number(word) = part {
-                    if !pattern.0.contains(&Part::Number(word.clone())) {
+                if let NamePart::Number(word) = part {
+                    if !pattern.0.contains(&NamePart::Number(word.clone())) {
                         return Err(format!("`{source}` has {{{word}}}, which `{name}` has not"));
                     }
                 }
@@ -66,9 +66,9 @@ impl Rename {
     }
 
     /// The model's parameters that are drawn.
-    pub(crate) fn fresh_of(&self, model: &Model) -> Vec<String> {
+    pub(crate) fn fresh_parameters(&self, model: &Model) -> Vec<String> {
         let names = StateDict::names(model.graph()).into_iter();
-        names.filter(|name| self.fresh.iter().any(|pattern| pattern.fits(name).is_some())).collect()
+        names.filter(|name| self.fresh.iter().any(|pattern| pattern.captures(name).is_some())).collect()
     }
 
     /// A file's tensors under the model's names. What nothing of the model comes from keeps its name, so that it is noticed.
@@ -91,7 +91,7 @@ impl Rename {
             }
             used.extend(sources);
         }
-        let ignored = |name: &str| self.ignored.iter().any(|pattern| pattern.fits(name).is_some());
+        let ignored = |name: &str| self.ignored.iter().any(|pattern| pattern.captures(name).is_some());
         for (name, tensor) in file.iter().filter(|(name, _)| !used.contains(*name) && !ignored(name)) {
             if named.get(name).is_some() {
                 let sources = self.sources(name).join("`, `");
@@ -107,7 +107,7 @@ impl Rename {
 
     fn sources(&self, name: &str) -> Vec<String> {
         for (pattern, sources) in &self.rules {
-            if let Some(numbers) = pattern.fits(name) {
+            if let Some(numbers) = pattern.captures(name) {
                 let fill = |source: &String| {
                     numbers
                         .iter()
@@ -127,21 +127,21 @@ impl Pattern {
         while let Some((before, after)) = rest.split_once('{') {
             let (word, after) =
                 after.split_once('}').ok_or_else(|| format!("`{text}`: a brace that does not close"))?;
-            parts.push(Part::Text(before.to_string()));
-            parts.push(Part::Number(word.to_string()));
+            parts.push(NamePart::Text(before.to_string()));
+            parts.push(NamePart::Number(word.to_string()));
             rest = after;
         }
-        parts.push(Part::Text(rest.to_string()));
+        parts.push(NamePart::Text(rest.to_string()));
         Ok(Pattern(parts))
     }
 
     /// The numbers that its words stand for in this name; nothing where it does not fit.
-    fn fits<'a>(&self, name: &'a str) -> Option<BTreeMap<&str, &'a str>> {
+    fn captures<'a>(&self, name: &'a str) -> Option<BTreeMap<&str, &'a str>> {
         let (mut numbers, mut rest) = (BTreeMap::new(), name);
         for part in &self.0 {
             match part {
-                Part::Text(text) => rest = rest.strip_prefix(text.as_str())?,
-                Part::Number(word) => {
+                NamePart::Text(text) => rest = rest.strip_prefix(text.as_str())?,
+                NamePart::Number(word) => {
                     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
                     let (number, after) = rest.split_at(end);
                     if number.is_empty() || *numbers.entry(word.as_str()).or_insert(number) != number {
@@ -179,7 +179,7 @@ layers:
         let model = Model::from_yaml(MODEL).unwrap();
         let names: Vec<String> = StateDict::names(model.graph());
         assert_eq!(names, ["blocks.0.lin.bias", "blocks.0.lin.weight", "blocks.1.lin.bias", "blocks.1.lin.weight"]);
-        let mut rename = Rename::default();
+        let mut rename = RenameRules::default();
         rename.rule("blocks.{i}.lin.weight", &["h.{i}.top".into(), "h.{i}.bottom".into()]).unwrap();
         rename.rule("blocks.{i}.lin.bias", &["h.{i}.b".into()]).unwrap();
         rename.ignore("h.{i}.unused").unwrap();
@@ -201,7 +201,7 @@ layers:
     #[test]
     fn a_tensor_that_stands_twice_is_refused() {
         let model = Model::from_yaml(MODEL).unwrap();
-        let mut rename = Rename::default();
+        let mut rename = RenameRules::default();
         rename.rule("blocks.{i}.lin.bias", &["b.{i}".into()]).unwrap();
         let mut file = StateDict::default();
         ["b.0", "b.1", "blocks.0.lin.bias"].iter().for_each(|name| file.insert(name, &full(1, &[2])));
@@ -218,7 +218,7 @@ layers:
 
     #[test]
     fn mistakes_are_named() {
-        let mut rename = Rename::default();
+        let mut rename = RenameRules::default();
         assert_eq!(rename.rule("a.{i", &["b".into()]), Err("`a.{i`: a brace that does not close".into()));
         let error = rename.rule("a.{i}", &["b.{j}".into()]);
         assert_eq!(error, Err("`b.{j}` has {j}, which `a.{i}` has not".into()));

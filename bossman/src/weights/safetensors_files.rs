@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use tch::Tensor;
 
 /// What an index is called beside its files, and what it ends in.
-const INDEX: &str = "model.safetensors.index.json";
+const INDEX_FILE: &str = "model.safetensors.index.json";
 const INDEX_ENDING: &str = ".safetensors.index.json";
 /// The file of weights that are in one.
-const SINGLE: &str = "model.safetensors";
+const SINGLE_FILE: &str = "model.safetensors";
 
 /// Which file holds which tensor.
 #[derive(Serialize, Deserialize)]
@@ -41,25 +41,25 @@ impl StateDict {
     pub fn load(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
         if path.is_dir() {
-            if checkpoint::is_one(path)? {
-                return checkpoint::weights_of(path);
+            if checkpoint::is_checkpoint(path)? {
+                return checkpoint::load_weights(path);
             }
-            for file in [INDEX, SINGLE].map(|name| path.join(name)) {
+            for file in [INDEX_FILE, SINGLE_FILE].map(|name| path.join(name)) {
                 if disk::is_file(&file).map_err(|e| BossManError::io(&file, &e))? {
                     return Self::load(file);
                 }
             }
-            return Err(BossManError::file(path, format!("holds neither {SINGLE} nor {INDEX}")));
+            return Err(BossManError::file(path, format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}")));
         }
         match path.to_string_lossy().ends_with(INDEX_ENDING) {
-            true => by_index(path),
-            false => single(path),
+            true => load_sharded(path),
+            false => load_file(path),
         }
     }
 
     /// Whether a file can be written there; to be known before the work that makes it.
     pub fn can_save(path: &Path) -> Result<(), BossManError> {
-        atomic_file::check(path)
+        atomic_file::check_writable(path)
     }
 
     /// Writes a safetensors file. It appears whole under its name or not at all, also if the
@@ -95,22 +95,22 @@ impl StateDict {
             weight_map.extend(shard.iter().map(|(name, _)| (name.to_string(), file.clone())));
         }
         let index = Index { metadata: [("total_size".to_string(), total.into())].into(), weight_map };
-        let path = folder.join(INDEX);
+        let path = folder.join(INDEX_FILE);
         let text = serde_json::to_vec_pretty(&index).map_err(|e| BossManError::file(&path, e))?;
-        let mut file = atomic_file::begin(&path)?;
+        let mut file = atomic_file::create(&path)?;
         file.write_all(&text).map_err(|e| BossManError::io(&path, &e))?;
-        atomic_file::finish(&path, file)
+        atomic_file::commit(&path, file)
     }
 }
 
-fn single(path: &Path) -> Result<StateDict, BossManError> {
+fn load_file(path: &Path) -> Result<StateDict, BossManError> {
     decode(&Bytes::from(std::fs::read(path).map_err(|e| BossManError::io(path, &e))?), path)
 }
 
 /// The content of a safetensors file.
 pub(crate) fn encode<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<Vec<u8>, BossManError> {
-    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
-    let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
+    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), TensorView::new(tensor)?)));
+    let views: Vec<(String, TensorView)> = views.collect::<Result<_, BossManError>>()?;
     safetensors::serialize(views, None).map_err(|e| BossManError::Usage(format!("tensors that cannot be written: {e}")))
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn decode(bytes: &Bytes, path: &Path) -> Result<StateDict, BossManErr
     Ok(state)
 }
 
-fn by_index(path: &Path) -> Result<StateDict, BossManError> {
+fn load_sharded(path: &Path) -> Result<StateDict, BossManError> {
     let text = std::fs::read(path).map_err(|e| BossManError::io(path, &e))?;
     let index: Index =
         serde_json::from_slice(&text).map_err(|e| BossManError::file(path, format!("not an index of weights: {e}")))?;
@@ -143,7 +143,7 @@ fn by_index(path: &Path) -> Result<StateDict, BossManError> {
             return Err(BossManError::file(path, format!("names `{file}`, which is not a file beside it")));
         }
         let shard: PathBuf = folder.join(file);
-        let found = single(&shard)?;
+        let found = load_file(&shard)?;
         for (name, _) in index.weight_map.iter().filter(|(_, of)| *of == file) {
             let missing =
                 || BossManError::file(&shard, format!("lacks `{name}`, which {} looks for in it", path.display()));
@@ -154,11 +154,11 @@ fn by_index(path: &Path) -> Result<StateDict, BossManError> {
 }
 
 fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<(), BossManError> {
-    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), Stored::new(tensor)?)));
-    let views: Vec<(String, Stored)> = views.collect::<Result<_, BossManError>>()?;
-    atomic_file::check(path)?;
+    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), TensorView::new(tensor)?)));
+    let views: Vec<(String, TensorView)> = views.collect::<Result<_, BossManError>>()?;
+    atomic_file::check_writable(path)?;
     let io = |e: std::io::Error| BossManError::io(path, &e);
-    let draft = atomic_file::beside(path).map_err(io)?;
+    let draft = atomic_file::temporary_file_beside(path).map_err(io)?;
     // The library replaces the draft with a file that only its owner can read, and does not flush
     // it.
     safetensors::serialize_to_file(views, None, draft.path()).map_err(|e| match e {
@@ -171,20 +171,20 @@ fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) 
 }
 
 /// A tensor as the safetensors crate wants to see it.
-struct Stored {
+struct TensorView {
     payload: Payload,
     shape: Vec<usize>,
 }
 
-impl Stored {
+impl TensorView {
     fn new(tensor: &Tensor) -> Result<Self, BossManError> {
         let payload = to_payload(tensor)?;
         let shape = payload.meta.shape.iter().map(|d| *d as usize).collect();
-        Ok(Stored { payload, shape })
+        Ok(TensorView { payload, shape })
     }
 }
 
-impl View for Stored {
+impl View for TensorView {
     fn dtype(&self) -> Dtype {
         match self.payload.meta.dtype {
             DType::Float32 => Dtype::F32,
@@ -254,7 +254,7 @@ mod tests {
         // 4 + 16 bytes, then 4, then 16 and 48.
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 4);
         same(&StateDict::load(&folder).unwrap(), &state(Kind::Float));
-        same(&StateDict::load(folder.join(INDEX)).unwrap(), &state(Kind::Float));
+        same(&StateDict::load(folder.join(INDEX_FILE)).unwrap(), &state(Kind::Float));
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         state(Kind::Float).save(place.path().join("a.safetensors")).unwrap();
         let refused = |text: &str| {
-            std::fs::write(place.path().join(INDEX), text).unwrap();
+            std::fs::write(place.path().join(INDEX_FILE), text).unwrap();
             StateDict::load(place.path()).unwrap_err().to_string()
         };
         assert!(refused("[]").contains("not an index of weights"));
@@ -296,13 +296,13 @@ mod tests {
                     {in_features: 4, out_features: 1}\n";
         let model = Model::from_yaml(text).unwrap();
         for kind in [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double] {
-            same(&state(kind).fitting(model.graph()).unwrap(), &state(Kind::Float));
+            same(&state(kind).fit_to(model.graph()).unwrap(), &state(Kind::Float));
         }
         let mut wrong = state(Kind::Float);
         wrong.insert("0.bias", &Tensor::arange(4, (Kind::Int64, Device::Cpu)));
         wrong.insert("1.bias", &Tensor::zeros([2], (Kind::Float, Device::Cpu)));
         wrong.insert("2.bias", &Tensor::zeros([2], (Kind::Float, Device::Cpu)));
-        let error = wrong.fitting(model.graph()).unwrap_err().to_string();
+        let error = wrong.fit_to(model.graph()).unwrap_err().to_string();
         for part in ["`0.bias`: expected float32", "`1.bias`: expected", "`2.bias`: the model has no such parameter"] {
             assert!(error.contains(part), "{error}");
         }

@@ -60,22 +60,22 @@ impl BossMan {
         let layout = self.plan.layout();
         let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
         if stages.iter().all(|stage| !layout.shards_parameters(*stage)) {
-            self.take_state(None, &mut tensors).await?;
+            self.fetch_state(None, &mut tensors).await?;
             return Ok(StateDict(tensors));
         }
         // Stage by stage, for no worker may have room for all.
         for stage in stages {
             let [gather, let_go] = layout.whole(stage).unwrap_or_default();
-            self.all_do(gather).await?;
-            let taken = self.take_state(Some(stage), &mut tensors).await;
-            self.all_do(let_go).await?;
+            self.run_actions(gather).await?;
+            let taken = self.fetch_state(Some(stage), &mut tensors).await;
+            self.run_actions(let_go).await?;
             taken?;
         }
         Ok(StateDict(tensors))
     }
 
     /// Adds the parameters and buffers of a stage, or of all.
-    async fn take_state(
+    async fn fetch_state(
         &self,
         stage: Option<StageId>,
         tensors: &mut BTreeMap<String, Tensor>,
@@ -89,12 +89,12 @@ impl BossMan {
     }
 
     /// Has workers do these, where there are some.
-    pub(crate) async fn all_do(&mut self, actions: Vec<Vec<Action>>) -> Result<(), BossManError> {
+    pub(crate) async fn run_actions(&mut self, actions: Vec<Vec<Action>>) -> Result<(), BossManError> {
         if actions.is_empty() {
             return Ok(());
         }
         self.batch += 1;
-        self.run(RunRequest::of(self.batch, actions, self.settings.reduction())).await.map(drop)
+        self.run_round(RunRequest::of(self.batch, actions, self.settings.reduction())).await.map(drop)
     }
 
     /// Replaces parameters and buffers on all workers. A tied parameter may also stand under the names
@@ -106,22 +106,25 @@ impl BossMan {
         &'a mut self,
         weights: &StateDict,
     ) -> impl std::future::Future<Output = Result<(), BossManError>> + Send + 'a {
-        let payloads = self.refuse_in_pool("load_state_dict").and_then(|()| self.place(weights));
+        let payloads = self.refuse_in_pool("load_state_dict").and_then(|()| self.weights_by_stage(weights));
         async move {
             let hold =
                 |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.insert(payload));
             let tensors = payloads?.into_iter().map(hold).collect();
             self.loaded = true;
-            self.lose_track();
+            self.invalidate_replay();
             self.call(Request::LoadState { tensors, optimizer: false }).await.map(drop)
         }
     }
 
     /// Each tensor once for each stage that keeps it: its replicas pass it on.
-    pub(crate) fn place(&self, weights: &StateDict) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
-        let fitting = weights.fitting(self.model.graph())?;
+    pub(crate) fn weights_by_stage(
+        &self,
+        weights: &StateDict,
+    ) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
+        let fitting = weights.fit_to(self.model.graph())?;
         let mut payloads = Vec::new();
-        for (name, Wanted { layer, parameter, .. }) in expected(self.model.graph()).owned {
+        for (name, ExpectedTensor { layer, parameter, .. }) in expected(self.model.graph()).owned {
             if let Some(tensor) = fitting.get(&name) {
                 let payload = to_payload(tensor)?;
                 let holders = self.plan.holders(layer, parameter).into_iter();
@@ -142,12 +145,12 @@ impl StateDict {
     ///
     /// # Errors
     /// Tensors are missing, unknown or misshapen; all are listed.
-    pub fn fitting(&self, graph: &LayerGraph) -> Result<StateDict, BossManError> {
-        self.fitting_but_for(graph, &[])
+    pub fn fit_to(&self, graph: &LayerGraph) -> Result<StateDict, BossManError> {
+        self.fit_to_except(graph, &[])
     }
 
-    /// As [`StateDict::fitting`], where these parameters of the model must not be among them.
-    pub(crate) fn fitting_but_for(&self, graph: &LayerGraph, fresh: &[String]) -> Result<StateDict, BossManError> {
+    /// As [`StateDict::fit_to`], where these parameters of the model must not be among them.
+    pub(crate) fn fit_to_except(&self, graph: &LayerGraph, fresh: &[String]) -> Result<StateDict, BossManError> {
         let expected = expected(graph);
         let (mut problems, mut fitting) = (Vec::new(), StateDict::default());
         for (name, want) in &expected.owned {
@@ -162,7 +165,7 @@ impl StateDict {
                 continue;
             }
             match found {
-                Some(tensor) => match want.take(tensor)? {
+                Some(tensor) => match want.convert(tensor)? {
                     Ok(tensor) => fitting.insert(name, &tensor),
                     Err(found) => problems.push(format!("`{name}`: expected {}, got {found}", want.meta)),
                 },
@@ -187,9 +190,9 @@ impl StateDict {
     }
 }
 
-impl Wanted {
+impl ExpectedTensor {
     /// The tensor, converted where both are floating-point; or what it is where it does not fit.
-    fn take(&self, tensor: &Tensor) -> Result<Result<Tensor, TensorMeta>, BossManError> {
+    fn convert(&self, tensor: &Tensor) -> Result<Result<Tensor, TensorMeta>, BossManError> {
         let shape = tensor.size().into_iter().map(i64::unsigned_abs).collect();
         let found = TensorMeta { dtype: tensor::dtype_of(tensor)?, shape };
         let convertible = found.dtype.is_floating() && self.meta.dtype.is_floating();
@@ -210,12 +213,12 @@ impl Expected {
 
 /// The entries of a complete state_dict. The parameters and buffers of a model, by their names.
 pub(crate) struct Expected {
-    pub(crate) owned: BTreeMap<String, Wanted>,
+    pub(crate) owned: BTreeMap<String, ExpectedTensor>,
     /// Other names of tied parameters, with the owner's.
     tied: BTreeMap<String, String>,
 }
 
-pub(crate) struct Wanted {
+pub(crate) struct ExpectedTensor {
     pub(crate) layer: layerspec::LayerId,
     /// Its name within the layer, which may have dots.
     pub(crate) parameter: &'static str,
@@ -227,7 +230,7 @@ pub(crate) fn expected(graph: &LayerGraph) -> Expected {
     for layer in graph.layers() {
         for param in graph.own_params(layer.id) {
             let meta = TensorMeta { dtype: param.dtype, shape: param.shape };
-            let wanted = Wanted { layer: layer.id, parameter: param.name, meta };
+            let wanted = ExpectedTensor { layer: layer.id, parameter: param.name, meta };
             expected.owned.insert(format!("{}.{}", layer.name, param.name), wanted);
         }
         for name in graph.shared_params(layer.id) {

@@ -24,7 +24,7 @@ pub struct FleetSettings {
 
 impl FleetSettings {
     /// The number of workers of the run.
-    pub(crate) fn count(&self, file: &RunFile) -> Result<usize, BossManError> {
+    pub(crate) fn worker_count(&self, file: &RunFile) -> Result<usize, BossManError> {
         let each = match &file.replicas {
             Some(Replicas::Of(of)) if self.workers.is_none() && self.local == 0 => {
                 return Ok(of.iter().map(|replicas| usize::from(*replicas)).sum());
@@ -53,7 +53,7 @@ impl FleetSettings {
     }
 
     /// The number of workers that a pool begins with: one, where nothing is said.
-    pub(crate) fn at_first(&self, file: &RunFile) -> usize {
+    pub(crate) fn initial_worker_count(&self, file: &RunFile) -> usize {
         let each = match &file.replicas {
             Some(Replicas::Of(of)) => of.iter().map(|replicas| usize::from(*replicas)).sum(),
             Some(Replicas::Each(each)) => usize::from(*each),
@@ -63,7 +63,7 @@ impl FleetSettings {
     }
 
     /// The host that waits for them, if they may read the run's data from their own files.
-    pub(crate) fn host_of(&self, workers: usize, file: &RunFile) -> Host {
+    pub(crate) fn host_with_data(&self, workers: usize, file: &RunFile) -> Host {
         match &file.data.on_workers {
             Some(folder) => self.host(workers).data(folder),
             None => self.host(workers),
@@ -104,7 +104,7 @@ impl RunFile {
             .loss(self.loss.clone())
             .guards(self.guards)
             .seed(self.seed)
-            .of_run_file();
+            .for_run_file();
         match self.clip_grad_norm {
             Some(max_norm) => builder.clip_grad_norm(max_norm),
             None => builder,

@@ -2,7 +2,7 @@
 
 use crate::output::{self, printable};
 use crate::session::boss::Builder;
-use crate::workers::local_processes::{Flags, LocalWorkers};
+use crate::workers::local_processes::{LocalWorkers, WorkerFlags};
 use crate::{BossMan, BossManError};
 use link::{Identity, LinkError, Listener, ListenerEvent, Ticket, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,37 +15,37 @@ use tokio::time::Instant;
 const DEFAULT_PORT: u16 = 1024;
 
 /// The most rejected callers to show.
-const STRANGERS_SHOWN: u32 = 10;
+const MAX_REJECTIONS_SHOWN: u32 = 10;
 
 /// The most characters of a line, which may hold text of workers and a path.
-const LONGEST_LINE: usize = 5000;
+const MAX_LINE: usize = 5000;
 
 /// The time to wait for a spare once all remaining workers have joined again. A spare worker asks
 /// for a place every second.
-const FOR_ANOTHER: Duration = Duration::from_millis(1500);
+const SPARE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The time after which a missing worker counts as lost, too. A worker finishes its computation
 /// before it joins again.
-const FOR_ALL: Duration = Duration::from_secs(15);
+const REJOIN_TIMEOUT: Duration = Duration::from_secs(15);
 /// The time within which a run that has ended frees its port.
-const FOR_PORT: Duration = Duration::from_secs(5);
+const PORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The workers to wait for after a loss.
-pub(crate) struct Again {
+pub(crate) struct RejoinWait {
     /// The number of workers that may remain.
-    left: usize,
+    survivors: usize,
     /// Whether the run can continue with 0, 1, 2, ... workers.
     fits: Vec<bool>,
 }
 
-impl Again {
+impl RejoinWait {
     /// The wait of a run from `builder` that has at most `workers` workers, of which `left` remain.
-    pub(crate) fn new(builder: &Builder, workers: usize, left: usize) -> Self {
+    pub(crate) fn new(builder: &Builder, workers: usize, survivors: usize) -> Self {
         let fits = |workers| workers > 0 && builder.check(workers).is_ok();
-        Again { left, fits: (0..=workers).map(fits).collect() }
+        RejoinWait { survivors, fits: (0..=workers).map(fits).collect() }
     }
 
     /// The largest number of the workers `here` with which the run can continue.
-    fn enough(&self, here: usize) -> Option<usize> {
+    fn most_usable(&self, here: usize) -> Option<usize> {
         (1..=here).rev().find(|workers| self.fits.get(*workers) == Some(&true))
     }
 }
@@ -62,7 +62,7 @@ pub struct Host {
     data: Option<PathBuf>,
     quiet: bool,
     on_stderr: bool,
-    open: bool,
+    open_to_joins: bool,
 }
 
 /// Workers that have joined.
@@ -116,7 +116,7 @@ impl Host {
             data: None,
             quiet: false,
             on_stderr: false,
-            open: false,
+            open_to_joins: false,
         }
     }
 
@@ -176,8 +176,8 @@ impl Host {
     /// Sets whether workers may join after the run has begun ([`BossMan::open_pool`]). The boss
     /// then prints how, and accepts workers from other machines.
     #[must_use]
-    pub fn open(mut self, open: bool) -> Self {
-        self.open = open;
+    pub fn open_to_joins(mut self, open: bool) -> Self {
+        self.open_to_joins = open;
         self
     }
 
@@ -198,7 +198,7 @@ impl Host {
 
     /// Waits again after a loss. Starts local workers afresh. Waits for the remaining other
     /// workers, and briefly for spares. Fewer workers than before may suffice.
-    pub(crate) async fn wait_again(self, again: Again) -> Result<Workers, BossManError> {
+    pub(crate) async fn wait_for_rejoin(self, again: RejoinWait) -> Result<Workers, BossManError> {
         self.wait_for(Some(again)).await
     }
 
@@ -208,7 +208,7 @@ impl Host {
     }
 
     /// The number of workers after the loss of one of `here`. Local workers are started afresh.
-    pub(crate) fn left_of(&self, here: usize) -> usize {
+    pub(crate) fn survivors_of(&self, here: usize) -> usize {
         self.local + here.saturating_sub(self.local).saturating_sub(1)
     }
 
@@ -218,7 +218,7 @@ impl Host {
         let missing = self.workers - self.local;
         let wait = match missing {
             0 => format!("listening on port {port}; to join or leave at any moment, on each machine run"),
-            _ if self.open => format!(
+            _ if self.open_to_joins => format!(
                 "waiting for {missing} worker(s) on port {port}, and for more at any moment; on each machine run"
             ),
             _ => format!("waiting for {missing} worker(s) on port {port}; on each machine run"),
@@ -229,21 +229,21 @@ impl Host {
         vec![wait, format!("{line} --data FOLDER"), format!("  where FOLDER holds there what {here} holds here")]
     }
 
-    async fn wait_for(self, again: Option<Again>) -> Result<Workers, BossManError> {
+    async fn wait_for(self, again: Option<RejoinWait>) -> Result<Workers, BossManError> {
         if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
             let message = format!("{} workers with {} local ones make no run", self.workers, self.local);
             return Err(BossManError::Usage(message));
         }
         let identity = Identity::load_or_create()?;
         let all_local = self.local == self.workers;
-        let address = self.address(all_local && !self.open)?;
+        let address = self.address(all_local && !self.open_to_joins)?;
         let mut listener = self.listener(&identity, address).await?.transport(self.transport);
         let listening = listener.address();
         let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
         let mut local = match self.local {
             0 => None,
             count => {
-                let flags = Flags {
+                let flags = WorkerFlags {
                     threads: self.threads,
                     transport: self.transport,
                     allow_torchscript: self.allow_torchscript,
@@ -254,25 +254,25 @@ impl Host {
         };
         let say = |text: String| {
             if self.on_stderr && !self.quiet {
-                output::warn(&printable(&text, LONGEST_LINE));
+                output::warn(&printable(&text, MAX_LINE));
             } else if !self.quiet {
-                output::note(&printable(&text, LONGEST_LINE));
+                output::print_progress(&printable(&text, MAX_LINE));
             }
         };
-        if again.is_none() && (!all_local || self.open) {
+        if again.is_none() && (!all_local || self.open_to_joins) {
             self.invitation(listening.port(), identity.ticket()).into_iter().for_each(say);
         }
-        let (mut strangers, mut asked) = (0, false);
+        let (mut rejections, mut asked) = (0, false);
         let mut count = self.workers;
         let (began, mut last_came, mut here_local) = (Instant::now(), Instant::now(), 0);
         while listener.missing() > 0 {
             let here = self.workers - listener.missing();
-            let mut look_at = None;
+            let mut next_check = None;
             // A local worker that does not join ends, which the wait below notices.
             if let Some(again) = again.as_ref().filter(|_| here_local == self.local) {
-                let until = if here >= again.left { last_came + FOR_ANOTHER } else { began + FOR_ALL };
-                match again.enough(here).filter(|_| listener.is_contiguous()) {
-                    _ if Instant::now() < until => look_at = Some(until),
+                let until = if here >= again.survivors { last_came + SPARE_TIMEOUT } else { began + REJOIN_TIMEOUT };
+                match again.most_usable(here).filter(|_| listener.is_contiguous()) {
+                    _ if Instant::now() < until => next_check = Some(until),
                     Some(enough) => {
                         count = enough;
                         break;
@@ -287,25 +287,25 @@ impl Host {
             }
             let event = tokio::select! {
                 event = listener.next() => event,
-                () = at(look_at) => continue,
-                how = ended(&mut local) => {
+                () = wait_until(next_check) => continue,
+                how = wait_for_exit(&mut local) => {
                     return Err(BossManError::LocalWorkers(format!("a local worker never joined; {how}")));
                 }
             };
             match &event {
                 ListenerEvent::Joined { info, .. } => {
                     last_came = Instant::now();
-                    here_local += usize::from(local.as_ref().is_some_and(|local| local.has(info)));
+                    here_local += usize::from(local.as_ref().is_some_and(|local| local.contains(info)));
                 }
                 ListenerEvent::Left { .. } if again.is_some() => listener.ask_to_rejoin(),
                 ListenerEvent::Left { .. } => {}
-                ListenerEvent::Rejected { .. } if strangers == STRANGERS_SHOWN => continue,
-                ListenerEvent::Rejected { .. } => strangers += 1,
+                ListenerEvent::Rejected { .. } if rejections == MAX_REJECTIONS_SHOWN => continue,
+                ListenerEvent::Rejected { .. } => rejections += 1,
             }
             say(describe(event, listener.missing()));
         }
         // Only local workers learn a new port. Others return to the port that they know.
-        let port = if all_local && !self.open { self.port } else { Some(listening.port()) };
+        let port = if all_local && !self.open_to_joins { self.port } else { Some(listening.port()) };
         let quiet = self.quiet;
         Ok(Workers { listener, local, runtime: Runtime::current(), count, quiet, host: Host { port, ..self } })
     }
@@ -315,7 +315,7 @@ impl Host {
         let began = Instant::now();
         loop {
             match Listener::open(identity, address, self.workers) {
-                Err(LinkError::PortInUse { .. }) if began.elapsed() < FOR_PORT => {
+                Err(LinkError::PortInUse { .. }) if began.elapsed() < PORT_TIMEOUT => {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 opened => return Ok(opened?),
@@ -341,16 +341,16 @@ impl Host {
     }
 }
 
-async fn at(time: Option<Instant>) {
+async fn wait_until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
     }
 }
 
-async fn ended(local: &mut Option<LocalWorkers>) -> String {
+async fn wait_for_exit(local: &mut Option<LocalWorkers>) -> String {
     match local {
-        Some(local) => local.ended().await,
+        Some(local) => local.wait_for_exit().await,
         None => std::future::pending().await,
     }
 }

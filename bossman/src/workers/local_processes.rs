@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 pub(crate) const WORKER_PROGRAM: &str = "BOSSMAN_WORKER";
 
 /// The flags of every local worker.
-pub(crate) struct Flags {
+pub(crate) struct WorkerFlags {
     pub(crate) threads: Option<usize>,
     pub(crate) transport: Transport,
     pub(crate) allow_torchscript: bool,
@@ -25,15 +25,15 @@ pub(crate) struct Flags {
 /// Running workers. Each reads a pipe that only this process holds, and ends when it is closed: by
 /// dropping this, or by the system when this process ends.
 pub(crate) struct LocalWorkers {
-    processes: Processes,
-    numbers: Vec<u32>,
+    processes: WorkerProcesses,
+    pids: Vec<u32>,
     exits: mpsc::UnboundedReceiver<(u32, String)>,
 }
 
 /// The handle that keeps workers running. Those that are stopped, and so cannot see their pipe
 /// closed, end with this, too.
 #[derive(Default)]
-pub(crate) struct Processes {
+pub(crate) struct WorkerProcesses {
     pipes: Vec<ChildStdin>,
     waiting: JoinSet<()>,
 }
@@ -42,16 +42,16 @@ impl LocalWorkers {
     /// Starts `count` workers that join the boss at `address`.
     pub(crate) fn start(
         count: usize,
-        flags: &Flags,
+        flags: &WorkerFlags,
         address: SocketAddr,
         ticket: &Ticket,
     ) -> Result<Self, BossManError> {
         let program = worker_program()?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let Flags { threads, transport, allow_torchscript, data } = flags;
+        let WorkerFlags { threads, transport, allow_torchscript, data } = flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
-        let (mut processes, mut numbers) = (Processes::default(), Vec::new());
+        let (mut processes, mut pids) = (WorkerProcesses::default(), Vec::new());
         for _ in 0..count {
             let mut command = Command::new(&program);
             command.args(["--end-with-stdin", "--threads", &threads, "--transport", &transport.to_string()]);
@@ -71,23 +71,23 @@ impl LocalWorkers {
             processes.pipes.extend(child.stdin.take());
             let sender = sender.clone();
             let process = child.id().unwrap_or(0);
-            numbers.push(process);
+            pids.push(process);
             processes.waiting.spawn(async move {
                 if let Ok(status) = child.wait().await {
                     sender.send((process, describe(status))).ok();
                 }
             });
         }
-        Ok(LocalWorkers { processes, numbers, exits })
+        Ok(LocalWorkers { processes, pids, exits })
     }
 
     /// Whether a worker that joined is one of these.
-    pub(crate) fn has(&self, worker: &WorkerInfo) -> bool {
-        self.numbers.contains(&worker.process) && worker.host == host()
+    pub(crate) fn contains(&self, worker: &WorkerInfo) -> bool {
+        self.pids.contains(&worker.process) && worker.host == host_name()
     }
 
     /// Ends with the first worker that ends, and how it did. Cancel safe.
-    pub(crate) async fn ended(&mut self) -> String {
+    pub(crate) async fn wait_for_exit(&mut self) -> String {
         match self.exits.recv().await {
             Some((_, how)) => how,
             None => std::future::pending().await,
@@ -96,9 +96,9 @@ impl LocalWorkers {
 
     /// From now on tells the run when a worker's process ends, sooner than its connection shows it.
     /// What is given back keeps the workers running.
-    pub(crate) fn watch(self, handle: Handle) -> Processes {
+    pub(crate) fn report_exits(self, handle: Handle) -> WorkerProcesses {
         let LocalWorkers { processes, mut exits, .. } = self;
-        let host = host();
+        let host = host_name();
         tokio::spawn(async move {
             while let Some((process, how)) = exits.recv().await {
                 let mine = |w: &WorkerInfo| w.process == process && w.host == host;
@@ -111,7 +111,7 @@ impl LocalWorkers {
     }
 }
 
-fn host() -> String {
+fn host_name() -> String {
     gethostname::gethostname().to_string_lossy().into_owned()
 }
 

