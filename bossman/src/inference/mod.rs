@@ -1,4 +1,11 @@
 //! Uses a trained model: evaluation, prediction, generation, translation.
+//!
+//! ```text
+//! load_model -> evaluate -> score
+//!          +--> predict
+//!          +--> generate -> sampling
+//!          +--> translate -> translation_score -> bleu
+//! ```
 
 pub(crate) mod bleu;
 pub(crate) mod evaluate;

@@ -1,4 +1,9 @@
 //! A training run: steps, epochs, validation, metrics, progress and checkpoints.
+//!
+//! ```text
+//! run -> epochs -> validation
+//!  +---> metrics, progress, trace
+//! ```
 
 pub(crate) mod epochs;
 pub mod metrics;

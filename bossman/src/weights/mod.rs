@@ -1,4 +1,9 @@
 //! Models and their weights: files, names, conversion.
+//!
+//! ```text
+//! model -> script_file
+//! state_dict -> safetensors_files -> rename_rules, export
+//! ```
 
 pub(crate) mod export;
 pub(crate) mod model;
