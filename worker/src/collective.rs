@@ -17,7 +17,7 @@ const INTERRUPT_WAIT: Duration = Duration::from_secs(15);
 /// What sums over replicas need.
 #[derive(Default)]
 pub(crate) struct Communicators {
-    /// Nothing where the worker has none.
+    /// `None` if the worker has no NCCL.
     nccl: Option<Arc<Nccl>>,
     interrupt: Interrupt,
     of_stages: BTreeMap<StageId, Communicator>,
@@ -62,7 +62,7 @@ impl Communicators {
         self.interrupt.lower();
     }
 
-    /// What a stage's replicas sum with.
+    /// The communicator with which a stage's replicas sum.
     pub(crate) fn for_stage(&mut self, stage: StageId) -> Result<StageCommunicator<'_>, Failure> {
         let missing = || Failure::new("there is no communicator among its replicas");
         let communicator = self.of_stages.get_mut(&stage).ok_or_else(missing)?;

@@ -1,4 +1,4 @@
-//! What the compute thread does: tasks in, libtorch at work, outcomes out.
+//! The work of the compute thread: tasks in, libtorch at work, outcomes out.
 
 use crate::collective::Communicators;
 use crate::engine::{

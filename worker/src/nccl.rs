@@ -1,4 +1,4 @@
-//! What this worker says of its NCCL.
+//! This worker's statement about its NCCL.
 
 use crate::options::Options;
 use link::{Nccl, NcclInfo};

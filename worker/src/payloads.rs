@@ -37,7 +37,7 @@ pub(crate) fn decompressed_sums(payloads: &[Payload]) -> Result<Vec<Tensor>, Fai
     payloads.iter().map(sum).collect()
 }
 
-/// What an engine hands out, as it travels.
+/// The results of an engine, in the form in which they travel.
 pub(crate) fn to_payload_output(out: HandedOut<Tensor>) -> Result<HandedOut<Payload>, TensorError> {
     let mut problem = None;
     let empty = || Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: Bytes::new() };

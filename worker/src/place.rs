@@ -1,11 +1,11 @@
-//! Where a task was at work, for its failure.
+//! The place of a task, for its failure.
 
 use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::task::Task;
 
-/// The stage, microbatch and action, as many as there are.
+/// The stage, microbatch and action, as far as known.
 pub(crate) struct TaskLocation {
     stage: Option<StageId>,
     microbatch: Option<u32>,

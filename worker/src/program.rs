@@ -1,4 +1,4 @@
-//! The `worker` program: join a boss, work, and join again where the boss was lost.
+//! The `worker` program: join a boss, work, and join again after the boss was lost.
 
 use crate::compute::StageCompute;
 use crate::engine::CustomLayers;

@@ -45,7 +45,7 @@ impl Engine {
         let buckets = self.trees.buckets()?.to_vec();
         let device = self.stage.device;
         let own = self.local_sums(buckets.len())?;
-        // Every replica has to know where a gradient came on any.
+        // Every replica must know which parameters have a gradient on any replica.
         let came: Vec<f32> = own.iter().flatten().map(|sum| if sum.is_some() { 1.0 } else { 0.0 }).collect();
         let mut came = on(device, &came)?;
         replicas.all_reduce(&mut came)?;

@@ -21,7 +21,7 @@ use tensor::{memory, TensorError};
 pub struct TreeTarget<'a> {
     /// The stage, for what is handed out.
     pub stage: StageId,
-    /// Where they go.
+    /// Their destination.
     pub branch: Branch,
     /// Takes what is handed out on the way.
     pub emit: &'a mut EmitFn<'a>,
@@ -59,7 +59,7 @@ pub(super) struct ParamUseTree {
     tree: Tree<Option<Tensor>>,
 }
 
-/// Whose gradients the trees hold.
+/// The parameters whose gradients the trees hold.
 #[derive(Debug)]
 pub(super) struct TreeRound {
     batch: u64,
@@ -170,7 +170,7 @@ impl GradientTrees {
         Ok(())
     }
 
-    /// How many tensors are kept for leaves to come.
+    /// The number of tensors kept for later leaves.
     #[cfg(test)]
     pub(super) fn kept(&self) -> usize {
         self.pool.len()

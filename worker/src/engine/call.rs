@@ -9,7 +9,7 @@ use tch::{Device, Tensor};
 use tensor::random::{Key, Stream};
 use tensor::TensorError;
 
-/// What an op can ask for.
+/// The context that an op can use.
 #[derive(Clone, Copy)]
 pub(super) struct OpContext<'a> {
     pub(super) params: &'a [Param],
@@ -19,17 +19,17 @@ pub(super) struct OpContext<'a> {
     pub(super) layer: &'a str,
     pub(super) seed: u64,
     pub(super) device: Device,
-    /// What the forward pass is for.
+    /// The mode of the forward pass.
     pub(super) purpose: PassPurpose,
     /// Stand-ins for parameters, by the op's names.
     pub(super) substitute_params: &'a [(&'static str, Tensor)],
     /// What it remembers of earlier positions, where it is given new ones only.
     pub(super) kv_cache: Option<OpCache<'a>>,
-    /// Where a norm leaves the statistics of its input, rather than in its buffers.
+    /// The place for the statistics of a norm's input, instead of its buffers.
     pub(super) batch_statistics: Option<&'a BatchStatistics>,
 }
 
-/// What a forward pass is for.
+/// The mode of a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PassPurpose {
     /// The outputs alone.
@@ -78,7 +78,7 @@ impl<'a> OpContext<'a> {
         self.node.trains
     }
 
-    /// How many inputs it has.
+    /// The number of its inputs.
     pub(super) fn input_count(&self) -> usize {
         self.node.inputs.len()
     }
@@ -98,12 +98,12 @@ impl<'a> OpContext<'a> {
         self.training() && self.node.is_active()
     }
 
-    /// Whether this forward pass was done before, and is done again for what backward needs.
+    /// Whether this forward pass is a repetition for the backward pass (recompute).
     pub(super) fn is_recompute(&self) -> bool {
         self.purpose == PassPurpose::Recompute
     }
 
-    /// How many positions came before those of its input.
+    /// The number of positions before those of its input.
     pub(super) fn past(&self) -> i64 {
         self.kv_cache.map_or(0, |kv_cache| kv_cache.past())
     }
@@ -117,7 +117,7 @@ impl<'a> OpContext<'a> {
         self.key(purpose).stream(self.device)
     }
 
-    /// What those numbers come from.
+    /// The source of those numbers.
     pub(super) fn key(&self, purpose: &str) -> Key {
         let key = Key::new(self.seed).text(purpose).number(self.pass.step);
         // In evaluation a microbatch is a batch, and which of those that are evaluated at once may not show.

@@ -1,4 +1,4 @@
-//! What can go wrong in a stage, with the place as data.
+//! Errors of a stage, with the place as data.
 
 use layerspec::{LayerId, ValueId};
 use pipeline::ids::{MicrobatchKey, StageId};
@@ -14,9 +14,9 @@ pub enum EngineError {
         layer: String,
         /// Its kind: `Linear`.
         kind: &'static str,
-        /// What it was doing.
+        /// Its action.
         phase: LayerPhase,
-        /// What libtorch or the layer said.
+        /// The message of libtorch or the layer.
         source: TensorError,
     },
     /// The loss could not be computed.
@@ -24,10 +24,10 @@ pub enum EngineError {
     Loss {
         /// The loss.
         loss: &'static str,
-        /// What libtorch or the check said.
+        /// The message of libtorch or the check.
         source: TensorError,
     },
-    /// A number is not finite where that is looked for.
+    /// A checked number is not finite.
     #[error("layer {layer} ({kind}): {what}")]
     NotFinite {
         /// The layer's full name.
@@ -46,11 +46,11 @@ pub enum EngineError {
     /// A list is not as long as the stage's border.
     #[error("the stage has {expected} {what}, but {got} were given")]
     CountMismatch {
-        /// What the list holds.
+        /// The content of the list.
         what: &'static str,
-        /// How many there should be.
+        /// The expected count.
         expected: usize,
-        /// How many there are.
+        /// The actual count.
         got: usize,
     },
     /// A gradient came in another shape than the output it belongs to.
@@ -118,15 +118,15 @@ pub enum EngineError {
     NotALeaf {
         /// The microbatch.
         key: MicrobatchKey,
-        /// How many the tree was said to have.
+        /// The announced count of the tree.
         microbatches: u32,
     },
     /// Gradients are to be used before those of all microbatches are there.
     #[error("the gradients of {summed} microbatches are summed, of {microbatches}")]
     IncompleteSum {
-        /// How many there are.
+        /// The actual count.
         summed: usize,
-        /// How many there should be.
+        /// The expected count.
         microbatches: usize,
     },
     /// A gradient of a type that does not travel between replicas.
@@ -140,19 +140,19 @@ pub enum EngineError {
     /// Sums of gradients that are not those of the stage.
     #[error("the sums of gradients that replicas sent do not fit the stage: {problem}")]
     ReducedMismatch {
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// New values of parameters that are not the stage's.
     #[error("the parameters that replicas sent do not fit the stage: {problem}")]
     GatheredMismatch {
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// Statistics that are not those of the stage's norms.
     #[error("what the norms of replicas saw does not fit the stage: {problem}")]
     StatisticsMismatch {
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A second forward pass of a microbatch before its backward pass.
@@ -172,7 +172,7 @@ pub enum EngineError {
     },
 }
 
-/// What a layer was doing when it failed.
+/// The phase in which a layer failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerPhase {
     /// Making its parameters.

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use tch::Tensor;
 use tensor::{Attempt, TensorError};
 
-/// What is kept of a microbatch between forward and backward.
+/// The saved state of a microbatch between forward and backward.
 #[derive(Debug)]
 pub(super) struct SavedMicrobatch {
     pub(super) pass: Pass,
@@ -26,10 +26,10 @@ pub(super) struct SavedMicrobatch {
     pub(super) loss_grads: HashMap<usize, Tensor>,
 }
 
-/// What is kept of one layer.
+/// The saved state of one layer.
 #[derive(Debug)]
 pub(super) enum SavedLayer {
-    /// What each op keeps.
+    /// The saved tensors of each op.
     Ops(Vec<SavedForBackward>),
     /// The slots from which the others are computed again.
     Slots(Vec<Option<Tensor>>),
@@ -231,7 +231,7 @@ impl Engine {
         Ok(saved)
     }
 
-    /// What each op of a layer keeps, from the slots that the layer kept.
+    /// The saved tensors of each op of a layer, from the slots that the layer saved.
     pub(super) fn recompute_saved(
         &self,
         place: usize,
@@ -282,7 +282,7 @@ impl Engine {
 /// Of weights that are no numbers.
 const RESUME_ADVICE: &str = "it was made so before this step, so go on from a checkpoint before that";
 
-/// What numbers a tensor has.
+/// The kinds of numbers in a tensor.
 enum Finiteness {
     Finite,
     Infinite,

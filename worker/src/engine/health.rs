@@ -16,12 +16,12 @@ pub(super) struct ParamProbe {
     largest: f64,
 }
 
-/// What is about to be updated, as it is.
+/// The parameters before the update.
 pub(super) fn probe(due: &[ParamUpdate<'_>], params: &Params) -> Result<Vec<ParamProbe>, TensorError> {
     let some = due.iter().filter(|due| due.grad.numel() > 0);
     some.map(|due| {
         let sizes = due.grad.f_abs()?;
-        // Of numbers that are none, the first.
+        // The first number that is not finite.
         let at = sizes.f_argmax(None, false)?.f_int64_value(&[])?;
         let (param, layer) = (due.tensor.shallow_clone(), params.all[due.index].owner);
         Ok(ParamProbe { layer, at, value: number(&param, at)?, largest: number(&sizes, at)?, param })

@@ -16,7 +16,7 @@ pub struct SavedBytes {
 }
 
 impl Engine {
-    /// What is kept now.
+    /// The bytes saved now.
     pub fn saved_bytes(&self) -> SavedBytes {
         let loss_grads = self.saved.values().flat_map(|saved| saved.loss_grads.values());
         let layers = self.saved.values().flat_map(|saved| saved.layers.iter().flatten());

@@ -12,13 +12,13 @@ use tensor::TensorError;
 #[derive(Debug)]
 pub(super) struct CompiledLayer {
     pub(super) nodes: Vec<OpNode>,
-    /// How many slots there are.
+    /// The number of slots.
     pub(super) slots: usize,
     /// The slots of its outputs.
     pub(super) outputs: Vec<usize>,
     /// Whether the outputs have gradients.
     pub(super) has_grad: bool,
-    /// What is kept for computing the rest again; nothing where everything is kept.
+    /// The tensors saved for recomputing the rest; nothing where everything is kept.
     pub(super) recompute_plan: Option<RecomputePlan>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct OpNode {
     pub(super) last: Vec<bool>,
     /// The slot of its first output.
     pub(super) first_output: usize,
-    /// How many it makes.
+    /// The number of tensors that it makes.
     pub(super) outputs: usize,
     pub(super) params: Vec<OpParam>,
     /// For each input, whether its gradient is wanted.
@@ -53,12 +53,13 @@ pub(super) struct OpParam {
     pub(super) trained: bool,
 }
 
-/// What of a layer is kept between forward and backward, and what is computed again.
+/// The tensors of a layer that are saved between forward and backward, and those that are
+/// recomputed.
 #[derive(Debug)]
 pub(super) struct RecomputePlan {
     /// By slot.
     pub(super) saved_slots: Vec<bool>,
-    /// By op: whether it runs again. What the others need they have from their inputs.
+    /// By op: whether it runs again. The others take the tensors that they need from their inputs.
     pub(super) runs: Vec<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! How long a layer takes on this machine, by running it alone.
+//! Measures a layer on this machine by running it alone.
 
 use super::{CustomLayers, Engine, EngineError, Mode, Pass, StageConfig, StageInput};
 use layerspec::{DType, Layer};

@@ -1,5 +1,5 @@
-//! What attention remembers of the positions that came before, so that a sequence can go on position by position (a key-value
-//! cache).
+//! The key-value cache: the keys and values of earlier positions, so that a sequence continues
+//! position by position.
 
 use super::error::EngineError;
 use super::stage::StageConfig;
@@ -13,7 +13,7 @@ use tensor::TensorError;
 /// Which op of the stage: its layer's place, and its first slot.
 type OpKey = (usize, usize);
 
-/// What the ops of a stage remember.
+/// The caches of a stage's ops.
 #[derive(Debug, Default)]
 pub(super) struct KvCache {
     kept: RefCell<HashMap<OpKey, Vec<Tensor>>>,
@@ -35,7 +35,7 @@ struct CachedPass {
 }
 
 impl KvCache {
-    /// A pass begins that goes on with the last one, or does not.
+    /// Begins a pass that continues the last one, or a new sequence.
     pub(super) fn begin_pass(&mut self, cached: Option<&Cached>, stage: &StageConfig) -> Result<(), EngineError> {
         let begins = cached.is_none_or(|cached| cached.past == 0);
         if begins {
@@ -99,7 +99,7 @@ fn rows_on(rows: &[i64], device: Device) -> Result<Tensor, EngineError> {
     Ok(moved.map_err(TensorError::from)?)
 }
 
-/// What one op remembers.
+/// The cache of one op.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpCache<'a> {
     kept: &'a RefCell<HashMap<OpKey, Vec<Tensor>>>,
@@ -108,7 +108,7 @@ pub(super) struct OpCache<'a> {
 }
 
 impl OpCache<'_> {
-    /// How many positions came before.
+    /// The number of earlier positions.
     pub(super) fn past(&self) -> i64 {
         self.now.past
     }

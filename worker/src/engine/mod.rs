@@ -1,9 +1,9 @@
 //! A stage at work: its layers, parameters, gradients and optimizer. Synchronous and without any
 //! network; the compute thread owns it and calls it.
 //!
-//! What it computes does not depend on where the model is cut. Every layer runs on detached
-//! inputs and goes back by itself, whether or not its neighbour is in the same stage; whatever
-//! passes between layers has one layout; and sums are taken in one order:
+//! Its results do not depend on the cut. Every layer runs on detached inputs and goes back by
+//! itself, whether or not its neighbour is in the same stage; whatever passes between layers has
+//! one layout; and sums are taken in one order:
 //!
 //! - the gradient of a value: the loss's, the caller's, then its uses by descending layer and port;
 //! - the gradient of a parameter: for each layer that uses it the microbatches in the order of their backward passes,
@@ -86,12 +86,12 @@ pub struct Engine {
     pending_weight_grads: HashMap<MicrobatchKey, PendingWeightGrads>,
     /// By layer, and place among its parameters.
     gradients: Vec<Vec<GradientBuffer>>,
-    /// What is not yet added to them.
+    /// Gradients that are not added yet.
     trees: GradientTrees,
-    /// What of them, and of the parameters, is this replica's.
+    /// This replica's shards of gradients and parameters.
     shards: Shards,
     statistics: RunningStatistics,
-    /// What other stages have added to the gradients of parameters, by place in the stage.
+    /// The contributions of other stages to the gradients of parameters, by place in the stage.
     tied_grad_sums: HashMap<usize, OrderedSum>,
     optimizer: Option<Optimizer>,
     /// How often the parameters have changed.
@@ -129,7 +129,7 @@ impl Engine {
         })
     }
 
-    /// What the stage was told to be.
+    /// The configuration of the stage.
     pub fn stage(&self) -> &StageConfig {
         &self.stage
     }
@@ -139,7 +139,7 @@ impl Engine {
         self.version
     }
 
-    /// How many microbatches wait for their backward pass, or half of it.
+    /// The number of microbatches that wait for their backward pass, or half of it.
     pub fn pending_microbatches(&self) -> usize {
         self.saved.len() + self.pending_weight_grads.len()
     }
@@ -149,7 +149,7 @@ impl Engine {
         self.optimizer = Some(Optimizer::new(spec));
     }
 
-    /// What the next forward passes go on with; nothing for passes that stand alone.
+    /// The sequences that the next forward passes continue; nothing for passes that stand alone.
     ///
     /// # Errors
     /// The rows cannot be brought to the device.

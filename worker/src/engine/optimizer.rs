@@ -15,7 +15,7 @@ pub(super) enum Optimizer {
     Adam { args: Adam, moments: HashMap<usize, AdamMoments> },
 }
 
-/// What Adam keeps for one parameter.
+/// Adam's state for one parameter.
 #[derive(Debug)]
 pub(super) struct AdamMoments {
     step: Tensor,

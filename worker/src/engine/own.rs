@@ -58,7 +58,7 @@ impl ForwardContext<'_> {
         self.ctx.random(purpose)
     }
 
-    /// Where the tensors are.
+    /// The device of the tensors.
     pub fn device(&self) -> Device {
         self.ctx.device()
     }
@@ -66,7 +66,7 @@ impl ForwardContext<'_> {
 
 type LayerFactory = dyn Fn(&Args) -> Result<Box<dyn CustomLayer>, String> + Send + Sync;
 
-/// What a worker has beside the layers that every worker has.
+/// The custom layers of a worker.
 #[derive(Clone, Default)]
 pub struct CustomLayers {
     custom: BTreeMap<String, Arc<LayerFactory>>,

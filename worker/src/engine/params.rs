@@ -24,7 +24,7 @@ pub(super) struct Param {
     pub(super) owner: LayerId,
     /// Its place among the parameters and buffers of that layer.
     pub(super) number: u32,
-    /// The stage that owns it, where this one holds a copy.
+    /// The stage that owns it, if this one holds a copy.
     pub(super) owner_stage: Option<StageId>,
     /// The layers of the stage that use it and its place among the parameters of each, ascending.
     pub(super) uses: Vec<(usize, usize)>,
@@ -140,7 +140,7 @@ pub(super) fn shared_params<'a>(
     (0..).zip(owner.kind.params()).filter(move |(_, spec)| tied.contains(&spec.name))
 }
 
-/// What parameters begin from.
+/// The source of initial parameters.
 struct InitSource {
     seed: u64,
     device: Device,

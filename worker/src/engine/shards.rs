@@ -61,7 +61,7 @@ impl Shards {
 
     /// The elements of a parameter that are this replica's, in the order of memory; nothing where all are everybody's.
     pub(super) fn shard_range(&self, params: &Params, index: usize) -> Option<Range<i64>> {
-        // What is shared out has one use.
+        // A sharded parameter has one use.
         params.all[index].uses.first().and_then(|used| self.ranges.get(used)).cloned()
     }
 
@@ -202,7 +202,7 @@ impl Engine {
         self.params.of_use((used.layer, used.number))
     }
 
-    /// What is kept of that parameter, where it is gathered for passes.
+    /// This replica's part of that parameter, if it is gathered for passes.
     fn own_shard_of(&self, bucket: usize, slice: &Slice) -> Option<&Tensor> {
         let used = &self.stage.buckets[bucket].uses[slice.place];
         self.shards.own_shards.as_ref()?.get(&(used.layer, used.number))

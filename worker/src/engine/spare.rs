@@ -21,7 +21,7 @@ impl TensorPool {
         self.0.entry(tensor.size()).or_default().push(tensor);
     }
 
-    /// How many tensors are kept.
+    /// The number of tensors to keep.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.0.values().map(Vec::len).sum()

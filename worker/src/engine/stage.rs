@@ -1,4 +1,4 @@
-//! What a stage is told to be, and which mode it works in.
+//! The configuration of a stage, and its mode.
 
 use super::own::CustomLayers;
 use layerspec::{Layer, ValueId};
@@ -32,7 +32,7 @@ pub struct StageConfig {
     pub shards_parameters: bool,
     /// The run's seed: parameters and dropout depend on it and on names alone.
     pub seed: u64,
-    /// Where the stage computes. Tensors from elsewhere are moved there on arrival.
+    /// The device of the stage. Tensors from elsewhere are moved there on arrival.
     pub device: Device,
     /// The layers that not every worker has.
     pub custom_layers: CustomLayers,
@@ -43,7 +43,7 @@ pub struct StageConfig {
 pub struct StageInput {
     /// The value.
     pub value: ValueId,
-    /// Whether whoever made it waits for its gradient.
+    /// Whether its maker waits for its gradient.
     pub needs_grad: bool,
     /// Whether the gradients of this stage's uses may be summed here. That keeps the order of
     /// summing only where no term comes before them, so in the last stage that uses the value.

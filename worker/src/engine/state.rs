@@ -49,8 +49,9 @@ impl Engine {
         Ok(tensors)
     }
 
-    /// Sets the optimizer's state, whole and named `<layer>.<name>.<state>` (`0.weight.exp_avg`), for the same parameters and
-    /// optimizer; of what replicas share out this one keeps its part. What is not given starts anew.
+    /// Sets the optimizer's state, whole and named `<layer>.<name>.<state>` (`0.weight.exp_avg`),
+    /// for the same parameters and optimizer; of what replicas share out this one keeps its part.
+    /// State that is missing starts fresh.
     ///
     /// # Errors
     /// It is not that of this stage's parameters or of this optimizer; the state is then empty.
@@ -101,8 +102,8 @@ impl Engine {
     /// Sets all parameters and buffers. Nothing changes unless everything fits; the error lists
     /// every tensor that is missing, unexpected, or of another shape or dtype.
     ///
-    /// Shared ones may come under any of their names, or under several with equal contents. What another stage owns is
-    /// set too.
+    /// Shared ones may come under any of their names, or under several with equal contents. Copies
+    /// of parameters that another stage owns are set, too.
     pub fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
         let fitting = self.match_params(state)?;
         self.version += 1;

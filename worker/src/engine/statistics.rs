@@ -1,4 +1,4 @@
-//! Running statistics of norms, where what they see of each microbatch is kept apart.
+//! Running statistics of norms, with the statistics of each microbatch kept apart.
 //!
 //! Running statistics depend on the order of microbatches. Replicas each see some of these, so each hands out what it saw,
 //! and at the end of the round all take all of it in the order of microbatches: every replica comes to the same.
@@ -19,7 +19,7 @@ use tensor::TensorError;
 /// Mean and unbiased variance of each channel.
 pub(super) type BatchStatistics = [Tensor; 2];
 
-/// What the norms of a stage saw of microbatches whose statistics are not yet taken.
+/// The statistics of microbatches that the norms of a stage have not applied yet.
 #[derive(Debug, Default)]
 pub(super) struct RunningStatistics {
     norms: Vec<NormLayer>,
@@ -41,7 +41,7 @@ struct NormLayer {
     layer: usize,
     /// Places among the stage's parameters and buffers.
     running: [usize; 2],
-    /// Of the number of batches, where they are counted.
+    /// The number of batches, if it is counted.
     count: Option<usize>,
     /// The share of the newest batch; none for averages over all batches.
     momentum: Option<f64>,
@@ -81,7 +81,7 @@ impl RunningStatistics {
         }
     }
 
-    /// Where a norm leaves what it sees of a microbatch.
+    /// The place for a norm's statistics of a microbatch.
     pub(super) fn for_layer(&self, key: MicrobatchKey, layer: usize) -> Option<&BatchStatistics> {
         let place = self.norms.iter().position(|norm| norm.layer == layer)?;
         self.seen.get(&key)?.get(place)
@@ -210,7 +210,7 @@ fn restore(values: Values, params: &Params) {
 }
 
 impl Engine {
-    /// Hands out what the norms saw, where there are some.
+    /// Hands out the statistics of the norms, if there are any.
     pub(super) fn emit_statistics(&self, batch: u64, target: &mut TreeTarget<'_>) -> Result<(), EngineError> {
         if self.statistics.norms.is_empty() {
             return Ok(());

@@ -14,9 +14,10 @@ use tch::Tensor;
 use tensor::{memory, TensorError};
 
 impl Engine {
-    /// Adds the gradients of shared parameters that came from other stages, and gives the sums of squares of every
-    /// parameter's gradient, or of what of it is here. They depend neither on the cut nor on the number of threads, nor on
-    /// who has which part. What another stage owns is that one's to report.
+    /// Adds the gradients of shared parameters that came from other stages, and gives the sums of
+    /// squares of every parameter's gradient, or of what of it is here. They depend neither on the
+    /// cut nor on the number of threads, nor on who has which part. The owner of a shared parameter
+    /// reports it.
     pub fn grad_norm(&mut self, tied: TensorsByStage) -> Result<Vec<Square>, EngineError> {
         self.add_tied_grads(tied)?;
         let mut squares = Vec::new();

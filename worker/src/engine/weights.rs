@@ -10,7 +10,7 @@ use super::Engine;
 use pipeline::ids::MicrobatchKey;
 use tch::Tensor;
 
-/// What is kept of a microbatch between the halves of its backward pass.
+/// The saved state of a microbatch between the halves of its backward pass.
 #[derive(Debug)]
 pub(super) struct PendingWeightGrads {
     pub(super) pass: Pass,
@@ -19,7 +19,7 @@ pub(super) struct PendingWeightGrads {
     pub(super) op_weight_inputs: Vec<OpWeightInputs>,
 }
 
-/// What one op needs for the gradients of its parameters.
+/// The tensors that one op needs for the gradients of its parameters.
 #[derive(Debug)]
 pub(super) struct OpWeightInputs {
     pub(super) layer: usize,
@@ -27,7 +27,7 @@ pub(super) struct OpWeightInputs {
     pub(super) tensors: Vec<Tensor>,
 }
 
-/// What the gradients of parameters are added to.
+/// The target to which the gradients of parameters are added.
 pub(super) enum GradientTarget<'a> {
     /// Those of the microbatches before.
     Accumulate(&'a mut [Vec<GradientBuffer>]),

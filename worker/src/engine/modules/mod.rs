@@ -1,4 +1,5 @@
-//! What each kind of layer computes: one file each (or one for a family), and one line in the table below.
+//! The computation of each kind of layer: one file each (or one for a family), and one line in the
+//! table below.
 //!
 //! A layer is made of ops, most of one. An op goes forward, and back in two halves: the gradients of its inputs, and later
 //! those of its parameters. What it keeps in between is listed ([`SavedForBackward`]), so that nothing is kept without need.
@@ -68,12 +69,12 @@ pub(super) trait Op: fmt::Debug + Send {
         Ok(())
     }
 
-    /// Where what it keeps comes from.
+    /// The source of its saved tensors.
     fn save_policy(&self) -> SavePolicy {
         SavePolicy::FromForward
     }
 
-    /// What it keeps, for an op with [`SavePolicy::FromInputs`].
+    /// Its saved tensors, for an op with [`SavePolicy::FromInputs`].
     fn save_inputs(&self, _: &OpContext<'_>, _: &[Tensor]) -> Result<SavedForBackward, TensorError> {
         Ok(SavedForBackward::default())
     }
@@ -89,30 +90,30 @@ pub(super) trait Op: fmt::Debug + Send {
     }
 }
 
-/// What an op leaves in its forward pass.
+/// The result of an op's forward pass.
 #[derive(Debug)]
 pub(super) struct ForwardOutput {
     pub(super) outputs: Vec<Tensor>,
     pub(super) saved: SavedForBackward,
 }
 
-/// What an op keeps for its backward pass.
+/// The tensors that an op saves for its backward pass.
 #[derive(Debug, Default)]
 pub(super) struct SavedForBackward {
     pub(super) tensors: Vec<Tensor>,
     pub(super) sizes: Vec<Vec<i64>>,
 }
 
-/// What the first half of a backward pass leaves.
+/// The result of the first half of a backward pass.
 #[derive(Debug, Default)]
 pub(super) struct BackwardOutput {
-    /// By port; none where no gradient is wanted, or none arrives.
+    /// By port; `None` if no gradient is needed, or none arrives.
     pub(super) inputs: Vec<Option<Tensor>>,
-    /// What the second half needs; nothing where there is nothing left to do.
+    /// The tensors for the second half; nothing where there is nothing left to do.
     pub(super) weight_inputs: Vec<Tensor>,
 }
 
-/// Where what an op keeps comes from.
+/// The source of an op's saved tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SavePolicy {
     /// From running it.
@@ -137,7 +138,7 @@ pub(super) struct LoweredOp {
     pub(super) op: Box<dyn Op>,
     /// Slots.
     pub(super) inputs: Vec<usize>,
-    /// How many slots it makes.
+    /// The number of slots that it makes.
     pub(super) outputs: usize,
     /// The op's names of its parameters and buffers, and the layer's.
     pub(super) params: Vec<(&'static str, &'static str)>,
@@ -288,7 +289,7 @@ impl BackwardOutput {
 }
 
 impl SavedForBackward {
-    /// The tensors of an op that keeps so many.
+    /// The tensors of an op that saves `N` of them.
     fn tensors<const N: usize>(self) -> Result<[Tensor; N], TensorError> {
         let count = self.tensors.len();
         self.tensors.try_into().map_err(|_| layer_error(format!("{N} tensors were to be kept, {count} are")))
