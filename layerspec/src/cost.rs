@@ -1,8 +1,8 @@
-//! What layers cost, for batches of known size.
+//! The costs of layers, for batches of known size.
 
 use crate::{Bindings, LayerGraph, LayerId, Role, TensorType, ValueId};
 
-/// What a layer costs.
+/// The cost of a layer.
 #[derive(Copy, Clone, Default, PartialEq, Eq, Debug)]
 pub struct Cost {
     /// Elements of its own parameters; shared ones count where they were first.
@@ -14,8 +14,8 @@ pub struct Cost {
 }
 
 impl LayerGraph {
-    /// What one layer costs for a batch of the sizes in `bindings`. None when a word it depends
-    /// on is not bound, or a number does not fit 64 bits.
+    /// The cost of one layer for a batch of the sizes in `bindings`. None when a word it depends on
+    /// is not bound, or a number does not fit 64 bits.
     pub fn cost(&self, id: LayerId, bindings: &Bindings) -> Option<Cost> {
         let layer = self.layer(id);
         let (inputs, outputs) = (self.types(&layer.inputs), self.types(&layer.outputs));

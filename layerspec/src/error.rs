@@ -6,13 +6,13 @@ use std::fmt;
 /// A mistake found at a place of a file whose name the finder does not know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
-    /// Where the mistake stands.
+    /// The place of the mistake.
     pub place: Place,
-    /// The layer it is in, where there is one.
+    /// The layer it is in, if any.
     pub layer: Option<Box<LayerLabel>>,
-    /// What is wrong and what was expected.
+    /// The problem and the expectation.
     pub message: String,
-    /// The nearest right name, where one is near enough.
+    /// The nearest right name, if one is near enough.
     pub suggestion: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl Fault {
 pub struct LayerLabel {
     /// The layer's name, by default its position.
     pub name: String,
-    /// The layer's kind, where it is known.
+    /// The layer's kind, if known.
     pub kind: Option<String>,
 }
 
@@ -66,11 +66,11 @@ pub struct SpecError {
     pub file: String,
     /// Line and column; None when the file as a whole is at fault, as when it can't be read.
     pub place: Option<Place>,
-    /// The layer at fault, where it is known.
+    /// The layer at fault, if known.
     pub layer: Option<Box<LayerLabel>>,
-    /// What is wrong and what was expected.
+    /// The problem and the expectation.
     pub message: String,
-    /// The nearest right name, where one is near enough.
+    /// The nearest right name, if one is near enough.
     pub suggestion: Option<String>,
 }
 
@@ -128,9 +128,9 @@ impl fmt::Display for LayerLabel {
 pub struct Warning {
     /// The file, as the caller named it.
     pub file: String,
-    /// Where it stands.
+    /// Its place.
     pub place: Place,
-    /// What is odd and what to do about it.
+    /// The oddity and the remedy.
     pub message: String,
 }
 

@@ -30,7 +30,7 @@ pub struct Layer {
     pub id: LayerId,
     /// Its full name, which its parameters' names begin with: `blocks.0.attn`.
     pub name: String,
-    /// What it computes, with its arguments.
+    /// Its kind, with its arguments.
     pub kind: LayerKind,
     /// Its inputs, by port.
     pub inputs: Vec<ValueId>,
@@ -71,11 +71,11 @@ pub struct Value {
     pub name: String,
     /// Element type and shape.
     pub ty: TensorType,
-    /// Who makes it.
+    /// Its maker.
     pub made_by: Source,
 }
 
-/// Where a value comes from.
+/// The source of a value.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Source {
     /// It is the model's input of this position.
@@ -168,7 +168,8 @@ impl LayerGraph {
         self.value(*self.inputs.first()?).ty.dims().first()?.as_symbol()
     }
 
-    /// Sets what layers compute again in their backward pass, where the file does not say.
+    /// Sets the activations that layers recompute in their backward pass, if the file does not set
+    /// it.
     pub fn default_recompute(&mut self, recompute: Recompute) {
         for layer in &mut self.layers {
             layer.recompute.get_or_insert(recompute);
@@ -190,7 +191,7 @@ impl LayerGraph {
         })
     }
 
-    /// What in the file is allowed but hardly meant.
+    /// Warnings about entries of the file that are allowed but hardly meant.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }

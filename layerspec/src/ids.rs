@@ -25,7 +25,7 @@ impl ValueId {
     }
 }
 
-/// Where something stands in a file. Lines and columns count from 1; columns count characters.
+/// A place in a file. Lines and columns count from 1; columns count characters.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Place {
     /// Line, from 1.

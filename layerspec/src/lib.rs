@@ -1,5 +1,5 @@
-//! What a model is, from its YAML file alone: layers with checked arguments, the graph they form,
-//! shapes, element types, parameters and costs. There is no tensor here.
+//! A model, from its YAML file alone: layers with checked arguments, the graph they form, shapes,
+//! element types, parameters and costs. There is no tensor here.
 //!
 //! ```
 //! use layerspec::{Bindings, LayerGraph};

@@ -1,4 +1,4 @@
-//! What a layer's parameters and buffers are, as data: name, shape, initialisation.
+//! A layer's parameters and buffers, as data: name, shape, initialisation.
 
 use crate::DType;
 use serde::{Deserialize, Serialize};
@@ -93,7 +93,7 @@ impl ParamSpec {
         ParamSpec { name, shape, dtype, role: Role::Buffer, init }
     }
 
-    /// How many elements the tensor has; None when the number does not fit 64 bits.
+    /// The number of elements of the tensor; None when the number does not fit 64 bits.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size))
     }

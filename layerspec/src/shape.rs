@@ -18,7 +18,7 @@ impl Shape {
         &self.0
     }
 
-    /// How many dimensions there are; 0 for a scalar.
+    /// The number of dimensions; 0 for a scalar.
     pub fn rank(&self) -> usize {
         self.0.len()
     }

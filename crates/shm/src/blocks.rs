@@ -15,7 +15,7 @@ pub(crate) struct Block {
     free: bool,
 }
 
-/// What a content can be put into.
+/// A block for a content.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Allocation {
     /// The block with this number.

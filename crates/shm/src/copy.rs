@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use std::num::NonZero;
 use std::thread;
 
-/// What is smaller is copied before another thread has started.
+/// A smaller copy completes before another thread has started.
 const LARGE: usize = 2 << 20;
 /// Threads take pieces of this size, so that one which starts late takes fewer.
 const PIECE: usize = 256 << 10;
@@ -24,7 +24,7 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            // Where the system has no more threads, those that there are do it all.
+            // If the system has no more threads, the existing ones do all the work.
             thread::Builder::new().name("copy".into()).spawn_scoped(scope, work).ok();
         }
         work();

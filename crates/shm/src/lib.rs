@@ -61,7 +61,7 @@ pub const ALIGNMENT: usize = 64;
 /// Proves that somebody has read a file.
 pub type Nonce = [u8; 32];
 
-/// Where a memory file can be opened on its machine.
+/// The address of a memory file on its machine.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct FileAddress {
     /// The process that made it.
@@ -70,14 +70,14 @@ pub struct FileAddress {
     pub file: u32,
 }
 
-/// Where a content lies in a memory file.
+/// The place of a content in a memory file.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct BlockLocation {
     /// The block.
     pub block: u32,
     /// The content's number; a block never has the same twice.
     pub generation: u64,
-    /// Where the block starts in the file.
+    /// The offset of the block in the file.
     pub offset: u64,
 }
 
@@ -90,15 +90,15 @@ pub enum ShmError {
     /// The system said no.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
         /// Its answer.
         source: std::io::Error,
     },
-    /// What was opened is not such a file.
+    /// The opened file is no memory file.
     #[error("not a memory file of BossMan: {0}")]
     NotAMemoryFile(&'static str),
-    /// A place that is none.
+    /// An invalid place.
     #[error("a place in shared memory that is none: {0}")]
     Location(&'static str),
 }

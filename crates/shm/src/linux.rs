@@ -8,7 +8,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// What a file begins with; the last byte is the version of the layout.
+/// The header of a file; the last byte is the version of the layout.
 const MARK: u64 = u64::from_le_bytes(*b"BOSSMEM1");
 const NONCE: usize = 8;
 /// The number of each block's content.
@@ -60,13 +60,13 @@ impl LocalFile {
         Ok(LocalFile { file, header: Arc::new(header), data, blocks: BlockAllocator::new(START, len) })
     }
 
-    /// Where the other process finds it.
+    /// The address for the other process.
     pub fn address(&self) -> FileAddress {
         use std::os::fd::AsRawFd;
         FileAddress { process: std::process::id(), file: self.file.as_raw_fd().unsigned_abs() }
     }
 
-    /// Where contents of the other's file are given back.
+    /// The table in which contents of the other's file are returned.
     pub fn ledger(&self) -> ReleaseTable {
         ReleaseTable(self.header.clone())
     }
@@ -157,7 +157,7 @@ impl PeerFile {
         Ok(PeerFile { map, nonce, taken: (0..BLOCKS).map(|_| AtomicU64::new(0)).collect() })
     }
 
-    /// What proves that this process has read it.
+    /// The nonce that proves that this process has read it.
     pub fn nonce(&self) -> Nonce {
         self.nonce
     }

@@ -25,7 +25,7 @@ pub enum Activation {
     Softplus {
         /// The steepness.
         beta: f64,
-        /// Where the function counts as linear.
+        /// The value above which the function counts as linear.
         threshold: f64,
     },
     /// `x` within bounds.
@@ -42,7 +42,7 @@ pub enum Activation {
     },
     /// `x` moved towards zero by `lambd`, at most to zero.
     Softshrink {
-        /// How far it is moved.
+        /// Its offset.
         lambd: f64,
     },
 }

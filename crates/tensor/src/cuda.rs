@@ -10,12 +10,12 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What [`load`] found.
+/// The result of [`load`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CudaStatus {
     /// The libraries are loaded; this many GPUs can be used.
     Loaded {
-        /// GPUs that libtorch sees; 0 where the driver hides them all.
+        /// GPUs that libtorch sees; 0 if the driver hides them all.
         gpus: usize,
     },
     /// No libtorch_cuda beside libtorch_cpu: a libtorch for CPUs only.
@@ -47,9 +47,9 @@ impl fmt::Display for CudaStatus {
     }
 }
 
-/// Loads libtorch_cuda where it lies beside the libtorch_cpu of this process and a driver is there.
+/// Loads libtorch_cuda if it lies beside the libtorch_cpu of this process and there is a driver.
 ///
-/// Call it first thing in `main`. Harmless where there is no CUDA, and when called again.
+/// Call it first thing in `main`. Harmless without CUDA, and when called again.
 pub fn load() -> CudaStatus {
     let Some(folder) = libtorch_folder() else {
         return CudaStatus::Failed { reason: "cannot tell where libtorch_cpu was loaded from".into() };

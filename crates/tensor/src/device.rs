@@ -48,7 +48,7 @@ pub fn all() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain((0..gpus).map(Device::Cuda)).chain(mps).collect()
 }
 
-/// The memory of a device, where it can be told.
+/// The memory of a device, if known.
 pub fn memory(device: Device) -> Option<DeviceMemory> {
     if device == Device::Cpu {
         return host_memory(&std::fs::read_to_string("/proc/meminfo").ok()?);

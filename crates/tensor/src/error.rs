@@ -8,7 +8,7 @@ pub enum TensorError {
     /// libtorch refused or failed.
     #[error("{attempted}: {message}")]
     Libtorch {
-        /// What was attempted, as a noun phrase: "backward".
+        /// The attempted operation, as a noun phrase: "backward".
         attempted: String,
         /// The first line of libtorch's message; the rest is a C++ backtrace.
         message: String,
@@ -31,9 +31,9 @@ pub enum TensorError {
     /// Lists or arguments that do not belong together.
     #[error("{attempted}: {problem}")]
     Invalid {
-        /// What was attempted.
+        /// The attempted operation.
         attempted: String,
-        /// What is wrong and what was expected.
+        /// The problem and the expectation.
         problem: String,
     },
 }

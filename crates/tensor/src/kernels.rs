@@ -7,15 +7,15 @@ use torch_sys::C_tensor;
 /// Which gradients a backward function is to compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GradMask {
-    /// Of the input.
+    /// The gradient of the input.
     pub input: bool,
-    /// Of the weight.
+    /// The gradient of the weight.
     pub weight: bool,
-    /// Of the bias.
+    /// The gradient of the bias.
     pub bias: bool,
 }
 
-/// What a backward function gives: what was wanted.
+/// The result of a backward function: what was wanted.
 #[derive(Debug, Default)]
 pub struct KernelGrads {
     /// Of the input.

@@ -62,8 +62,9 @@ pub fn squares_of_blocks(tensor: &Tensor, block: usize) -> Result<Vec<f64>, Tens
 /// Makes freed memory stay with the process, where it is found warm again, rather than go back to the kernel, which would
 /// hand out cold pages and fill them with zeros: tensors come and go by the thousand in a training step.
 ///
-/// Call it first thing in `main`. Blocks above 64 MiB still come from the kernel and go back to it, and so does what is
-/// free at the heap's end beyond 128 MiB. Does nothing where the C library is not glibc.
+/// Call it first thing in `main`. Blocks above 64 MiB still come from the kernel and go back to it,
+/// and so does what is free at the heap's end beyond 128 MiB. Does nothing if the C library is not
+/// glibc.
 pub fn keep_freed_memory() {
     const LARGEST_BLOCK: usize = 64 << 20;
     const KEEP: usize = 128 << 20;

@@ -6,7 +6,7 @@
 use crate::{ffi, TensorError};
 use tch::Tensor;
 
-/// What `torch.optim.SGD` takes.
+/// The arguments of `torch.optim.SGD`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
     /// Learning rate.
@@ -21,7 +21,7 @@ pub struct Sgd {
     pub nesterov: bool,
 }
 
-/// What `torch.optim.Adam` and `torch.optim.AdamW` take.
+/// The arguments of `torch.optim.Adam` and `torch.optim.AdamW`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adam {
     /// Learning rate.
@@ -50,8 +50,8 @@ pub struct AdamState<'a> {
     pub step: &'a [&'a Tensor],
 }
 
-/// One step of SGD. `momentum_buffers` is empty where there is no momentum. With `first_step` the
-/// buffers are set to the gradient, whatever they held, as PyTorch does without dampening.
+/// One step of SGD. `momentum_buffers` is empty without momentum. With `first_step` the buffers are
+/// set to the gradient, whatever they held, as PyTorch does without dampening.
 pub fn sgd(
     params: &[&Tensor],
     grads: &[&Tensor],

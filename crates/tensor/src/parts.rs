@@ -13,15 +13,15 @@ pub enum ShardError {
     Gap {
         /// The first that is missing, or there twice.
         from: u64,
-        /// Where the next part begins.
+        /// The begin of the next part.
         to: u64,
     },
     /// The end is missing, or there is too much.
     #[error("{came} of {expected} elements came")]
     Length {
-        /// How many elements the parts have.
+        /// The number of elements of the parts.
         came: u64,
-        /// How many the whole has.
+        /// The number of elements of the whole.
         expected: u64,
     },
     /// libtorch failed.

@@ -4,7 +4,8 @@ use crate::{ffi, TensorError};
 use sha2::{Digest, Sha256};
 use tch::{Device, Kind, Tensor};
 
-/// What a stream of random numbers is for, in words and numbers: `(run seed, "init", layer, parameter)`.
+/// The key of a stream of random numbers, in words and numbers: `(run seed, "init", layer,
+/// parameter)`.
 ///
 /// The same words in the same order give the same stream in every build and on every machine.
 #[derive(Clone, Debug)]

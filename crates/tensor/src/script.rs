@@ -1,6 +1,6 @@
 //! TorchScript modules: code from a file, run with parameters that are given with each call.
 //!
-//! Loading a module runs what its file says. Whoever calls [`Script::load`] must trust the file.
+//! Loading a module runs what its file says. The caller of [`Script::load`] must trust the file.
 
 use crate::ffi::{self, Status};
 use crate::random::Key;
@@ -81,9 +81,9 @@ impl Script {
 
     /// What its `forward` gives: one tensor, or those of a tuple or list.
     ///
-    /// The parameters are those given, in the order of [`Script::param_names`], and autograd knows them. What the module
-    /// draws at random comes from the key. A module that writes to a buffer, or changes another
-    /// attribute, is refused.
+    /// The parameters are those given, in the order of [`Script::param_names`], and autograd knows
+    /// them. Random draws of the module come from the key. A module that writes to a buffer, or
+    /// changes another attribute, is refused.
     pub fn run(
         &mut self,
         params: &[&Tensor],

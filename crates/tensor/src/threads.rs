@@ -1,4 +1,4 @@
-//! How many threads libtorch computes with.
+//! The number of threads with which libtorch computes.
 
 use crate::{ffi, TensorError};
 

@@ -7,7 +7,7 @@ use crate::spec::{Flat, Input, Name, ScopeId, Scopes};
 use crate::{Fault, Place};
 use std::collections::{HashMap, HashSet};
 
-/// Who makes a value.
+/// The maker of a value.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(super) enum Maker {
     /// The model's input of this position.
@@ -64,7 +64,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Who makes the variable that the layer at `index` calls `name`.
+    /// The maker of the variable that the layer at `index` calls `name`.
     pub(super) fn find(&mut self, name: &Name, index: usize) -> Result<Maker, Fault> {
         let scope = self.flats[index].scope;
         let found = self.visible(scope, &name.text).find(|found| is_above(found.maker, index));
@@ -77,7 +77,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Who makes the variable that the file's `outputs` call `name`.
+    /// The maker of the variable that the file's `outputs` call `name`.
     pub(super) fn find_output(&mut self, name: &Name) -> Result<Maker, Fault> {
         let found = self.visible(Scopes::FILE, &name.text).next();
         match found {
@@ -95,7 +95,7 @@ impl<'a> Names<'a> {
         scopes.filter_map(move |scope| self.definitions.get(&(scope, name)).copied())
     }
 
-    /// Who makes the variable, even if it is made too late.
+    /// The maker of the variable, even if it comes too late.
     pub(super) fn find_anywhere(&self, name: &str, index: usize) -> Option<Maker> {
         let all = || self.visible(self.flats[index].scope, name).map(|found| found.maker);
         all().find(|maker| is_above(*maker, index)).or_else(|| all().next())

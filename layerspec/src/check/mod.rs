@@ -6,7 +6,7 @@ use crate::{Bindings, Dim, Layer, LayerGraph, Role, TensorType};
 use columns::{Align, Columns};
 use std::fmt::Write;
 
-/// What the numbers of a table add up to.
+/// The sums of a table's numbers.
 #[derive(Default)]
 struct Totals {
     trained: u64,

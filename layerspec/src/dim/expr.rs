@@ -69,7 +69,7 @@ impl Expr {
         }
     }
 
-    /// The factor and the number, where the expression is `factor + number`.
+    /// The factor and the number, if the expression is `factor + number`.
     fn only_factor(&self) -> Option<(&Factor, i64)> {
         let constant = self.terms.get(&Vec::new()).copied();
         if self.terms.len() != 1 + usize::from(constant.is_some()) {

@@ -35,7 +35,7 @@ impl Dim {
         Dim::Symbolic(Expr::symbol(name))
     }
 
-    /// The number, where it is known.
+    /// The number, if known.
     pub fn as_fixed(&self) -> Option<u64> {
         match self {
             Dim::Fixed(size) => Some(*size),
@@ -43,7 +43,7 @@ impl Dim {
         }
     }
 
-    /// The word, where the size is exactly one word.
+    /// The word, if the size is exactly one word.
     pub fn as_symbol(&self) -> Option<&str> {
         match self {
             Dim::Fixed(_) => None,
@@ -82,7 +82,7 @@ impl Dim {
         }
     }
 
-    /// `self + number`, where the number may be below zero.
+    /// `self + number`. The number may be negative.
     pub fn plus_number(&self, number: i64) -> Result<Dim, OutOfRange> {
         match self {
             Dim::Fixed(a) => a.checked_add_signed(number).map(Dim::Fixed).ok_or(OutOfRange),
@@ -134,7 +134,7 @@ impl fmt::Display for Dim {
     }
 }
 
-/// What words stand for in one step: `batch` = 32, `seq` = 128.
+/// The values of words in one step: `batch` = 32, `seq` = 128.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Bindings(BTreeMap<String, u64>);
 
@@ -156,7 +156,7 @@ impl Bindings {
         self.0.insert(word.to_owned(), size);
     }
 
-    /// What `word` stands for.
+    /// The value of `word`.
     pub fn get(&self, word: &str) -> Option<u64> {
         self.0.get(word).copied()
     }

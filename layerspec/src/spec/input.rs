@@ -6,7 +6,7 @@ use crate::vars::is_word;
 use crate::yaml::{Entry, Kind, Node, Reader, SIZE};
 use crate::{DType, Dim, Fault, TensorType};
 
-/// How many dimensions a tensor may have.
+/// The most dimensions of a tensor.
 pub(crate) const MAX_RANK: usize = 16;
 
 /// One input of the model.

@@ -20,7 +20,7 @@ pub(crate) struct Spec {
     pub(crate) name: Option<String>,
     pub(crate) inputs: Vec<Input>,
     pub(crate) layers: Vec<Item>,
-    /// Where `layers` begins.
+    /// The place of `layers`.
     pub(crate) layers_place: Place,
     /// None: the last layer's output.
     pub(crate) outputs: Option<Vec<Name>>,

@@ -80,7 +80,7 @@ fn count(items: &[Item], place: Place) -> Result<u64, Fault> {
     }
 }
 
-/// What the blocks around a list of items say.
+/// The settings of the blocks around a list of items.
 struct Around {
     prefix: String,
     scope: ScopeId,

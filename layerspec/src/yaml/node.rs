@@ -2,16 +2,16 @@
 
 use crate::Place;
 
-/// One YAML value and where it stands.
+/// One YAML value and its place.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Node {
     /// Its first character.
     pub place: Place,
-    /// What it is.
+    /// The value.
     pub kind: Kind,
 }
 
-/// What a YAML value is. Plain scalars are typed by YAML 1.2's core schema.
+/// A YAML value. Plain scalars are typed by YAML 1.2's core schema.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Kind {
     /// Nothing, `null` or `~`.
@@ -34,9 +34,9 @@ pub enum Kind {
 /// One `key: value` of a mapping.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Entry {
-    /// What stands before the colon.
+    /// The key, before the colon.
     pub key: Key,
-    /// What stands after it.
+    /// The value, after the colon.
     pub value: Node,
 }
 

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 /// How deep lists and mappings may lie in each other.
 pub const MAX_DEPTH: usize = 64;
 
-/// How many values one file may hold.
+/// The most values in one file.
 pub const MAX_NODES: usize = 250_000;
 
 /// The tree of one YAML document. Anchors, aliases, tags and further documents are refused: with

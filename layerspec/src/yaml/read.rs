@@ -42,7 +42,7 @@ impl Node {
         Fault::new(self.place, format!("{what}: expected {expected}, found {}", self.describe()))
     }
 
-    /// The node's text, where it is text.
+    /// The node's text, if it is text.
     pub fn as_text(&self) -> Option<&str> {
         match &self.kind {
             Kind::Text(text) => Some(text),
@@ -101,7 +101,7 @@ impl Node {
         }
     }
 
-    /// What the node is, in an error's words.
+    /// The description of the node, in an error's words.
     pub fn describe(&self) -> String {
         match &self.kind {
             Kind::Null => "nothing".into(),
@@ -139,14 +139,14 @@ fn listed(names: &[&str]) -> String {
 /// A mapping whose keys are all known.
 #[derive(Clone, Debug)]
 pub struct Mapping<'n> {
-    /// Where the mapping begins.
+    /// The place of the mapping.
     pub place: Place,
     noun: &'n str,
     entries: &'n [Entry],
 }
 
 impl<'n> Mapping<'n> {
-    /// The value of `key`, where the file gives one.
+    /// The value of `key`, if the file has one.
     pub fn get(&self, key: &str) -> Option<&'n Node> {
         self.entries.iter().find(|entry| entry.key.text == key).map(|entry| &entry.value)
     }
@@ -164,7 +164,7 @@ impl<'n> Mapping<'n> {
         }
     }
 
-    /// The value of `key` as `reader` reads it, where the file gives one.
+    /// The value of `key` as `reader` reads it, if the file has one.
     pub fn optional<T>(&self, key: &str, reader: &Reader<T>) -> Result<Option<T>, Fault> {
         self.get(key).map(|node| node.read(&format!("`{key}`"), reader)).transpose()
     }
@@ -176,7 +176,7 @@ impl<'n> Mapping<'n> {
 pub struct Choice<'n> {
     /// The name chosen.
     pub name: &'n str,
-    /// Where the name stands.
+    /// The place of the name.
     pub place: Place,
     /// The arguments as written; None for a bare word.
     pub arguments: Option<&'n Node>,
@@ -191,7 +191,7 @@ impl<'n> Choice<'n> {
         }
     }
 
-    /// The key of the argument `name` as written, where the file gives one.
+    /// The key of the argument `name` as written, if the file has one.
     pub fn argument(&self, name: &str) -> Option<&'n Key> {
         match &self.arguments?.kind {
             Kind::Map(entries) => entries.iter().map(|entry| &entry.key).find(|key| key.text == name),

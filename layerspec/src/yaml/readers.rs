@@ -52,7 +52,7 @@ pub const FLAG: Reader<bool> = Reader::new("`true` or `false`", |node| match nod
     _ => None,
 });
 
-/// What layers compute again in their backward pass.
+/// The activations that layers recompute in their backward pass.
 pub const RECOMPUTE: Reader<Recompute> =
     Reader::word("`none`, `selective` or `full`", &["none", "selective", "full"], |node| match node.as_text()? {
         "none" => Some(Recompute::None),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
 
-/// How long the ranks have to find each other: all are told at about one time.
+/// The time within which the ranks must find each other: all are told at about one time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Between two looks; the first ones follow each other at once.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
@@ -34,7 +34,8 @@ pub struct Communicator {
 unsafe impl Send for Communicator {}
 
 impl Communicator {
-    /// Finds the other ranks; each of `ranks` calls it with the same id. `device` is where this rank's tensors are.
+    /// Finds the other ranks; each of `ranks` calls it with the same id. `device` is the device of
+    /// this rank's tensors.
     ///
     /// # Errors
     /// A rank beyond them, a device that the library is not for, whatever NCCL cannot do; the others do not come.

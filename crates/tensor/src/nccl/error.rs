@@ -1,4 +1,4 @@
-//! What can go wrong with NCCL.
+//! Errors of NCCL.
 
 use crate::TensorError;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ pub enum NcclError {
     /// The library cannot be loaded.
     #[error("{} cannot be loaded: {reason}", file.display())]
     Load {
-        /// What was to be loaded.
+        /// The library to load.
         file: PathBuf,
         /// The loader's message.
         reason: String,
@@ -17,15 +17,15 @@ pub enum NcclError {
     /// It was loaded, and is no NCCL of a version that will do.
     #[error("{} has no `{symbol}`: it is not NCCL 2.14 or newer", file.display())]
     Symbol {
-        /// What was loaded.
+        /// The loaded library.
         file: PathBuf,
-        /// What it lacks.
+        /// The missing symbol.
         symbol: &'static str,
     },
     /// It is too old.
     #[error("{} is NCCL {}; at least {} is needed", file.display(), super::version_name(*found), super::version_name(*oldest))]
     TooOld {
-        /// What was loaded.
+        /// The loaded library.
         file: PathBuf,
         /// Its version.
         found: u32,
@@ -35,7 +35,7 @@ pub enum NcclError {
     /// A call failed.
     #[error("{attempted}: NCCL says {reason}")]
     Call {
-        /// What was attempted, as a noun phrase.
+        /// The attempted operation, as a noun phrase.
         attempted: &'static str,
         /// NCCL's message.
         reason: String,
@@ -43,12 +43,12 @@ pub enum NcclError {
     /// Another rank is gone, or a network between them.
     #[error("{attempted}: NCCL says {reason}")]
     Remote {
-        /// What was attempted, as a noun phrase.
+        /// The attempted operation, as a noun phrase.
         attempted: &'static str,
         /// NCCL's message.
         reason: String,
     },
-    /// What was asked for makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
     /// Other ranks did not come, and it is of no use to wait for them any longer.

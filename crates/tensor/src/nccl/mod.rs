@@ -21,7 +21,7 @@ use std::sync::Arc;
 use symbols::Symbols;
 use tch::Device;
 
-/// What the dynamic loader knows the library by.
+/// The name of the library for the dynamic loader.
 const NAME: &str = "libnccl.so.2";
 /// The first version with communicators whose calls do not block, 2.14.
 const MIN_VERSION: u32 = 21_400;
@@ -85,7 +85,8 @@ impl Nccl {
         matches!((device, self.on_host), (Device::Cuda(_), false) | (Device::Cpu, true))
     }
 
-    /// What the ranks of one communicator find each other by. The rank that makes it listens for the others from now on.
+    /// The id by which the ranks of one communicator find each other. The rank that makes it
+    /// listens for the others from now on.
     ///
     /// # Errors
     /// NCCL finds no network interface to listen on, or no driver.
