@@ -18,10 +18,10 @@ pub fn print(text: &str) -> Result<bool, BossManError> {
     }
 }
 
-/// As [`print`], a line.
+/// As [`print()`], a line.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_line(text: &str) -> Result<bool, BossManError> {
     print(&format!("{text}\n"))
 }
